@@ -121,7 +121,7 @@ def _state(
     boxes: Sequence[tuple[Found, int, FoundBox]], values: Mapping[str, Any], groups: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the state as `training/state/sources.py` collects it, with two differences. The keys of the model's tensors are global names
-    here. And there are tensors of parameters whose group is unknown, under `other`."""
+    here. Tensors of parameters whose group is unknown are under `other`."""
     state: dict[str, Any] = {}
     members = {
         name: f"{g}.{p}"

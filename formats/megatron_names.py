@@ -173,7 +173,7 @@ def _megatron_groups(optimizer: Any) -> Iterator[dict[str, Any]]:
 
 
 def _steps(optimizer: Any) -> set[float]:
-    """Return the step counts that groups and optimizers say."""
+    """Return the step counts in groups and optimizers."""
     if isinstance(optimizer, list):
         return {step for inner in optimizer for step in _steps(inner)}
     if not isinstance(optimizer, dict):

@@ -1,7 +1,8 @@
 """Writes a snapshot's tensors as safetensors: a few tensors in memory at a time, in as many files as their size asks for.
 
 The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors). Its library can write only what is in
-memory as a whole. Names and index are those that its readers expect. `state.json` beside the files has all that is not a tensor.
+memory as a whole. The files' names and the index are those that its readers expect. `state.json` beside the files has everything that is
+not a tensor.
 """
 
 from __future__ import annotations

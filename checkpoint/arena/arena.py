@@ -17,7 +17,7 @@ from .slot_header import Header, State, complete, overwrite_order, restorable
 __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
 
 HUNG_S = 30.0
-"""If a rank finds no slot for so long, a reader is taken to hang."""
+"""If a rank finds no slot for this long, a reader of its slots is taken to hang."""
 
 
 def create(ranks: int, slots: int) -> list[list[int]]:

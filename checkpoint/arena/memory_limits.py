@@ -17,7 +17,7 @@ from ...resilience.errors import MachineError
 
 
 def room(nbytes: int, what: str) -> NDArray[np.uint8]:
-    """Return zeros. Raises MachineError if there is no memory for so many."""
+    """Return `nbytes` zeros. Raises MachineError if there is no memory for them."""
     try:
         return np.zeros(nbytes, np.uint8)
     except (MemoryError, ValueError) as error:  # the latter for more than an address can express
@@ -25,7 +25,7 @@ def room(nbytes: int, what: str) -> NDArray[np.uint8]:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the number of bytes. root: where proc/ and sys/ are."""
+    """Return the bytes that this process may still take. root: where proc/ and sys/ are."""
     meminfo = (root / "proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
     return min([free, *_left_in_groups(root)])

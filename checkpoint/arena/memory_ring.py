@@ -4,9 +4,9 @@
     marks     the last two multiples of each period that the newest step has passed: in all as many as there are places
     kept      for each mark, the newest step that is held and not later than the mark
 
-So for each period q, what is kept is between q and 2q steps old, plus the distance between snapshots. The newest multiple grows older into
-each next place. Marks lie at fixed steps, whatever is held. So ranks that have lost different steps keep the same ones again as soon as
-they pass new marks. They need not remember anything or communicate.
+So for each period q, a kept snapshot is between q and 2q steps old, plus the distance between snapshots. As the newest multiple ages, it
+moves into each next place. Marks lie at fixed steps, whatever is held. So ranks that have lost different steps keep the same ones again as
+soon as they pass new marks. They need not remember anything or communicate.
 """
 
 from __future__ import annotations

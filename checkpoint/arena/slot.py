@@ -35,7 +35,7 @@ RESERVE_BYTES = 512 << 20
 
 
 _LOOKS = 1000
-"""If the header differs at each of so many reads, it counts as none: what writes there is not this program."""
+"""If the header differs at each of this many reads, it counts as none: this program is not its writer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Slot:
         return self._offset, self._map[self._offset : end]
 
     def take(self, nbytes: int) -> None:
-        """Take memory for so many bytes, header and table included. Raises MachineError as `begin` does."""
+        """Take memory for `nbytes`, header and table included. Raises MachineError as `begin` does."""
         self._grow(nbytes, populate=False)
 
     def staged(self) -> None:
@@ -140,7 +140,7 @@ class Slot:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def free(self) -> None:
-        """Mark the content as no longer wanted. A reader that has it now may finish; it learns of it from `header`."""
+        """Mark the content as no longer wanted. A process that is reading it may finish; `header` tells it afterwards."""
         if self._mapped(HEADER_BYTES):
             self._store(STATE_OFFSET, State.FREE)
             fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -170,7 +170,7 @@ class Slot:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the slot. Memory that somebody still views is unmapped when the last view is gone."""
+        """Close the slot. Memory that is still in use through a view is unmapped when the last view is gone."""
         self.release()  # explicitly: the mapping keeps the file open, and its lock
         os.close(self._fd)
         self._map = self._words = self._memory = None

@@ -1,4 +1,4 @@
-"""What a slot says about itself, and what follows from many such headers. Pure.
+"""What a slot's header tells, and what follows from many headers. Pure.
 
 Data goes one way: a slot's first page → `Header` → which snapshots a worker group can go back to, go to disk, or may be lost.
 """
@@ -49,7 +49,7 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """A slot's first page: the magic, then these fields, 8 bytes each, in this order, and a checksum of those that never change. The
+    """A slot's first page: the magic, then these fields, 8 bytes each, in this order, and a checksum of the fields that never change. The
     checksum is needed because a script may have written over the page."""
 
     state: State = State.FREE
@@ -79,7 +79,7 @@ class Header:
 
     @property
     def end(self) -> int:
-        """Where the image ends. The slot has taken at least so many bytes of memory."""
+        """Where the image ends. The slot has taken at least this many bytes of memory."""
         return self.image_offset + self.image.memory_bytes
 
     @property
@@ -156,12 +156,13 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
 
 def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *, hung: bool = False) -> list[int]:
     """Return the indexes of the slots that a new snapshot may overwrite, best first. Free and torn slots come first, then the oldest ones.
-    After them come those that the ring keeps for their age (`memory_ring.kept`), and then the MARKS newest that are marked. A node that
-    replaces a lost node brings a copy of one of the marked; all ranks then go back to that one.
+    After them come the slots that the ring keeps for their age (`memory_ring.kept`), and then the MARKS newest marked ones. A node that
+    replaces a lost node brings a copy of one marked snapshot; all ranks then go back to that one.
 
-    Never overwritten are: the newest sealed slot; a later one that is staged and may be sealed yet; the newest that live ranks alone can go
-    back to; and the newest that is still to be written to disk. Rather than these, the new snapshot is left out. It is never left out for
-    the ring's sake. If storage has `hung` long while it reads a slot, the one that waits for the disk may go, after all others.
+    Some slots are never overwritten: the newest sealed one; a later one that is staged and may be sealed yet; the newest that live ranks
+    alone can go back to; and the newest that is still to be written to disk. Rather than overwrite one of these, the rank skips the new
+    snapshot. It never skips it for the ring's sake. If storage has `hung` for long with a slot in hand, the slot that waits for the disk
+    may be overwritten, after all others.
     """
     sealed = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
     certain = [header.stamp for header in headers if header.state in (State.SEALED, State.LIVE)]

@@ -152,8 +152,8 @@ def lay_out(
 
 
 def refuse(called: str, tensor: Tensor) -> None:
-    """Raise SnapshotError for a tensor that has no plain bytes. The message says which one, of which type, and what to do. called: the
-    tensor's name in the message."""
+    """Raise SnapshotError for a tensor that has no plain bytes. The message gives the tensor's name and type, and says what to do. called:
+    the tensor's name in the message."""
     import torch
 
     layout, meta, quantized, nested = _HOW(tensor)

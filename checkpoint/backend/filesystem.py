@@ -16,7 +16,7 @@ from pathlib import Path
 from ...resilience.errors import MachineError, SnapshotError, UsageError
 
 MOST_BYTES = 16 << 20
-"""Limit for reading a file whose size nothing has promised. A COMMIT of 100,000 ranks has fewer bytes."""
+"""Limit for reading a file of unknown size. A COMMIT of 100,000 ranks has fewer bytes."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _raise(error: OSError) -> None:
 
 
 def _there(path: Path) -> bool:
-    """Return whether `path` exists. Raises OSError if storage does not say. `Path.exists` of newer Pythons returns False then."""
+    """Return whether `path` exists. Raises OSError if storage does not answer. `Path.exists` of newer Pythons returns False then."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

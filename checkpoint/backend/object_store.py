@@ -22,7 +22,7 @@ from ...resilience.errors import MachineError, ResilientError, SnapshotError, Us
 from .filesystem import MOST_BYTES, larger
 
 DEADLINE_S = 10.0
-"""Limit for one request. Nothing else detects a server that hangs: the library's retries bound only one that refuses (measured)."""
+"""Limit for one request. Nothing else detects a server that hangs: the library's retries end only if the server refuses (measured)."""
 LEAST_BYTES_PER_S = 4e6
 """A slower transfer is given up."""
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "1s"}

@@ -43,7 +43,7 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
     """Return what to do with a copy of `offered`, a sealed slot of local rank `row` of `rows`. guests: the slots for copies, by row.
 
     It never replaces the newest snapshot that all rows hold. So with two slots a row, one complete copy stays while the next arrives,
-    wherever a stream breaks. Generation and stamp fence: what is older than what has been here comes from a source whose time is over.
+    wherever a stream breaks. Generation and stamp fence: an offer older than a copy that has been here comes from a source of the past.
     """
     if rows > len(guests):
         return _no(f"copies of {len(guests)} ranks can be kept here, and {rows} are offered")

@@ -23,7 +23,7 @@ Address: TypeAlias = tuple[str, int]
 _T = TypeVar("_T")
 
 HANDSHAKE_S = 5.0
-"""For the whole handshake: a stranger who sends a byte now and then does not make it longer."""
+"""Limit of the whole handshake. A stranger cannot extend it by sending a byte now and then."""
 BLOCK_BYTES = 4 << 20
 """Bytes of one call. The kernel copies out of the slot. With `sendfile`, which does not, it was 0.65 times as fast on loopback
 (measured)."""
@@ -46,7 +46,7 @@ class Connection:
     """
 
     def __init__(self, sock: socket.socket, stall_s: float) -> None:
-        """stall_s: if nothing moves for so long when something should, the other end counts as lost."""
+        """stall_s: if bytes should move and none do for this long, the other end counts as lost."""
         self._socket, self._stall_s = sock, stall_s
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -135,7 +135,7 @@ def sentence(text: str) -> bytes:
 
 
 def said(body: bytes) -> str:
-    """Return the sentence in `body`, made fit for a log whoever sent it."""
+    """Return the sentence in `body`, made safe to log whatever the other end has sent."""
     return "".join(letter if letter.isprintable() else "?" for letter in body.decode(errors="replace"))
 
 

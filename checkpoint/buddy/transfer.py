@@ -65,7 +65,7 @@ def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, un
 
 
 def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
-    """Receive what was offered into `slot`, whose old content is lost then. The slot is sealed if the outcome is KEPT. Otherwise it is torn
+    """Receive the offered copy into `slot`, whose old content is lost then. The slot is sealed if the outcome is KEPT. Otherwise it is torn
     if anything has arrived. Raises Lost."""
     try:
         view = slot.begin(offer.header, offer.table)
@@ -119,8 +119,8 @@ def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]]
 
 
 def serve(connection: Connection, guests: Sequence[Sequence[Slot]], hold_s: float) -> None:
-    """Keep what a proved caller offers and give what it wants, until the connection is Lost, which this raises. hold_s: limit for one copy
-    that the caller wants."""
+    """Keep what a caller offers and give what it wants, until the connection is lost; then this raises Lost. The caller has proved that it
+    knows the token. hold_s: limit for one copy that the caller wants."""
     while True:
         word, body = connection.hear(Word.OFFER, Word.WANT, idle=True)
         try:

@@ -21,7 +21,7 @@ from . import commit, load, retention
 from .retention import Going, RetentionPolicy, Stored
 
 _MOST_PROBLEMS = 16
-"""After so many ranks that are not sound, `verify` stops."""
+"""`verify` stops after this many ranks that are not sound."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def at(place: Place) -> list[Place]:
 
 
 def next_generation(root: Place) -> int:
-    """Return a generation later than any that left something under `root`. A run that remembers none of its own starts at it."""
+    """Return a generation later than any that left something under `root`. A run that remembers no earlier generation starts at it."""
     return 1 + max((attempt.stamp.generation for attempt in _attempts(root)), default=0)
 
 
@@ -155,8 +155,8 @@ def retire(
     protected: frozenset[Attempt] = frozenset(),
     known: dict[Attempt, Stored] | None = None,
 ) -> list[Going]:
-    """Delete the snapshots that `retention.surplus` names, and return those that went. A snapshot that a process is reading stays, and so
-    does the newest certified one. known: as in `stored`."""
+    """Delete the snapshots that `retention.surplus` names, and return those that were deleted. A snapshot that a process is reading stays,
+    and so does the newest certified one. known: as in `stored`."""
     seen = look(root)
     durable = seen.durable
     protected |= frozenset([attempt for attempt in durable if attempt in seen.certified][:1])

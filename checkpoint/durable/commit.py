@@ -45,8 +45,7 @@ def committed(snapshot: Place) -> bool:
 
 
 def read_commit(snapshot: Place) -> Commit:
-    """Return what COMMIT says. Raises SnapshotError if there is none, or one that does not belong here; FormatError for another
-    version's."""
+    """Return what COMMIT says. Raises SnapshotError if there is no COMMIT, or one of another attempt; FormatError for another version's."""
     if not committed(snapshot):
         why = "it has no COMMIT"
         if snapshot.there(paths.REJECTED):
@@ -105,7 +104,7 @@ def certify(snapshot: Place) -> None:
 
 
 def reject(snapshot: Place, reason: str) -> None:
-    """Set a snapshot aside that failed to restore. Its bytes stay for people who want to know why. All nodes may do so at once."""
+    """Set a snapshot aside that failed to restore. Its bytes stay, so that people can find out why. All nodes may do so at once."""
     with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands
         snapshot.write(paths.REASON, reason.encode())
     try:

@@ -25,7 +25,8 @@ _Chunk: TypeAlias = tuple[object, memoryview, int | None]
 
 
 def open_rank(snapshot: Place, rank: int, world: int = 0, promised: Commit | None = None) -> RankManifest:
-    """Return what global `rank` has written; with `world`, only if so many ranks wrote it. promised: what COMMIT says, if it has been read.
+    """Return what global `rank` has written; with `world`, only if that many ranks wrote the snapshot. promised: what COMMIT says, if it
+    has been read.
 
     Raises LayoutError if another number of ranks wrote it; FormatError if another version of this program did; SnapshotError, in one
     sentence, if anything is missing, damaged, or from another attempt; MachineError if storage does not give it, which says nothing about

@@ -69,7 +69,7 @@ class Saved:
         self.boxes: dict[str, list[Box]] = defaultdict(list)
         """By global name. A box that several ranks hold is listed once."""
         self.first: dict[str, tuple[Piece, Part]] = {}
-        """By global name: a piece and a part that say what the tensor is like."""
+        """By global name: a piece and a part, from which dtype and shape of the tensor can be read."""
         self._proved: set[tuple[int, int]] | None = set() if proving else None
         for rank, manifest in enumerate(self.manifests):
             for number, piece in enumerate(manifest.table.pieces):
@@ -135,7 +135,7 @@ class Saved:
             done += run
 
     def fill(self, wanted: Sequence[Wanted]) -> None:
-        """Fill them all. Raises LayoutError, before anything is read, if some of it is not in the snapshot."""
+        """Fill all tensors of `wanted`. Raises LayoutError, before anything is read, if some of it is not in the snapshot."""
         copies: dict[int, dict[int, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
         for each in wanted:
             for part in each.parts:

@@ -78,8 +78,8 @@ def surplus(
 ) -> list[Going]:
     """Return the committed snapshots to delete, the newest first; never the newest one. now_s: wall clock.
 
-    Once those that stay are larger than `max_bytes` together, all older ones are deleted. None stays in the place of a newer one because it
-    is smaller.
+    The snapshot with which the total exceeds `max_bytes` goes, and all older ones go too. No smaller, older snapshot stays in the place of
+    a newer one.
     """
     every, keep = policy.keep_every_steps, max(policy.keep, 1)
     firsts = {each.attempt.stamp.step // every: each.attempt for each in newest_first} if every else {}

@@ -10,13 +10,13 @@ from ..arena import memory_ring
 from .retention import RetentionPolicy
 
 AUTO = 0
-"""Steps between snapshots: the number that `stride` and `durable_interval_s` find."""
+"""As a number of steps between snapshots: `stride` and `durable_interval_s` find it."""
 
 SHARE = 0.01
 """Largest share of the training's time that snapshots in memory may cost: the issue's bound for a stall."""
 
 MOST_S = (60.0, 1800.0)
-"""What a fault may cost at most, whatever the figures say: a fault that leaves memory intact, and one that does not."""
+"""Seconds that a fault may cost at most, whatever the figures say: a fault that leaves memory intact, and one that does not."""
 
 DEVICE_HOURS_BETWEEN_FAILURES = 50_700.0
 """Llama 3 (arXiv:2407.21783, table 5): 419 unexpected interruptions in 54 days of 16,384 GPUs."""

@@ -36,7 +36,7 @@ _Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
 """Key of a parameter in an optimizer's state: the number of its group stands before the dot."""
 
 Words = NDArray[np.generic]
-"""Elements of a tensor as words of their size: only bits, whatever they mean."""
+"""Elements of a tensor as words of their size: bits without a meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)

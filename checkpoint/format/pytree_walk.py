@@ -41,7 +41,7 @@ class Walk:
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.leaves: list[Any] = []
-        """Tensors and arrays. Until a `Form` is made of the walk, also whatever can't be saved."""
+        """Tensors and arrays. Until a `Form` is made of the walk, also all objects that can't be saved."""
         try:
             self._down(state)
         except RecursionError:

@@ -141,8 +141,8 @@ def _comparable(piece: Piece) -> bool:
 
 
 def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
-    """Return whether replicas update it alike. trained: global names of parameters; empty if the optimizer does not tell them, as plain
-    SGD."""
+    """Return whether replicas update the piece in the same way. trained: global names of parameters; empty if the optimizer does not tell
+    them, as plain SGD."""
     if _OPTIMIZER.match(piece.name):
         return True
     return any(part.name in trained for part in piece.parts) if placed else piece.trained
@@ -160,7 +160,8 @@ def _trained(table: Table) -> set[str]:
 
 
 def parameters(tables: Sequence[Table]) -> list[Numbers]:
-    """Return for each table the tensors that training is to change: those that an optimizer names or, if none does, all of a model's."""
+    """Return for each table the tensors that training is to change: those that an optimizer names or, if no optimizer names any, all of a
+    model's."""
     trained = set[str]().union(*map(_trained, tables))
     return [
         np.array([n for n, piece in enumerate(table.pieces) if _is_parameter(piece, trained)], np.intp)

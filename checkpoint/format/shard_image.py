@@ -47,7 +47,7 @@ class Image:
         return self.chunks * self.stride_bytes
 
     def file_bytes(self, written: int) -> int:
-        """Return the size of a shard with so many of the chunks; 0 without any, because then there is no file."""
+        """Return the size of a shard with `written` of the chunks; 0 without any, because then there is no file."""
         return written * self.stride_bytes + 16 * self.chunks + CRC_BYTES if written else 0
 
     def index(self, written: Sequence[int], room: int = 0) -> bytes:

@@ -65,7 +65,7 @@ def _looks(table: Table, words: Sequence[int]) -> list[tuple[object, ...]]:
 
 
 def _evenly(chunks: int, ranks: Sequence[int], load: Counter[int]) -> Iterator[int]:
-    """Yield a writer for each of so many chunks, in runs. The runs' lengths make the `load` of all ranks as equal as possible."""
+    """Yield a writer for each of the chunks, in runs. The runs' lengths make the `load` of all ranks as equal as possible."""
     least = [(load[rank], rank) for rank in ranks]
     heapq.heapify(least)
     for _ in range(chunks):
@@ -107,7 +107,7 @@ class Sources:
         return found
 
     def check(self, chunks: int, world: int) -> None:
-        """Raise SnapshotError unless each of so many chunks has one place, and what this rank wrote lies without gaps."""
+        """Raise SnapshotError unless each of the chunks has one place, and what this rank wrote lies without gaps."""
         sound = all(n > 0 and 0 <= rank < world and 0 <= first < 1 << 40 for n, rank, first in self.runs)
         if not sound or sum(n for n, _, _ in self.runs) != chunks:
             raise SnapshotError(f"the rank manifest does not say where each of its {chunks} chunks is")

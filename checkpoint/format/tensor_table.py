@@ -227,7 +227,7 @@ def _piece(form: PieceForm) -> Piece:
 
 
 def _part(form: PartForm, elements: int) -> Part:
-    """Return a part of a tensor of so many elements. Raises SnapshotError unless all of it lies within the tensor."""
+    """Return a part of a tensor that has `elements` elements. Raises SnapshotError unless all of it lies within the tensor."""
     shape, offset, box, flat, strides = form.shape, form.offset, form.box, form.flat, form.strides
     if (
         len(shape) == len(offset) == len(box) >= form.stacked

@@ -1,5 +1,5 @@
-"""Writes what each rank of a node adds to a snapshot: its slab, and then its manifest. Of chunks that several ranks hold alike, a rank
-writes only its share.
+"""Writes what each rank of a node adds to a snapshot: its slab, and then its manifest. Of the chunks that several ranks hold alike, each
+rank writes only its share.
 
 views of slots → `divide` → `write`
 """
@@ -29,9 +29,9 @@ from . import zarr_slab
 from .slab_writer import Writer
 
 AT_A_TIME = {Files: 8, Objects: 1}
-"""Slabs. A memory file system takes 2.7 GB/s in one file however many threads write to it. In 4 files it takes 10.7, in 8 files 18
-(measured, 16 cores). A parallel file system often has each file on a server of its own. An object store gets several shards of one slab at
-a time (`zarr_slab.put`)."""
+"""Slabs that are written at a time. A memory file system takes 2.7 GB/s in one file however many threads write to it. In 4 files it takes
+10.7, in 8 files 18 (measured, 16 cores). A parallel file system often has each file on a server of its own. An object store gets several
+shards of one slab at a time (`zarr_slab.put`)."""
 
 
 @dataclass(frozen=True)

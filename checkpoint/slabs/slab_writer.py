@@ -29,7 +29,7 @@ TRIAL_BYTES = 4 * CHUNK_BYTES
 """Size of one trial. tensorstore writes smaller slabs: nothing could be gained there."""
 _MARK = ".trial-"
 _BURST_S = 0.05
-"""A limited stream may run ahead of its limit by so much."""
+"""A limited stream may run ahead of its limit by this time."""
 
 
 def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
@@ -44,7 +44,7 @@ def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
 
 
 class Pace:
-    """Waits until so many bytes may be written, those of all threads together."""
+    """Waits until `nbytes` more may be written. All threads share one limit."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
