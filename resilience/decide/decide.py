@@ -29,7 +29,7 @@ from .rewind_orders import turn_back, unheeded
 
 
 def decide(world: World, now: float, policy: Policy) -> Decision:
-    """`now`: wall-clock seconds."""
+    """Return what to write next. now: wall-clock seconds."""
     if world.record is None or _starts_again(world, world.record):
         return next_generation.first(world, now, policy.nodes)
     # The record belongs to an earlier start of the job: only its end is still to be written, and its incidents have been deleted.

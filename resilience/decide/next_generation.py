@@ -130,7 +130,7 @@ def _next(
         joined={
             n: before.joined.get(n, number)
             for n in seats.members
-            if n not in known or n in before.joined  # of the others, memory holds nothing of another course
+            if n not in known or n in before.joined  # the others' memory holds only this lineage
         },
         new=tuple(node for node in seats.members if node not in known),
         left=tuple(sorted(known - seats.members.keys())),

@@ -97,8 +97,8 @@ def _in_turn(held: Sequence[Incident]) -> set[NodeId]:
 
 
 def _too_few(world: World, incident: Incident) -> bool:
-    """Whether the fault struck a smaller number of nodes than the job has ever trained on. Then the script may not start on so few nodes,
-    whichever they are."""
+    """Whether the job ran on fewer nodes than it has trained on, and has never trained on so few. Then the script may not start on so few
+    nodes, whichever they are."""
     known = _trained_on(world)
     return 0 < incident.size < max(known) and incident.size not in known
 
@@ -131,7 +131,7 @@ def unforgiven(world: World) -> tuple[Incident, ...]:
 def _hardware(incident: Incident) -> bool:
     """Whether the node's hardware is to blame. Diverged replicas prove that. A step that goes wrong once does not: a race in the script,
     or a random draw that is not repeated, looks the same."""
-    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, one is not known
+    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, which is unknown
 
 
 def _counts(world: World, incident: Incident) -> bool:

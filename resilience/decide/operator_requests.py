@@ -121,7 +121,7 @@ def rule(world: World, now: float, reached: Step) -> Decision:
 
 
 def _misled(request: Request, world: World) -> str:
-    """Return why the request can never be obeyed; empty: it can."""
+    """Return why the request can never be obeyed; empty: no reason is known."""
     if request.kind not in tuple(Wish):
         return f"this version knows no request {request.kind!r}; nothing was done"
     # A request with an instance is for a node that was there then, and may have left since.

@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(The controller runs all `DETECTORS` at every tick. Findings that lead to no action come from `incidents/alerts.py`.)
+(The controller runs all `DETECTORS` at every tick. Findings that need no recovery come from `incidents/alerts.py`.)
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A step takes all ranks equally long, because they wait for each other. A slow ra
     ratio       own time over the median of its peers'. A step that is slower for all, or a slow link, does not change it
     baseline    the ratios of the samples before the window: ranks need not be equal (an embedding, a pipeline's last stage)
     straggler   over the window, the median ratio is `shift` above the baseline's and above 1, and the rank's own seconds are `shift` above
-                what they were. Each ratio lies above 90 % of the baseline. Or the ratio is always at least `factor`, from the start
+                what they were. Each ratio exceeds the baseline's 90th percentile. Or the ratio is at least `factor` from the start
 
 These were considered and rejected: the time of the whole step (equal on all ranks); times of collectives from torch's flight recorder,
 whose shortest points to the straggler (FALCON, arXiv:2410.12588; it sees devices, but not which of several concurrent buckets a rank
@@ -15,8 +15,8 @@ include waits); a benchmark in pairs of nodes (DLRover; it stops the training). 
 the peers' median (DLRover).
 
 Simulation of eight healthy, uneven ranks, 100,000 samples each (noise of 3 % from step to step and 2 % lasting, one step in a hundred up
-to three times as long): two false accusations. Of 200 slowed ranks in such noise, 93 % were found at a slowdown of 15 %, all at 20 % and
-30 %, after 10 samples in the median, that is after 20 s. `tests/unit/test_straggler.py` does the same with fewer samples.
+to three times as long): two false accusations. Of 200 ranks per slowdown in such noise, 93 % were found at a slowdown of 15 %, all at
+20 % and 30 %, after 10 samples in the median, that is after 20 s. `tests/unit/test_straggler.py` does the same with fewer samples.
 """
 
 from __future__ import annotations

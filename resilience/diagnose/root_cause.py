@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """The nodes that the fault struck; none if ranks hang and no rank is blamed. A rank with the same error as the first counts too."""
+        """The nodes that the fault struck; none if ranks hang and no rank is blamed. Ranks with the same error as the first count too."""
         same = [s for s in self.consequences if self.cause is Cause.SCRIPT_RAISED and s.signature == self.signature]
         here = (s.node for s in (*self.blamed, *same) if s.cause is not Cause.RANK_HUNG or s.rank is not None)
         return tuple(dict.fromkeys(here))

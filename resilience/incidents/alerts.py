@@ -1,4 +1,4 @@
-"""Findings that lead to no action: each is told once, as an incident on rung 0 that is over when the finding has gone. Pure."""
+"""Findings that need no recovery: each is told once, as an incident on rung 0 that is over when the finding has gone. Pure."""
 
 from __future__ import annotations
 

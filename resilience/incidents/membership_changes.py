@@ -74,7 +74,8 @@ def _waiting(world: World) -> list[Incident]:
 
 
 def _of_the_gone(incident: Incident, gone: Sequence[NodeId]) -> Incident:
-    """Return the incident as that of the lost nodes. Their peers raise or hang before the lease expires: that incident is the nodes'."""
+    """Return the incident as that of the lost nodes. Their peers raise or hang before the lease expires, and so open an incident that
+    belongs to the lost nodes."""
     news = [node for node in gone if incident.cause != Cause.AGENT_LOST or node not in incident.nodes]
     if not news or incident.cause in (Cause.ORDERED, Cause.MOVED):
         return incident

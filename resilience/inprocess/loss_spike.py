@@ -3,7 +3,7 @@
 A *loss spike* is a run of steps that all lie above the expected loss, and on average far above it:
 
     baseline   `baseline_steps` figures before the run, less their trend (from the medians of both halves)
-    expected   the baseline's median, at the trend's level at the baseline's end. The trend is not extrapolated.
+    expected   the baseline's median, moved along the trend to the baseline's end. The trend is not extrapolated.
     scale      an estimate of σ: the range of the middle 95 % of the baseline over 2 · 1.96. A few outliers do not widen it.
                At least half the figures' grain, because figures may be rounded (a loss in bfloat16 has steps of 1 %)
     spike      `run_steps` in a row, each more than `each_sigma` and on average more than `mean_sigma` scales above expected

@@ -77,7 +77,7 @@ class Answer:
     """Number of batches to skip from the onset's batch on."""
 
     def window(self, onset: Step, to: Step, windows: Iterable[Window]) -> Window | None:
-        """Return the batches to skip, besides `windows`, when the ranks rewind to step `to`. None: none."""
+        """Return the batches to skip, besides `windows`, when the ranks rewind to step `to`. None: no batches."""
         if self.remedy not in SKIPS:
             return None
         known = tuple(windows)

@@ -1,4 +1,4 @@
-"""A few comparisons that show at most steps that `loss_spike.spike` would find nothing, so that it need not run.
+"""A cheap test that spares `loss_spike.spike` at most steps: a few comparisons show that it would find nothing.
 
 `spike` computes everything anew from 128 figures, which takes 30 to 50 µs at each step and finds nothing at most steps. This module
 computes bounds every `_HOLDS` steps, and they hold until the next time. In between, at most m = `_HOLDS` - 1 figures are replaced, so no

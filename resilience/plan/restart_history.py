@@ -46,7 +46,7 @@ def failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
 
 
 def failed_behind(restarts: Sequence[Incident], signature: str, reached: int) -> int:
-    """Return how often the script has failed in this way after its last step, the present time included."""
+    """Return how often the script has failed in this way after its last step, the present failure included."""
     behind = takewhile(lambda incident: incident.step_at_fault >= reached, reversed(restarts))
     return 1 + sum(incident.signature == signature and not _began_earlier(incident) for incident in behind)
 
@@ -69,8 +69,8 @@ class _Life(NamedTuple):
 def without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Sequence[NodeId]]:
-    """Return the nodes that ended each of the last generations without progress: they left no newer state than they began with. The present
-    generation is included. If the job has trained, failed starts are not: `failed_starts` counts them."""
+    """Return, for each of the last generations without progress, the nodes on which it was ended. Without progress: it left no newer state
+    than it began with. The present generation counts too. If the job has trained, failed starts do not: `failed_starts` counts them."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[_Life] = []
     for incident in restarts:

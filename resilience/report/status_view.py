@@ -1,4 +1,4 @@
-"""What `status` shows of a job: World → sentences, and a row for each node. Pure; nobody parses them."""
+"""What `status` shows of a job: World → sentences, and a row for each node. Pure; no program parses them."""
 
 from __future__ import annotations
 
