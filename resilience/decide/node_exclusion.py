@@ -1,8 +1,8 @@
 """Which nodes to quarantine: World → nodes with too many faults of their own. Pure.
 
-A fault is a node's own if its hardware is blamed (a replica that computed wrongly), or if the fault struck there first (its rank died or
-hung, its agent was lost). If the job has trained before and ranks now end before their first step, a node is blamed if the fault before
-was on it too, or if it has never trained: ranks may work on another node. A node that the job needs is never quarantined.
+A fault is a node's own if its hardware is blamed (a replica that computed wrongly). It is also the node's own if it struck there first
+(its rank died or hung, its agent was lost). If the job has trained before, ranks may also end before their first step. Then a node is
+blamed if the last fault was on it too, or if it has never trained: another node may work. A node that the job needs is not quarantined.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def waiting(world: World) -> list[Request]:
 
 def leaving(world: World, now: float) -> Request | None:
     """Return the request that ends the job now, if there is one. A drain ends the job only if the job cannot continue without the nodes of
-    all waiting drains together: a scheduler may take all of them at once, without time for one after the other. now: wall-clock
-    seconds."""
+    all waiting drains together. They count together because a scheduler may take all at once, without time for one after the other.
+    now: wall-clock seconds."""
     asked = [r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world) and not _has_left(r, world)]
     stop = next((at for at, request in enumerate(asked) if request.kind == Wish.STOP), len(asked))
     drains = asked[:stop]

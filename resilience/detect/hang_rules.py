@@ -222,8 +222,8 @@ def judge(stalls: Sequence[RankStall]) -> Judgement:
 
 
 def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
-    """Return the ranks that hold up the others; empty: not known. Of the ranks that are furthest behind, these are the ones that cannot
-    run; else the ones that do not wait; else all, if others are ahead; else the few in another collective than most."""
+    """Return the ranks that hold up the others; empty: not known. They are among the ranks furthest behind. The first of these that exist
+    are blamed: ranks that cannot run; ranks that do not wait; all, if others are ahead; the few in another collective than most."""
     last = min(s.step for s in stalls)
     behind = [s for s in stalls if s.step == last]
     for places in ((Place.HALTED,), (Place.ELSEWHERE, Place.DATA, Place.TEARDOWN)):

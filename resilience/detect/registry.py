@@ -145,8 +145,8 @@ def awaited(world: World, node: NodeId) -> bool:
 
 
 def unwritten_ends(world: World) -> list[Suspicion]:
-    """Return the members that are gone without having reported that their part of the last snapshot is written, if no node sees that
-    snapshot on disk. Then the training is over, and its final state is lost."""
+    """Return the members that are gone without having reported that their part of the last snapshot is written. If some node sees that
+    snapshot on disk, there are none. Otherwise the training is over, and its final state is lost."""
     begun_anew = world.spec and world.record and world.spec.first_generation > world.record.number
     if world.record is None or not world.record.complete or begun_anew:
         return []

@@ -8,15 +8,15 @@ A step takes all ranks equally long, because they wait for each other. A slow ra
     straggler   over the window, the median ratio is `shift` above the baseline's and above 1, and the rank's own seconds are `shift` above
                 what they were. Each ratio exceeds the baseline's 90th percentile. Or the ratio is at least `factor` from the start
 
-These were considered and rejected: the time of the whole step (equal on all ranks); times of collectives from torch's flight recorder,
-whose shortest points to the straggler (FALCON, arXiv:2410.12588; it sees devices, but not which of several concurrent buckets a rank
-waits for); device events around the forward and backward pass (Megatron's StragglerDetector; with tensor or pipeline parallelism they
-include waits); a benchmark in pairs of nodes (DLRover; it stops the training). Adopted from these: a shift of 10 % (FALCON), and twice
-the peers' median (DLRover).
+Four other measures were rejected. The time of the whole step is equal on all ranks. Times of collectives from torch's flight recorder
+point to the straggler by the shortest (FALCON, arXiv:2410.12588): they show devices, but not which of several concurrent buckets a rank
+waits for. Device events around the forward and backward pass (Megatron's StragglerDetector) include waits under tensor or pipeline
+parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Adopted: a shift of 10 % (FALCON), and twice the peers' median
+(DLRover).
 
-Simulation of eight healthy, uneven ranks, 100,000 samples each (noise of 3 % from step to step and 2 % lasting, one step in a hundred up
-to three times as long): two false accusations. Of 200 ranks per slowdown in such noise, 93 % were found at a slowdown of 15 %, all at
-20 % and 30 %, after 10 samples in the median, that is after 20 s. `tests/unit/test_straggler.py` does the same with fewer samples.
+A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false accusations. Its noise was 3 % from step to step and
+2 % lasting; one step in a hundred took up to three times as long. Of 200 ranks per slowdown in such noise, 93 % were found at 15 %, and
+all at 20 % and 30 %. The median delay was 10 samples, that is 20 s. `tests/unit/test_straggler.py` does the same with fewer samples.
 """
 
 from __future__ import annotations

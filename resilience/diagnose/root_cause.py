@@ -111,6 +111,6 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
 
 
 def settled(verdict: Verdict, unheard: bool, now: float) -> bool:
-    """Whether the controller may act on the verdict. An exception may follow from a fault on another node that has not reported it yet;
-    the leader's own node reports without delay. unheard: a member has reported no end of its ranks; now: wall-clock seconds."""
+    """Whether the controller may act on the verdict. An exception may follow from a fault on another node that has not reported it yet.
+    (The leader's own node reports without delay.) unheard: a member has reported no end of its ranks; now: wall-clock seconds."""
     return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or abs(now - verdict.at_s) >= HEARD_S

@@ -1,4 +1,4 @@
-"""Incidents of nodes that come and go: the job waits for a lost node, another takes its place, it comes back, or a planned move. Pure.
+"""Incidents of nodes that come and go: lost nodes, nodes that take their place, nodes that come back, and planned moves. Pure.
 
 The loss of a node is one incident, from the first fault of its peers to the last replayed step, however many generations open meanwhile.
 """

@@ -69,7 +69,7 @@ class Answer:
     remedy: Remedy
     at_most: Step = Step(-1)
     """The ranks rewind to the newest state that is no newer than this. If there is none, a replay from an older state takes the oldest
-    state, and any other remedy takes the newest state before the onset. (A skip does not take the oldest state: with few steps before
+    state. Any other remedy then takes the newest state before the onset. (A skip does not take the oldest state: with few steps before
     it, a spike's baseline would consist of steps after the skipped data.)"""
     before: int = 0
     """Number of batches to skip before the onset's batch."""

@@ -1,8 +1,8 @@
 """Verdict → plan: the cheapest rung of the ladder that can help, and when to stop climbing.
 
 The ranks themselves decide rung 1, the rewind in place (`tally`), and only report it. The exception is diverged replicas, which no rank
-can see: this module orders that rewind. Every other verdict restarts the worker group (rung 2) or stops the job (rung 6). The next
-members (`rank_assignment`) turn a restart into rung 3, if a spare takes a place, or into rung 4, if the number of nodes changes.
+can see: this module orders that rewind. Every other verdict restarts the worker group (rung 2) or stops the job (rung 6). A restart
+becomes rung 3 if a spare takes a place, and rung 4 if the number of nodes changes (`rank_assignment` seats the nodes).
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _answer_to_mismatch(
 
 def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: Size) -> Plan:
     """Return the answer to failed starts of a job that has trained. Something that it needs may be away, and come back. On another number
-    of nodes, the script may refuse the layout or not fit into memory: then the job tries its old number, or a third one."""
+    of nodes, the script may refuse the layout or not fit into memory. Then the job tries its old number, or a third one."""
     said = f"{failed} starts in a row have failed before the first step"
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
