@@ -1,6 +1,6 @@
 """Fault-tolerant runtime for large-model training: any fault costs seconds, and the bits stay the same.
 
-`mt-resilient run -- torchrun … train.py` needs no code; a loop of one's own takes ten lines with `Session`.
+`mt-resilient run -- torchrun … train.py` needs no change of code; a custom loop takes ten lines with `Session`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: words in, an exit code out. Errors become one line here."""
+"""The command line: takes its words, returns an exit code, and prints each error as one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .resilience.text.formatting import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, or the error's own (see resilience/errors.py)."""
+    """Run a command and return its exit code: 0, or the error's own (see resilience/errors.py)."""
     fill_standard()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,4 @@
-"""What each command of the command line sets going, with its options made into arguments. Imports are inside, so that `--help` is quick."""
+"""Runs each command of the command line, with its options as arguments. Imports are inside functions, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resilience.errors import MachineError, UsageError
 
 
 def order(options: argparse.Namespace) -> int:
-    """Of a running job: every `Wish` is a command."""
+    """Send an order to a running job: every `Wish` is a command."""
     from .agent.cli import explain, send_request
     from .resilience.model.request import Request, Wish
     from .resilience.model.types import Step
@@ -109,7 +109,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
-    """command: what is behind the two dashes; words: what is before them."""
+    """Run a job, here or on the hosts of a hostfile. command: the words after the two dashes; words: those before."""
     from .agent.bootstrap import run_job
     from .agent.join.exit_report import leave
     from .agent.output.terminal import Terminal
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
 
 
 def _standing() -> None:
-    """Raises MachineError where the working directory has been deleted: no torch can be imported there."""
+    """Raise MachineError if the working directory has been deleted: torch cannot be imported there."""
     try:
         os.getcwd()
     except OSError as error:
@@ -231,4 +231,4 @@ COMMANDS = {
     "snapshots": _snapshots,
     "simulate": _simulate,
 }
-"""Those that order nothing; `run` is called with its words."""
+"""Commands that send no order. `run` is not among them: it also needs the words."""

@@ -1,4 +1,4 @@
-"""What can be said on the command line: the parser of all commands."""
+"""The parser of all commands and their options."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _configuration_options(
 
 
 def hosts_options(parser: argparse.ArgumentParser) -> None:
-    """Those of the launching terminal alone."""
+    """Add the options that only the launching terminal uses."""
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each of these hosts, by ssh")
     parser.add_argument(
         "--ssh-option", action="append", default=[], metavar="KEY=VALUE", help="as for ssh -o; may be given again"
@@ -118,7 +118,7 @@ def hosts_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
-    """What can be ordered while a job runs."""
+    """Add the commands that order something from a running job."""
     rewind = commands.add_parser("rewind", help="go back to a step that is kept, and wait until all ranks have")
     rewind.add_argument("--to", required=True, type=_count, metavar="STEP", help="the state after so many steps")
     rewind.add_argument(
@@ -227,4 +227,4 @@ def _snapshot_actions(actions: Any) -> None:
     for action in (ls, verify, digest, export, bring):
         action.add_argument(
             "--run-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )  # also behind the action
+        )  # also after the action

@@ -80,9 +80,8 @@ def run_job(
     policies: Mapping[str, Any],
     terminal: Terminal,
 ) -> int:
-    """Run `command` until it is over, through whatever happens; the exit code. Raises ResilientError for what keeps it from
-    starting; then nothing of it runs. snapshots: a path or a URL (`place.address`); the run directory by default. windows: batches of
-    data that are left out."""
+    """Run `command` to its end, through all faults, and return the exit code. Raises ResilientError if it cannot start; then nothing of it
+    runs. snapshots: a path or a URL (`place.address`); the run directory by default. windows: batches of data that are left out."""
     search_seldom()
     hear_early(policies["preemption"])
     launch = python_check.checked(understand(command, os.environ), os.environ)
@@ -95,21 +94,21 @@ def run_job(
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
         agent: AgentPolicy = policies["agent"]
         beginning = None
-        if origin and (agent.observe or not catalog.look(root).durable):  # who observes goes back to nothing of its own
+        if origin and (agent.observe or not catalog.look(root).durable):  # observe: never back to snapshots of its own
             beginning = _begun_from(origin, kept)
-        if beginning:  # all ranks and lives read the same one, and its job does not retire it meanwhile
+        if beginning:  # all ranks and restarts read it; its job does not retire it meanwhile
             closing.enter_context(beginning.reading(paths.COMMIT))
         refused = kernel_features.check()
         numbers, spares = identity.counted(nodes, control, agent, snapshots)
         run.own(root / paths.SNAPSHOTS, control.job)
-        # What another version wrote is refused here; of what is damaged, or cannot be read, a rank finds out, and says what becomes of it.
+        # This refuses a snapshot of another version. A damaged or unreadable one is found by a rank, which says what becomes of it.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
         journal = Notebook(run.journal)
         closing.callback(journal.finish)
         access = control.papers().access(os.environ)
-        os.environ.pop(PASSWORD, None)  # ranks are not to have it
+        os.environ.pop(PASSWORD, None)  # ranks must not have it
         server, endpoints = identity.endpoints(control, access, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
@@ -201,7 +200,7 @@ def run_job(
 
 
 def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
-    """A scheduler has started a node of a job again that is over: it need not do so once more."""
+    """Report that the job is finished already; return 0. A scheduler has restarted this node, and need not do so again."""
     run.finished.touch()
     telling.say(
         f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "

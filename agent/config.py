@@ -1,4 +1,4 @@
-"""What the agent itself can be told: the sections `agent` and `preemption` of the configuration."""
+"""The agent's own configuration: the sections `agent` and `preemption`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..resilience.errors import UsageError
 from ..resilience.store.write_rates import MOST_PER_S, pace, paced
 
 ALONE_S = 10
-"""Life of a lease where nobody else could take the job up: nothing depends on it."""
+"""Lifetime of the lease of a node that trains alone: no other could take over the job, so nothing depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class AgentPolicy:
     The agent renews it at a third of its life (`write_rates.pace`)."""
 
     def lease_s(self, nodes: int) -> int:
-        """nodes: that are expected, spares included."""
+        """Lifetime of the lease in seconds. nodes: how many are expected, spares included."""
         return self.lease_ttl_s or (pace(nodes).lease_ttl_s if nodes > 1 else ALONE_S)
 
     def bearable(self, nodes: int) -> None:
-        """Raises UsageError where so many nodes would ask more of etcd than it can do."""
+        """Raise UsageError if so many nodes would ask more of etcd than it can do."""
         asked = paced(nodes, self.lease_s(nodes)).operations_per_s(nodes)
         if self.lease_ttl_s < pace(nodes).lease_ttl_s and asked > MOST_PER_S and self.lease_ttl_s:
             raise UsageError(
@@ -82,7 +82,7 @@ class PreemptionPolicy:
 
     @property
     def numbers(self) -> frozenset[signal.Signals]:
-        """Raises UsageError."""
+        """The signals, as numbers. Raises UsageError for a name that is not possible."""
         return frozenset(_signal(name.strip()) for name in self.signals.split(",") if name.strip())
 
 
@@ -93,4 +93,4 @@ def _signal(name: str) -> signal.Signals:
 
 
 _PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
-"""What schedulers send ahead of the end. SIGINT is somebody's Ctrl-C."""
+"""Signals that schedulers send ahead of the end. SIGINT is not among them: it is a user's Ctrl-C."""

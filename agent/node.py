@@ -1,6 +1,6 @@
-"""What this node has beyond one generation: board, arena, warm and drain process; and the worker group of the present one.
+"""What this node keeps across generations: board, arena, warm and drain process; and the worker group of the present generation.
 
-The hands of the supervisor: every method does one thing at once and decides nothing.
+The supervisor acts through it: every method does one thing at once and decides nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Node:
         copies: Copies | None = None,
     ) -> None:
         """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
-        start from; windows: of data, to be left out; copies: where there are other nodes to hold them."""
+        start from; windows: data to be left out; copies: None if no other node can hold them."""
         self.launch, self.directory, self.root, self.policies = launch, directory, root, policies
         self.origin, self.windows, self.run = origin, windows, run
         kept = policies.snapshots
@@ -69,15 +69,15 @@ class Node:
         self.group: WorkerGroup | None = None
         self._orphans = Orphans()
         self._in_order = False
-        """The last worker group has ended by itself, and well."""
+        """The last worker group has ended well by itself."""
         self._ran: tuple[int, ...] = ()
-        """Its node rank, and number of nodes."""
+        """Node rank and number of nodes of the last worker group."""
         self.held = Holdings(
             [[Slot(path) for path in row] for row in self.paths], root, run, policies.stability, copies
         )
         self.told: tuple[InPlaceRewind, ...] = ()
         self.sentences: list[str] = []
-        """Of what is wrong here, for people; whoever tells them takes them out."""
+        """Sentences for people about what is wrong here. The caller that reports them takes them out."""
         self.witness = Witness(launch.ranks, directory.logs)
         self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths])
         self._after_death = AfterDeath(self._door.token)
@@ -97,9 +97,9 @@ class Node:
     # -- processes --------------------------------------------------------------------------------------------------------
 
     def start_group(self, record: GenerationRecord, node_rank: int) -> None:
-        """Start the ranks of `record` on what `resume_step` says; forked if the warm process is ready, cold otherwise."""
+        """Start the ranks of `record` from its `resume_step`: forked if the warm process is ready, cold otherwise."""
         self.held.settle(record, node_rank)
-        # Until the next start: newer ones may turn out bad, or never come.
+        # Kept until the next start: newer ones may turn out bad, or never come.
         self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
         self.saving.begin()
         ranks = node_rank, len(record.members)
@@ -108,7 +108,7 @@ class Node:
         self._ran, self.told = ranks, ()
         self.board.clear(record.number)
         self._door.pids.clear()
-        self.board.pause(record.waits)  # before any of them looks
+        self.board.pause(record.waits)  # before any rank looks
         self.board.fetching(self.fetching)
         self.lookout.begin(tells=record.resume_step >= 0)
         self.vitals.strides.begin()
@@ -145,8 +145,8 @@ class Node:
         self.group = started(self.launch, self.warm, record.number, arguments, environment, self._end_others)
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
-        """Get this node's part of the state that `record` begins with from `source`, whose copies are to be had at `address`; empty:
-        nowhere. Its ranks may start and build meanwhile."""
+        """Fetch this node's part of the state that `record` begins with from `source`, which gives copies at `address`; empty: nowhere. The
+        ranks may start and build meanwhile."""
         assert self.copies
         stamp = Stamp(source.generation, source.rewinds, record.resume_step)
         if not address:
@@ -159,26 +159,26 @@ class Node:
 
     @property
     def fetching(self) -> bool:
-        """Whether that part is on its way."""
+        """Whether such a part is on its way."""
         return self.copies is not None and self.copies.fetching is not None
 
     def fence(self) -> None:
-        """End the worker group, for another generation may have begun without this node; its status will say so."""
+        """End the worker group, because another generation may have begun without this node. The node's status will say so."""
         self._read()
         if self.group is not None:
             self.group.fence()
             self._end_others()
 
     def stop_group(self, *, last: bool = False) -> None:
-        """End every process of the worker group, to the last, and what is fetched for it: nothing comes into memory behind the next choice.
-        last: no other one follows. What a script has left running that has ended in order it has meant to: torchrun lets it be, too."""
+        """End every process of the worker group, and its fetch, so that no snapshot enters memory after the next choice. last: no other
+        group follows. Then processes that a script left running at its orderly end may go on: torchrun lets them, too."""
         self._read()
         if self.group is not None:
             self._in_order = last and self.group.launcher.code == 0
             self.group.kill()
             if not self._in_order:
                 self._end_others()
-            self._read()  # what they had done until then
+            self._read()  # what they had done before
             forget_openmp([process.pid for process in self.group.watched() if process.ended_s])
             self.group = None
         if self.copies and self.fetching:
@@ -186,8 +186,8 @@ class Node:
             self.copies.fetching = None
 
     def clear(self, generation: int, since: int = 0, *, last: bool = False) -> None:
-        """`stop_group`, and a look at what the next one may go on from: nothing of generations before `since`, while this node had no part
-        in the training."""
+        """Call `stop_group`, then check what the next group may go on from. Free snapshots of generations before `since`: they are older
+        than this node's last absence, in which the lineage may have changed."""
         self.stop_group(last=last)
         if self._in_order and not last:  # the job goes on all the same
             self._in_order = False
@@ -195,14 +195,14 @@ class Node:
         self.held.clear(generation, self.board.finished_step(), since)
 
     def _end_others(self) -> None:
-        """Every process below the agent but its helpers."""
+        """End every process below the agent except its helpers."""
         self._orphans.end(self._helpers())
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
 
     spared: tuple[int, ...] = ()
-    """Further children of the agent that are not the worker group's: etcd."""
+    """Further children of the agent that do not belong to the worker group: etcd."""
 
     def close(self) -> None:
         self.stop_group()
@@ -215,12 +215,12 @@ class Node:
     # -- observation ------------------------------------------------------------------------------------------------------
 
     def fds(self) -> list[int]:
-        """Readable when something has happened."""
+        """Descriptors that become readable when something has happened."""
         helpers = [*self.warm.fds, *([] if self.drain.fd is None else [self.drain.fd])]
         return helpers + (self.group.living_fds() if self.group else [])
 
     def observe(self) -> bool:
-        """Look at everything; True when the worker group has changed."""
+        """Look at everything; return True when the worker group has changed."""
         self._read()
         ended = changed = self.group.observe() if self.group else False
         if ended:
@@ -245,12 +245,12 @@ class Node:
         return self.held.look(self.board.finished_step(), every=ended) or changed
 
     def _started_none(self) -> bool:
-        """Whether the launcher of a job that this node has alone has come to start none of its Pythons."""
+        """Whether the launcher has started no rank, in a job that only this node has."""
         alone = self.held.seat[1] == 1
         return alone and self.group is not None and not self.group.ranks and not self.launch.own_programs
 
     def _read(self) -> None:
-        """What the ranks say; who says what cannot be is ended."""
+        """Read the ranks' pages; end ranks that have written impossible values."""
         if self.group is not None:
             observe = self.policies.ranks.observe
             self.sentences += read(self.board, self._door, self.group, self._helpers(), observe=observe)
@@ -294,7 +294,7 @@ class Node:
 
     @property
     def untold(self) -> bool:
-        """Whether its ranks run, and no loop of theirs tells of its steps: nothing of theirs is in a snapshot."""
+        """Whether ranks run, but none of their loops reports its steps: then no snapshot holds their state."""
         return (
             self.group is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
         )

@@ -1,4 +1,4 @@
-"""The sections of the configuration: each policy is owned by the module that uses it, and has its name here."""
+"""The sections of the configuration: each policy is defined by the module that uses it, and gets its name here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NodePolicies:
-    """What a node's parts go by."""
+    """The policies that a node's parts follow."""
 
     snapshots: SnapshotPolicy
     ranks: RankPolicy
@@ -51,7 +51,8 @@ class NodePolicies:
 
 
 def at_least(policy: RecoveryPolicy, restarts: str) -> RecoveryPolicy:
-    """The policy under which a job is started again as often as torchrun was told to (`--max-restarts`); empty: it was told nothing."""
+    """The policy, raised so that a job restarts at least as often as torchrun was told to. restarts: torchrun's `--max-restarts`; empty:
+    not given."""
     if not restarts.isdecimal():
         return policy
     return replace(

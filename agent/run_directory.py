@@ -1,4 +1,4 @@
-"""The run directory: everything of one job on this node that outlives the agent, and the lock that lets only one agent have it."""
+"""The run directory: everything of one job on this node that outlives the agent. Its lock lets only one agent use it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunDirectory:
 
     @property
     def leaving(self) -> Path:
-        """Stacks of an agent that hung on its way out."""
+        """File for the stacks of an agent that hung on its way out."""
         return self.logs / "leaving.log"
 
     @property
@@ -53,7 +53,8 @@ class RunDirectory:
 
     @property
     def journals(self) -> list[Path]:
-        """Its own, and those of the nodes that were started from here, as far as they lie here: whoever led has told."""
+        """Its own journal, and those of nodes that were started from here, as far as they lie here. The leader's journal tells of the whole
+        job."""
         return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
 
     @property
@@ -62,7 +63,7 @@ class RunDirectory:
         return self.root / "endpoint"
 
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
-        """Tell the other commands where the running agent's store is, and which files let them in; no secret is among it. Raises
+        """Write down for the other commands where the running agent's store is, and which files let them in. No secret is among it. Raises
         MachineError."""
         me = {"pid": os.getpid(), "born": born(os.getpid())}
         told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
@@ -72,13 +73,13 @@ class RunDirectory:
             raise MachineError(f"{self.endpoint} cannot be written ({error.strerror}); nothing was started") from error
 
     def agent(self) -> dict[str, Any] | None:
-        """What the agent has published that runs here; None where none does."""
+        """What the agent that runs here has published; None if none runs."""
         place = self._published(self.endpoint)
         since = born(place["pid"]) if place else ""
         return place if place and since and place.get("born", since) == since else None
 
     def published(self) -> dict[str, Any] | None:
-        """What the last agent has published that ran here."""
+        """What the last agent that ran here has published."""
         return self._published(self.endpoint, self._last_endpoint)
 
     @staticmethod
@@ -91,17 +92,17 @@ class RunDirectory:
 
     @property
     def _last_endpoint(self) -> Path:
-        """With several nodes, what an agent had published that has left in order."""
+        """With several nodes: what an agent had published before it left in order."""
         return self.root / "endpoint.last"
 
     @property
     def several(self) -> bool:
-        """Whether it was one node of several that ran here last: their etcd outlives it, and the one that leads tells what happens."""
+        """Whether the agent that ran here last was one of several nodes. Their etcd outlives it, and the leader tells what happens."""
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
         return bool(starts and starts[-1].get("several"))
 
     def kept(self) -> Place:
-        """The place that holds the `snapshots/` of the job that ran here last; of a directory that was moved or copied, its own."""
+        """The place that holds the `snapshots/` of the job that ran here last. A directory that was moved or copied uses its own."""
         if (self.root / paths.SNAPSHOTS / MARK).exists():
             return Files(self.root)
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
@@ -113,11 +114,12 @@ class RunDirectory:
 
     @property
     def finished(self) -> Path:
-        """A mark: the training has reached its end, and nothing of it is missing."""
+        """Its existence marks that the training has reached its end, and that nothing of it is missing."""
         return self.root / "finished"
 
     def take(self) -> None:
-        """Create what is missing and lock it. Raises MachineError when it cannot be written, UsageError when another agent has it."""
+        """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written, UsageError if another agent has
+        it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self._lock = high(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
@@ -135,9 +137,9 @@ class RunDirectory:
             ) from error
 
     def own(self, snapshots: Place, name: str = "") -> None:
-        """Make `snapshots` this job's, for good. name: by which several nodes know the job. Raises UsageError when they are another
-        job's: either would take the other's state for its own, and retire it. Raises MachineError when they are not where this job's
-        were: it would begin anew."""
+        """Make `snapshots` this job's for good. name: the job's name, if it has several nodes. Raises UsageError if they are another job's:
+        each job would take the other's state for its own, and retire it. Raises MachineError if they lack this job's mark: the job would
+        begin anew."""
         ours = self.root / "job"
         try:
             missed = ours.exists() and not snapshots.there(MARK)
@@ -154,7 +156,7 @@ class RunDirectory:
         identity = _text(ours) if ours.exists() else (within and theirs) or _identity(name)
         if not theirs:
             snapshots.write(MARK, identity.encode())
-        if not ours.exists():  # last: it says that the other has to be there
+        if not ours.exists():  # last: it says that the mark in `snapshots` must exist
             ours.write_text(identity)
         if (theirs or identity) != _text(ours):
             raise UsageError(
@@ -168,7 +170,7 @@ class RunDirectory:
 
     @property
     def job(self) -> str:
-        """What a job is called that nobody has named: in characters that a key of the store may have."""
+        """The name of a job that was given none, in characters that a key of the store may have."""
         return formatting.printable(self.root.name)
 
     def release(self) -> None:
@@ -189,7 +191,7 @@ def _identity(job: str) -> str:
 
 
 def writable(snapshots: Place) -> None:
-    """Try to write there, and make it where it is a directory. Raises MachineError with one sentence."""
+    """Try to write to `snapshots`; create it if it is a directory. Raises MachineError with one sentence."""
     probe = f".probe-{own_name()}"
     try:
         snapshots.write(probe, b"\0" * 4096)

@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 
 def undisturbed() -> str:
-    """SHA-256 over all parameters and optimizer state of the run that nothing happens to."""
+    """Run the training undisturbed. Return SHA-256 over all its parameters and optimizer state."""
     command = [*TRAINING[:1], "--standalone", *TRAINING[1:]]
     done = subprocess.run(command, env=QUIET, text=True, capture_output=True)
     found = DIGEST.search(done.stdout)
@@ -56,7 +56,7 @@ def start(run: Path, output: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_step(agent: subprocess.Popen[bytes], run: Path, step: int) -> NodeStatus:
-    """What the node says once all its ranks have finished `step` steps."""
+    """Return what the node says once all its ranks have finished `step` steps."""
     while agent.poll() is None:
         world = explain.look(RunDirectory(run))
         for now in world.status.values() if world else ():
@@ -67,7 +67,7 @@ def wait_for_step(agent: subprocess.Popen[bytes], run: Path, step: int) -> NodeS
 
 
 def wait_for_warm(agent: subprocess.Popen[bytes], run: Path) -> None:
-    """Until the next start can be forked: in a job of days it always can."""
+    """Wait until the next start can be forked: in a job of days it always can."""
     deadline = time.time() + 60
     while (
         agent.poll() is None
@@ -78,7 +78,7 @@ def wait_for_warm(agent: subprocess.Popen[bytes], run: Path) -> None:
 
 
 def kill_everything(agent: subprocess.Popen[bytes]) -> None:
-    """The agent and all that descends from it, with SIGKILL, at once."""
+    """Kill the agent and all its descendants, with SIGKILL, at once."""
     everybody = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
     for process in everybody:
         try:

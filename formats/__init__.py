@@ -1,1 +1,1 @@
-"""Snapshots as others know checkpoints: read by zarr-python, written and taken over as safetensors, torch's DCP and Megatron's."""
+"""Snapshots in other programs' formats: read by zarr-python, exported to safetensors and DCP, imported from DCP and Megatron."""

@@ -1,8 +1,9 @@
-"""A snapshot as a torch.distributed.checkpoint directory, which `torch.distributed.checkpoint.load` reads in any process.
+"""Writes a snapshot as a torch.distributed.checkpoint directory, which `torch.distributed.checkpoint.load` reads in any process.
 
-torch plans it and writes its metadata; the files are written here, a few tensors at a time, for torch's own writer keeps all of them in
-memory until the end (2.13: 1.9 GB for a snapshot of 1.6 GB; this one 0.7 GB, of which torch itself is half). The state dict is the one that
-torch's `get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key.
+torch plans the checkpoint and writes its metadata. This module writes the files, a few tensors at a time. torch's own writer keeps all of
+them in memory until the end (2.13: 1.9 GB for a snapshot of 1.6 GB; this one 0.7 GB, of which torch itself is half). The state dict is the
+one that torch's `get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source
+and key.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from ..checkpoint.durable.snapshot_view import Contents, Tensor, batches
 from ..resilience.errors import ResilientError, SnapshotError
 
 FILE_BYTES = 5_000_000_000
-"""From here on the next file is begun."""
+"""From this size on the next file is begun."""
 BATCH_BYTES = 256 << 20
-"""Read at a time, or one tensor."""
+"""Limit of what is read at a time, unless one tensor is larger."""
 
 
 def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, Any], target: Path) -> None:
-    """Into the directory `target`, which is empty. Raises OSError where it cannot be written, and what reading raises."""
+    """Write into the directory `target`, which is empty. Raises OSError if it cannot be written, and what reading raises."""
     state: dict[str, Any] = {}
     by_path: dict[tuple[str, ...], Tensor] = {}
     models = {
@@ -44,7 +45,7 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
             group["params"] = [name.removeprefix(model) for name in group["params"]]
     for path, leaf in (*_leaves((), values), *((path_of(t, models), t) for t in tensors)):
         into = _within(state, path[:-1])
-        if into is None:  # among the values of a list, which is one value
+        if into is None:  # the tensor is in a list, and a list is one value
             path = (path[0], "/".join(path[1:]))
             into = _within(state, path[:-1])
         if into is None:
@@ -64,13 +65,13 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
 
 
 def _model_of(optimizer: Mapping[str, Any]) -> str:
-    """What the names of all its parameters begin with, `model/`; torch leaves it out. Empty where they are of several models."""
+    """Return the beginning of all its parameters' names, `model/`, which torch leaves out. Empty if they belong to several models."""
     models = {f"{name.partition('/')[0]}/" for group in optimizer["param_groups"] for name in group["params"]}
     return models.pop() if len(models) == 1 else ""
 
 
 def path_of(tensor: Tensor, models: Mapping[str, str]) -> tuple[str, ...]:
-    """Its place in the state dict. models: of each optimizer, `_model_of` it."""
+    """Return the tensor's path in the state dict. models: of each optimizer, what `_model_of` returns."""
     source, _, rest = tensor.name.partition("/")
     state, _, parameter = rest.partition("/")
     if source in models and parameter and tensor.own is None:
@@ -81,7 +82,7 @@ def path_of(tensor: Tensor, models: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | None:
-    """The dict at `path`, made where there is none; None where there is something else."""
+    """Return the dict at `path`, made if there is none; None if there is something else."""
     for key in path:
         inner = state.setdefault(key, {})
         if not isinstance(inner, dict):
@@ -91,7 +92,7 @@ def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | No
 
 
 class _Streaming(dcp.DefaultSavePlanner):
-    """Gives torch each tensor when it is to be written. torch writes in the plan's order, which `by_path` has as well."""
+    """Gives torch each tensor when it is to be written. torch writes in the plan's order, and the tensors are read in the same order."""
 
     def __init__(self, contents: Contents, by_path: Mapping[tuple[str, ...], Tensor]) -> None:
         super().__init__()
@@ -119,7 +120,7 @@ class _Streaming(dcp.DefaultSavePlanner):
 
 
 class _Files(dcp.FileSystemWriter):
-    """Writes what it is planned to in the plan's order, and keeps nothing."""
+    """Writes the planned items in the plan's order, and keeps none in memory."""
 
     def write_data(self, plan: Any, planner: Any) -> torch.futures.Future[list[WriteResult]]:
         results: list[WriteResult] = []
@@ -159,7 +160,8 @@ def _leaves(path: tuple[str, ...], values: Any) -> Iterator[tuple[tuple[str, ...
 
 
 def _native(value: Any) -> Any:
-    """With text for keys, as torch makes them, and nothing but Python's own types: so it loads where numpy's are not trusted."""
+    """Return the value with text for keys, as torch makes them, and with Python's own types alone. So it loads where numpy's are not
+    trusted."""
     if isinstance(value, Mapping):
         return {str(key): _native(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -168,7 +170,8 @@ def _native(value: Any) -> Any:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What torch has wrapped: where something could not be read or written, that, and not what torch's zip writer made of it."""
+    """Return the error that torch has wrapped. If something could not be read or written, it is that error, and not what torch's zip writer
+    made of it."""
     wrapped: BaseException = next(iter(error.failures.values()))[0]
     cause: BaseException | None = wrapped
     while cause is not None and not isinstance(cause, (ResilientError, OSError)):

@@ -1,7 +1,7 @@
-"""Other people's checkpoints under the names that our own snapshots have for the same model: those of torch's DCP.
+"""Maps checkpoints of torch's DCP to the names that our own snapshots have for the same model.
 
-That is the state dict that torch's `get_state_dict` gives, and that our own export writes: `model.<name>`,
-`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key. Nothing is read here but small values.
+Such a checkpoint is the state dict that torch's `get_state_dict` gives, and that our own export writes: `model.<name>`,
+`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key. Only small values are read here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .dcp_reader import Chunk, Chunked, Dcp, open_dcp
 MODEL = "model"
 OPTIMIZER = "optimizer"
 _OWN = re.compile(r"rank-\d{5}")
-"""Of one rank alone, in our own exports: generators, which have no place in another layout."""
+"""What belongs to one rank alone in our own exports: generators, which have no place in another layout."""
 _ALIASES = {"optim": OPTIMIZER}
 
 
@@ -34,7 +34,7 @@ class FoundBox:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A global tensor, in the boxes in which it lies there."""
+    """A global tensor, in the boxes in which the checkpoint holds it."""
 
     name: str
     dtype: str
@@ -43,7 +43,7 @@ class Found:
     also: tuple[str, ...] = ()
     """Other names for the same elements."""
     padded: bool = False
-    """As in `sharding.Part`; whoever restores knows which tensors are, for the checkpoint does not say."""
+    """As in `sharding.Part`. The checkpoint does not say which tensors are padded; the run that restores it knows."""
 
 
 @dataclass(kw_only=True)
@@ -53,14 +53,14 @@ class Foreign:
     step: int | None = None
     found: list[Found] = field(default_factory=list)
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By source: what is the same on all ranks, Held tensors among it."""
+    """By source: values that are the same on all ranks, with Held tensors among them."""
     groups: list[dict[str, Any]] = field(default_factory=list)
-    """The optimizer's; with the names of their `params` where it is known."""
+    """The optimizer's parameter groups; with the names of their `params` if these are known."""
     left_out: list[str] = field(default_factory=list)
 
 
 def from_torch(path: Path) -> Foreign:
-    """Raises UsageError where `path` is no such checkpoint, SnapshotError when it is damaged."""
+    """Return the checkpoint. Raises UsageError if `path` is no such checkpoint, SnapshotError if it is damaged."""
     dcp = open_dcp(path)
     nested = _values(dcp)
     ours = nested.pop("mt_resilient", None)
@@ -108,7 +108,8 @@ def from_torch(path: Path) -> Foreign:
 
 
 def _values(dcp: Dcp) -> dict[Any, Any]:
-    """All that is no tensor, nested again as it was saved; lists are dicts with numbers for keys where tensors or dicts were in them."""
+    """Return all values that are not tensors, nested as they were saved. A list that held tensors or dicts comes as a dict with numbers for
+    keys."""
     nested: dict[Any, Any] = {}
     for key in dcp.values:
         _put(nested, dcp.paths.get(key, (key,)), dcp.value(key))
@@ -124,7 +125,7 @@ def _put(into: dict[Any, Any], path: Any, value: Any) -> None:
 
 
 def _qualified(parameter: str, models: set[str]) -> str:
-    """The global name of a parameter as torch names it in an optimizer: without the model it is of."""
+    """Return the global name of a parameter. In an optimizer, torch names it without its model."""
     if parameter in models or f"{MODEL}/{parameter}" in models:
         return parameter if parameter in models else f"{MODEL}/{parameter}"
     return next((name for name in sorted(models) if name.partition("/")[2] == parameter), f"{MODEL}/{parameter}")
@@ -146,24 +147,24 @@ def _groups(given: Any, models: set[str]) -> list[dict[str, Any]]:
 
 
 def found_as(name: str, tensor: Chunked, also: tuple[str, ...] = ()) -> Found:
-    """The tensor under another name."""
+    """Return the tensor under another name."""
     boxes = tuple(FoundBox(offset=c.offset, shape=c.shape, read=reader(tensor, c)) for c in tensor.chunks)
     return Found(name=name, dtype=tensor.dtype, shape=tensor.shape, boxes=boxes, also=also)
 
 
 def reader(tensor: Chunked, chunk: Chunk, layer: int | None = None) -> Callable[[], Words]:
-    """Of a chunk, or of one index of its first axis."""
+    """Return a function that reads a chunk, or one index of its first axis."""
     if layer is None:
         return lambda: tensor.content(chunk)
     return lambda: tensor.content(chunk).reshape(chunk.shape[0], -1)[layer]
 
 
 def _held(tensor: Chunked) -> Any:
-    """One in a scheduler or the like: small, and in one chunk."""
+    """Return a tensor of a scheduler or the like: small, and in one chunk."""
     if len(tensor.chunks) != 1:
         raise SnapshotError(
             f"{tensor.key} is cut into {len(tensor.chunks)} chunks beside plain values, which is not supported"
         )
     stored = tensor.chunks[0].stored
-    tensor.content(tensor.chunks[0])  # that it is what the metadata says
+    tensor.content(tensor.chunks[0])  # raises unless it is what the metadata says
     return torch_zip.load(stored.path, stored.offset, stored.length)

@@ -1,7 +1,7 @@
-"""A torch.distributed.checkpoint directory, read without torch: `.metadata` → tensors as chunks, and values → their bytes.
+"""Reads a torch.distributed.checkpoint directory without torch: `.metadata` → tensors as chunks, and values → their bytes.
 
-`.metadata` is a pickle of a few known classes, torch's and what Megatron adds; every chunk of a tensor is a `torch.save` of its own,
-somewhere in a file beside it. Believed only when the chunks make up their tensors and there are bytes for them.
+`.metadata` is a pickle of a few known classes, torch's and those that Megatron adds. Every chunk of a tensor is a `torch.save` of its own,
+somewhere in a file beside it. A checkpoint is accepted only if the chunks make up their tensors and there are bytes for them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLASSES = {
 
 
 def _size(shape: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """torch.Size; the tuple itself, for a copy could be asked for again and again."""
+    """Stand in for torch.Size. Returns the tuple itself, because a file could ask for a copy again and again."""
     if type(shape) is not tuple:
         raise SnapshotError("a size that is no tuple")
     return shape
@@ -75,7 +75,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked:
-    """A tensor whose chunks make it up, each element once."""
+    """A tensor whose chunks hold each of its elements once."""
 
     key: str
     dtype: str
@@ -83,7 +83,7 @@ class Chunked:
     chunks: tuple[Chunk, ...]
 
     def content(self, chunk: Chunk) -> NDArray[np.generic]:
-        """A chunk's elements, row-major, as words of their size. Raises SnapshotError when they are not what the metadata says."""
+        """Return a chunk's elements, row-major, as words of their size. Raises SnapshotError when they are not what the metadata says."""
         found = torch_zip.load(chunk.stored.path, chunk.stored.offset, chunk.stored.length)
         if not isinstance(found, Held) or (found.dtype, math.prod(found.shape)) != (self.dtype, math.prod(chunk.shape)):
             raise SnapshotError(
@@ -99,18 +99,18 @@ class Dcp:
     path: Path
     tensors: Mapping[str, Chunked]
     values: Mapping[str, Stored]
-    """Whatever else was saved under a key."""
+    """Where everything else lies that was saved under a key."""
     paths: Mapping[str, tuple[str | int, ...]]
-    """Of keys that were made of nested ones: what they were made of."""
+    """For keys that torch made of nested ones: the nested keys."""
 
     def value(self, key: str) -> Any:
-        """As `torch_zip.load` gives it, with a Record for whatever is not plain. Raises as that."""
+        """Return it as `torch_zip.load` does, with a Record for anything that is not plain. Raises as `torch_zip.load` does."""
         stored = self.values[key]
         return torch_zip.load(stored.path, stored.offset, stored.length, lenient=True)
 
 
 def open_dcp(path: Path) -> Dcp:
-    """Raises UsageError where there is no such checkpoint, SnapshotError when it is damaged, MachineError where it cannot be read."""
+    """Return the checkpoint. Raises UsageError if there is none, SnapshotError if it is damaged, MachineError if it cannot be read."""
     file = path / METADATA
     try:
         data = read_file(file, safe_unpickle.MOST_BYTES)
@@ -178,7 +178,7 @@ def _tensor(key: str, said: Record, stored: Mapping[tuple[str, Any], Stored]) ->
 
 
 def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Whether the boxes fill `shape`, each place of it once: looked at on the grid of all their edges."""
+    """Return whether the boxes fill `shape`, each place of it once. This is checked on the grid of all their edges."""
     sizes = [size for each in (shape, *(part for box in boxes for part in box)) for size in each]
     if any(type(size) is not int or not 0 <= size < 1 << 59 for size in sizes) or len(shape) > 32:
         return False
@@ -199,14 +199,14 @@ def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
         if cells[at].any():
             return False
         cells[at] = True
-    return True  # none twice, and as many as there are
+    return True  # no place twice, and as many as there are
 
 
 _MOST_CELLS = 1 << 24
 
 
 def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
-    """What torch's planner says keys were made of; Megatron's says nothing."""
+    """Return the nested keys of which torch's planner made each key. Megatron's planner does not tell them."""
     if not isinstance(planner_data, dict):
         return {}
     return {

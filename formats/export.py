@@ -1,4 +1,4 @@
-"""A snapshot, taken to another format: what of it, to where, and what is said about it."""
+"""Exports a snapshot to another format: which parts of it, to which directory, and with which message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..resilience.errors import UsageError
 from . import safetensors_files
 
 Write: TypeAlias = Callable[[Contents, Sequence[Tensor], Mapping[str, object], Path], None]
-"""Put the tensors and values into an empty directory."""
+"""Writes the tensors and values into an empty directory."""
 
 
 def safetensors(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, object], target: Path) -> None:
@@ -24,9 +24,9 @@ def safetensors(contents: Contents, tensors: Sequence[Tensor], values: Mapping[s
 
 
 def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()) -> str:
-    """Make `target` with `write`; a sentence about it. only: the parts of the state (`model`) to which to keep.
+    """Make `target` with `write`, and return a sentence about it. only: the parts of the state (`model`) to export; empty for all.
 
-    Raises UsageError where the target is there or a part is not; MachineError where it cannot be written; SnapshotError.
+    Raises UsageError if the target is there or a part is not; MachineError if it cannot be written; SnapshotError.
     """
     with commit.reading(snapshot):
         return _export(snapshot, write, target, only)

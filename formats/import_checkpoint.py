@@ -1,7 +1,7 @@
-"""Another checkpoint becomes a committed snapshot of ours, from which `run --start-from` begins in any layout.
+"""Makes another program's checkpoint a committed snapshot of ours, from which `run --start-from` begins in any layout.
 
-Foreign → parts of a bounded size, each as if a rank had saved it → slabs and manifests → COMMIT. Each tensor is a box or more with its
-place; values that are the same on all ranks are in every part.
+Foreign → parts of a bounded size, each as if a rank had saved it → slabs and manifests → COMMIT. Each tensor is one box or more, with its
+place. Values that are the same on all ranks are in every part.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .dcp_names import OPTIMIZER, Foreign, Found, FoundBox
 from .torch_zip import Held
 
 PART_BYTES = 1 << 30
-"""Of one part, and of memory, at most, unless a chunk of a tensor is larger."""
+"""Limit of one part, and of memory, unless a chunk of a tensor is larger."""
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """What goes into a part in the place of a tensor."""
+    """Stands for a tensor in a part."""
 
     dtype: str
     box: FoundBox
@@ -48,10 +48,10 @@ class _Leaf:
 
 
 def import_into(root: Place, foreign: Foreign, step: int | None = None, part_bytes: int = PART_BYTES) -> Place:
-    """The snapshot, committed. step: which it is of, where the checkpoint does not say or is to be contradicted.
+    """Import the checkpoint, and return the committed snapshot. step: its step, if the checkpoint does not say it or says a wrong one.
 
-    Raises UsageError where there are snapshots already or nobody says the step; SnapshotError when the checkpoint is damaged; MachineError
-    where it cannot be written. Then nothing of it is there.
+    Raises UsageError if there are snapshots already or the step is unknown; SnapshotError when the checkpoint is damaged; MachineError if
+    it cannot be written. Then nothing of it is there.
     """
     step = foreign.step if step is None else step
     if step is None or not 0 <= step < 1 << 60:
@@ -88,7 +88,7 @@ def import_into(root: Place, foreign: Foreign, step: int | None = None, part_byt
 
 
 def told(snapshot: Place, foreign: Foreign, where: str) -> str:
-    """What to say about it."""
+    """Return the message about an import."""
     nbytes = sum(math.prod(found.shape) * ITEM_BYTES[found.dtype] for found in foreign.found)
     values = f", the values of {', '.join(sorted(foreign.values))}" if foreign.values else ""
     lines = [
@@ -120,8 +120,8 @@ def _parts(found: Sequence[Found], part_bytes: int) -> Iterator[list[tuple[Found
 def _state(
     boxes: Sequence[tuple[Found, int, FoundBox]], values: Mapping[str, Any], groups: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """As `training/state/sources.py` collects it, but for the keys of model's tensors, which are global names here, and tensors of
-    parameters whose group nobody says."""
+    """Return the state as `training/state/sources.py` collects it, with two differences. The keys of the model's tensors are global names
+    here. Tensors of parameters whose group is unknown are under `other`."""
     state: dict[str, Any] = {}
     members = {
         name: f"{g}.{p}"
@@ -155,7 +155,7 @@ def _part(found: Found, name: str, box: FoundBox) -> Part:
 
 
 def _view(state: dict[str, Any], rank: int, world: int) -> View:
-    """A part as a sealed slot would hold it."""
+    """Return a part as a sealed slot would hold it."""
     skeleton, named = flatten(state, lambda value: isinstance(value, _Leaf))
     table = plan(
         skeleton,
@@ -184,7 +184,7 @@ def _bytes(words: Words) -> memoryview:
 
 
 def _plain(value: Any, where: str, left_out: list[str]) -> Any:
-    """What a snapshot can hold of it, tensors as leaves without a place; what it cannot is named in `left_out`."""
+    """Return what a snapshot can hold of the value, with tensors as leaves without a place. What it cannot hold is named in `left_out`."""
     if isinstance(value, Held):
         whole = FoundBox(offset=(0,) * len(value.shape), shape=value.shape, read=value.content)
         return _Leaf(value.dtype, whole, ())

@@ -1,8 +1,8 @@
-"""Megatron's own checkpoints under the names that our snapshots have for the same model: `dist_checkpointing`, format torch_dist.
+"""Maps Megatron's own checkpoints to the names that our snapshots have for the same model: `dist_checkpointing`, format torch_dist.
 
-That is a DCP directory (`.metadata`, `__*.distcp`) whose keys are the model's names, with the layers of a block stacked in one tensor, and
-`optimizer.state.exp_avg.<name>`; beside it metadata.json, which says the format, and common.pt: the iteration, the schedule, the values of
-parameter groups. Nothing in common.pt is run either: its classes are stand-ins here.
+Such a checkpoint is a DCP directory (`.metadata`, `__*.distcp`). Its keys are the model's names, with the layers of a block stacked in one
+tensor, and `optimizer.state.exp_avg.<name>`. Beside it lie metadata.json, which says the format, and common.pt: the iteration, the
+schedule, the values of parameter groups. Nothing in common.pt is run either: its classes are stand-ins here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_
 
 
 def megatron_directory(path: Path) -> Path:
-    """`path` itself, or its iter_XXXXXXX/ that was saved last. Raises UsageError."""
+    """Return `path` itself, or its iter_XXXXXXX/ that was saved last. Raises UsageError."""
     latest = path / "latest_checkpointed_iteration.txt"
     if latest.is_file():
         said = latest.read_bytes()[:20].decode(errors="replace").strip()
@@ -46,8 +46,8 @@ def megatron_directory(path: Path) -> Path:
 
 
 def from_megatron(given: Path) -> Foreign:
-    """Raises UsageError where there is no such checkpoint, or it is of a kind that cannot be taken to another layout; SnapshotError when
-    it is damaged."""
+    """Return the checkpoint. Raises UsageError if there is none, or if its kind cannot be taken to another layout; SnapshotError if it is
+    damaged."""
     path = megatron_directory(given)
     _check_format(path)
     dcp = open_dcp(path)
@@ -74,7 +74,7 @@ def from_megatron(given: Path) -> Foreign:
         match = states.get(key)
         prefix = f"{OPTIMIZER}/{_MAIN.get(match[1], match[1])}/{MODEL}/" if match else f"{MODEL}/"
         bare = match[2] if match else key
-        # Where the parameters are fp32, an optimizer that does not cut them up has no copies of its own.
+        # If the parameters are fp32, an optimizer that does not shard them has no copies of its own.
         alias = (
             f"{OPTIMIZER}/main/{MODEL}/" if states and not has_main and not match and tensor.dtype == "float32" else ""
         )
@@ -120,7 +120,7 @@ def _iteration_of(path: Path) -> int | None:
 
 
 def _unstacked(prefix: str, alias: str, key: str, tensor: Chunked) -> Iterator[Found]:
-    """One tensor a layer, as our snapshots name them, where Megatron has one for all layers of a block."""
+    """Yield one tensor for each layer, as our snapshots name them. Megatron has one tensor for all layers of a block."""
     stacked = _STACKED.search(key)
     if not stacked or not tensor.shape:
         also = (f"{alias}{key}",) if alias else ()
@@ -144,7 +144,8 @@ def _with_padding(found: Found) -> Found:
 
 
 def _step(moment: Found, prefix: str, value: float) -> Found:
-    """The step count that torch's Adam keeps beside each parameter, or each expert where these are stacked. Megatron saves one for all."""
+    """Return the step count that torch's Adam keeps beside each parameter, or beside each of stacked experts. Megatron saves one for
+    all."""
     experts = ".experts." in moment.name and len(moment.shape) > 2 and all(box.shape[0] == 1 for box in moment.boxes)
     shape = moment.shape[:1] if experts else ()
 
@@ -158,7 +159,7 @@ def _step(moment: Found, prefix: str, value: float) -> Found:
 
 
 def _megatron_groups(optimizer: Any) -> Iterator[dict[str, Any]]:
-    """Of a chain of optimizers all; Megatron drops which parameters they have."""
+    """Yield the groups of all optimizers in a chain. Megatron does not save which parameters they have."""
     if not isinstance(optimizer, dict):
         return
     for key, inner in optimizer.items():
@@ -172,7 +173,7 @@ def _megatron_groups(optimizer: Any) -> Iterator[dict[str, Any]]:
 
 
 def _steps(optimizer: Any) -> set[float]:
-    """The step counts that groups and optimizers say."""
+    """Return the step counts in groups and optimizers."""
     if isinstance(optimizer, list):
         return {step for inner in optimizer for step in _steps(inner)}
     if not isinstance(optimizer, dict):

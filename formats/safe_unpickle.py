@@ -1,11 +1,11 @@
-"""Other people's pickles, read without running anything in them.
+"""Reads other programs' pickles without running anything in them.
 
-A pickle is a program. This reader carries out the part of it that builds data, in Python, and where the program names a class or a function
-it is given a stand-in that only remembers what it was called with: no module is imported and nothing of anybody else's is called. In
+A pickle is a program. This reader carries out only the part of it that builds data, in Python. Where the program names a class or a
+function, it gets a stand-in that only remembers what it was called with. No module is imported, and no foreign code is called. In
 `.metadata` each name has to be a known one.
 
-No instruction that is let through does more work than the bytes that it consumes, so a hostile file costs no more time or memory than its
-size: no numbers as text, no buffers of a size that is only said, no copies, and no keys whose hash has to be worked out.
+No instruction that is let through does more work than the bytes that it consumes. So a hostile file costs no more time or memory than its
+size. Numbers as text are refused, as are buffers of a size that the file only claims, copies, and keys whose hash is computed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 from ..resilience.errors import SnapshotError
 
 MOST_BYTES = 1 << 30
-"""Of a pickle: more is no description of a checkpoint."""
+"""Limit of a pickle: a larger one does not describe a checkpoint."""
 
 
 class Record:
-    """Stands for an object: of what class, what it was made with, and its state."""
+    """Stands for an object: its class, the arguments that it was made with, and its state."""
 
     named = ""
 
@@ -31,7 +31,7 @@ class Record:
         self.state: Any = None
 
     def field(self, name: str) -> Any:
-        """An attribute of the object. Raises SnapshotError when it has none of that name."""
+        """Return an attribute of the object. Raises SnapshotError if it has none of that name."""
         if not isinstance(self.state, dict) or name not in self.state:
             raise SnapshotError(f"a {self.named} without {name!r}; it is damaged, or of another version")
         return self.state[name]
@@ -42,7 +42,7 @@ def stand_in(name: str) -> type[Record]:
 
 
 def empty_dict() -> dict[Any, Any]:
-    """For an OrderedDict: its items come behind it."""
+    """Return a stand-in for an OrderedDict, whose items come later in the pickle."""
     return {}
 
 
@@ -53,10 +53,10 @@ def read(
     lenient: bool = False,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """The data in a pickle, without running any of it.
+    """Return the data in a pickle, without running any of it.
 
     known: by "module.name", what stands in: a Record type, a function of the arguments that copies nothing, or a value. lenient: give any
-    other name a stand-in instead of refusing it. persistent: what the pickle leaves to its reader (a storage of torch's).
+    other name a stand-in instead of refusing it. persistent: loads what the pickle leaves to its reader (a storage of torch's).
 
     Raises SnapshotError, in one sentence that begins with `where`, for anything else.
     """
@@ -64,11 +64,11 @@ def read(
         return _Reader(data, known, lenient, persistent).load()
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error}; nothing in it was run") from None
-    except Exception as error:  # whatever a broken program runs into
+    except Exception as error:  # whatever a broken pickle runs into
         raise SnapshotError(f"{where} is not readable as a pickle ({type(error).__name__}); it is damaged") from None
 
 
-class _Reader(pickle._Unpickler):  # the one in Python: C's makes room for whatever memo index the file names
+class _Reader(pickle._Unpickler):  # the one in Python: C's takes memory for any memo index that the file names
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
@@ -94,7 +94,7 @@ class _Reader(pickle._Unpickler):  # the one in Python: C's makes room for whate
         return self._persistent(pid)
 
     def _make(self) -> None:
-        """REDUCE and NEWOBJ: function or class, and a tuple of arguments."""
+        """Carry out REDUCE and NEWOBJ: call a function or class with a tuple of arguments."""
         args, made = self.stack.pop(), self.stack.pop()
         allowed = issubclass(made, Record) if isinstance(made, type) else any(made is each for each in self._functions)
         if type(args) is not tuple or not allowed:
@@ -139,7 +139,7 @@ class _Reader(pickle._Unpickler):  # the one in Python: C's makes room for whate
         elif not isinstance(self.stack[-1], Record):
             raise SnapshotError("it puts an item into something that is no list")
 
-    # What protocols 2 to 5 build data with; a file with another instruction is refused.
+    # The instructions with which protocols 2 to 5 build data; a file with another one is refused.
     dispatch = {  # type: ignore[assignment]
         code: pickle._Unpickler.dispatch[code]
         for code in (

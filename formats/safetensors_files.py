@@ -1,7 +1,8 @@
-"""A snapshot's tensors as safetensors: header and bytes, a few tensors in memory at a time, in as many files as their size asks for.
+"""Writes a snapshot's tensors as safetensors: a few tensors in memory at a time, in as many files as their size asks for.
 
-The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors); its library writes only what is in
-memory as a whole. Names and index are those that its readers expect. `state.json` beside has what is no tensor.
+The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors). Its library can write only what is in
+memory as a whole. The files' names and the index are those that its readers expect. `state.json` beside the files has everything that is
+not a tensor.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ..checkpoint.format.tensor_table import ITEM_BYTES
 from ..resilience.errors import UsageError
 
 FILE_BYTES = 5_000_000_000
-"""Of one file at most, unless one tensor is larger: as Hugging Face's hub does it."""
+"""Limit of one file, unless one tensor is larger: as Hugging Face's hub does it."""
 BATCH_BYTES = 256 << 20
-"""Read at a time, or one tensor."""
+"""Limit of what is read at a time, unless one tensor is larger."""
 
 _DTYPES = {
     "bool": "BOOL",
@@ -52,8 +53,8 @@ def write(
     target: Path,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Into the directory `target`, which is empty. Raises UsageError, before anything is read, for a dtype that the format does not have;
-    OSError; and what reading raises."""
+    """Write into the directory `target`, which is empty. Raises UsageError, before anything is read, for a dtype that the format does not
+    have; OSError; and what reading raises."""
     for tensor in tensors:
         if tensor.dtype not in _DTYPES:
             raise UsageError(

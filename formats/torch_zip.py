@@ -1,7 +1,6 @@
-"""What `torch.save` has written, read without torch: a zip of one pickle and the bytes of each storage.
+"""Reads what `torch.save` has written, without torch: a zip of one pickle and the bytes of each storage.
 
-file → window → zip → pickle (`safe_unpickle.py`: nothing in it is run) → plain values and `Held` tensors, whose bytes are read when asked
-for.
+file → window → zip → pickle (`safe_unpickle.py`: nothing in it is run) → plain values and `Held` tensors, whose bytes are read on demand.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_reb
 
 
 class _Storage(Record):
-    """The type of a storage; the type of its elements, "" where the tensor says it."""
+    """The type of a storage. dtype: the type of its elements; "" if the tensor says it."""
 
     dtype = ""
 
@@ -59,7 +58,7 @@ _KNOWN: Mapping[str, Any] = {
     },
     **{f"torch._utils.{name}": safe_unpickle.stand_in(name) for name in _REBUILD},
     "collections.OrderedDict": safe_unpickle.empty_dict,
-    "_codecs.encode": safe_unpickle.stand_in("bytes"),  # how protocol 2 says bytes
+    "_codecs.encode": safe_unpickle.stand_in("bytes"),  # how protocol 2 writes bytes
 }
 
 
@@ -77,7 +76,7 @@ class Held:
     strides: Shape
 
     def content(self) -> NDArray[np.generic]:
-        """The elements, row-major, as words of their size. Raises SnapshotError."""
+        """Return the elements, row-major, as words of their size. Raises SnapshotError."""
         size = ITEM_BYTES[self.dtype]
         if not math.prod(self.shape):
             return np.zeros(0, word(self.dtype))
@@ -87,7 +86,7 @@ class Held:
                 done = 0
                 while done < len(memory) and (read := file.readinto(memory.data[done:])):  # type: ignore[attr-defined]
                     done += read
-                file.read(1)  # at its end the checksum is looked at
+                file.read(1)  # at its end zipfile checks the checksum
         except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
             raise SnapshotError(f"{self.where} is damaged ({error})") from None
         if done < len(memory):
@@ -100,10 +99,10 @@ class Held:
 
 
 def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool = False) -> Any:
-    """What the part of a file from `offset` on holds: plain values, a `Held` for each tensor, and with `lenient` a Record for whatever
-    else. The file stays open as long as a `Held` of it lives.
+    """Return what a file holds from `offset` on: plain values, a `Held` for each tensor and, with `lenient`, a Record for anything else.
+    The file stays open as long as a `Held` of it lives.
 
-    Raises SnapshotError for what is damaged, or not of torch's; MachineError where it cannot be read.
+    Raises SnapshotError if it is damaged or not torch's; MachineError if it cannot be read.
     """
     where = f"{path} at byte {offset}" if offset else str(path)
     try:
@@ -126,7 +125,7 @@ def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool =
         ArithmeticError,
     ) as error:
         raise SnapshotError(f"{where} is not what torch.save writes ({error}); it is damaged") from None
-    except Exception as error:  # struct.error and whatever else a broken zip brings about
+    except Exception as error:  # struct.error and whatever else a broken zip causes
         raise SnapshotError(f"{where} is not what torch.save writes ({type(error).__name__}); it is damaged") from None
 
 
@@ -153,8 +152,8 @@ def _load(archive: zipfile.ZipFile, where: str, lenient: bool) -> Any:
 
 
 class _Resolver:
-    """Puts a Held in the place of each tensor. What is nested deeper than any state, or within itself, or says a few things so often that
-    it would never end, is refused."""
+    """Puts a Held in the place of each tensor. Refuses values that are nested deeper than any state, or within themselves. Also refuses
+    values that refer to the same few so often that resolving them would never end."""
 
     def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
         self._archive, self._where = archive, where

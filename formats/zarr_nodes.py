@@ -1,4 +1,4 @@
-"""A snapshot's tensors as nodes of a zarr v3 hierarchy: paths, metadata documents, chunks. Pure; knows no zarr.
+"""A snapshot's tensors as nodes of a zarr v3 hierarchy: paths, metadata documents, chunks. Pure; does not need zarr.
 
 name → path → zarr.json; chunk key → the box of the tensor that it stands for.
 """
@@ -18,23 +18,23 @@ from ..checkpoint.format.sharding import Shape
 from ..checkpoint.format.tensor_table import ITEM_BYTES
 
 CHUNK_BYTES = 32 << 20
-"""Of a zarr chunk at most: eight of a slab's, of which one or two at each end of a box are read for what little they hold of it."""
+"""Limit of a zarr chunk: eight of a slab's chunks. At each end of a box, one or two more are read for the little that they hold of it."""
 
 METADATA = "zarr.json"
 _FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 FOREIGN = frozenset(_FOREIGN)
-"""Dtypes that zarr v3 has no name for; ours are tensorstore's."""
+"""Dtypes that zarr v3 has no name for; the names here are tensorstore's."""
 
 
 def path_of(name: str, all_names: Collection[str]) -> str:
-    """Where the tensor `name` goes: slashes are groups, dots stay. What zarr would misread is %-encoded; an empty part is "%"; a tensor
-    whose name is also the beginning of others', which would have to be a group too, gets a "%" at its end."""
+    """Return the path of the tensor `name`: slashes are groups, dots stay. A part that zarr would misread is %-encoded; an empty part is
+    "%". A tensor whose name is also the beginning of others' would have to be a group too: its path gets a "%" at its end."""
     path = "/".join(_encoded(part) for part in name.split("/"))
     return f"{path}%" if any(other.startswith(f"{name}/") for other in all_names) else path
 
 
 def name_of(path: str) -> str:
-    """The name that `path_of` made `path` of."""
+    """Return the name from which `path_of` made `path`."""
     *first, last = path.split("/")
     last = last[:-1] if len(last) > 1 and last.endswith("%") else last
     return "/".join("" if part == "%" else unquote(part) for part in (*first, last))
@@ -71,7 +71,7 @@ class Array:
         return f"uint{8 * ITEM_BYTES[dtype]}" if self.as_integers and dtype in FOREIGN else dtype
 
     def metadata(self) -> dict[str, Any]:
-        """The document zarr.json."""
+        """Return the document zarr.json."""
         dtype = self.data_type
         zero: Any = False if dtype == "bool" else [0.0, 0.0] if dtype.startswith("complex") else 0
         return {
@@ -88,7 +88,7 @@ class Array:
         }
 
     def box(self, indexes: tuple[int, ...]) -> tuple[Shape, Shape] | None:
-        """Offset and shape of what a chunk holds of the tensor; None where there is no such chunk."""
+        """Return offset and shape of what a chunk holds of the tensor; None if there is no such chunk."""
         shape, chunk = self.tensor.shape, self.chunk
         offset = tuple(index * size for index, size in zip(indexes, chunk, strict=True))
         if any(at >= size for at, size in zip(offset, shape, strict=True)):
@@ -96,6 +96,6 @@ class Array:
         return offset, tuple(min(c, size - at) for at, c, size in zip(offset, chunk, shape, strict=True))
 
     def chunk_keys(self) -> Iterator[str]:
-        """Of all chunks, below the array's own path."""
+        """Return the keys of all chunks, below the array's own path."""
         counts = (-(-size // chunk) for size, chunk in zip(self.tensor.shape, self.chunk, strict=True))
         return ("/".join(("c", *map(str, indexes))) for indexes in product(*map(range, counts)))

@@ -1,7 +1,7 @@
 """A durable snapshot as a read-only store of zarr-python: `zarr.open_group(SnapshotStore("mt-runs/train"), mode="r")`.
 
-The only module that knows zarr, which is an optional extra. A chunk is put together from the slabs when it is asked for, each checksum on
-the way checked; nothing is copied or converted beforehand, and nothing is written.
+This is the only module that needs zarr, which is an optional extra. A chunk is put together from the slabs when zarr asks for it, and each
+checksum on the way is checked. Nothing is copied or converted beforehand, and nothing is written.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ from .zarr_nodes import METADATA, Array
 
 
 class SnapshotStore(Store):
-    """The tensors of one snapshot by name: groups for what stands before a slash, an array a tensor. All that is no tensor is in the root
-    group's attribute `values`.
+    """The tensors of one snapshot by name: a group for each part before a slash, an array for each tensor. Everything that is not a tensor
+    is in the root group's attribute `values`.
 
-    While it is open, in whatever process it was pickled to or forked into, its snapshot is not retired."""
+    The snapshot is not retired while the store is open. This also holds for a process to which it was pickled or into which it was
+    forked."""
 
     def __init__(self, where: str, as_integers: bool = False) -> None:
-        """where: a snapshot's directory, a run directory or the place of its snapshots (the newest is taken), or s3:// or gs:// of one.
+        """where: a snapshot's directory, a run directory or the place of its snapshots (the newest is taken), or an s3:// or gs:// URL of
+        one.
 
-        as_integers: give bfloat16 and float8 as integers of their size; without the package ml_dtypes this is how they are given in any
-        case, and a warning says so. Each array's attribute `dtype` has the true one.
+        as_integers: give bfloat16 and float8 as integers of their size. Without the package ml_dtypes they are given so in any case, and a
+        warning says so. Each array's attribute `dtype` has the true one.
 
-        Raises UsageError where there is no snapshot; SnapshotError or MachineError when it is damaged or cannot be read.
+        Raises UsageError if there is no snapshot; SnapshotError or MachineError when it is damaged or cannot be read.
         """
         super().__init__(read_only=True)
         self.snapshot = catalog.find(where)
@@ -76,7 +78,7 @@ class SnapshotStore(Store):
             parts = path.split("/")
             for depth, part in enumerate(parts):
                 self._children.setdefault("/".join(parts[:depth]), {METADATA: None})[part] = None
-        self._arguments = (str(self.snapshot), as_integers)  # of the newest there, by then, it may be another one
+        self._arguments = (str(self.snapshot), as_integers)  # not `where`: its newest may be another one by then
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SnapshotStore) and self._identity == other._identity
@@ -157,7 +159,8 @@ class SnapshotStore(Store):
         return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": told}).encode()
 
     def _chunk_of(self, key: str) -> tuple[Array, tuple[int, ...]] | None:
-        """The array and the chunk's indexes. Its path may have a part "c" too: as many numbers follow the last one as there are axes."""
+        """Return the array and the chunk's indexes. The array's path may have a part "c" too. But after the last "c" of the key come as
+        many numbers as there are axes."""
         parts = key.split("/")
         numbers = next((n for n, part in enumerate(reversed(parts)) if part == "c"), -1)
         array = self.arrays.get("/".join(parts[: len(parts) - numbers - 1]))
@@ -168,7 +171,7 @@ class SnapshotStore(Store):
         return (array, found) if array.box(found) is not None else None
 
     def _chunk(self, array: Array, indexes: tuple[int, ...]) -> bytes:
-        """All of the chunk, zeros beyond the tensor's end."""
+        """Return all of the chunk, with zeros beyond the tensor's end."""
         box = array.box(indexes)
         assert box is not None
         with commit.reading(self.snapshot):
@@ -192,8 +195,8 @@ def _ranged(content: bytes, wanted: ByteRequest | None) -> bytes:
 
 
 def _register() -> bool:
-    """Make zarr-python know tensorstore's names of bfloat16 and float8, where nobody has: one array that it does not know breaks the
-    listing of its whole group (3.1.6). False where there is no ml_dtypes."""
+    """Register tensorstore's names of bfloat16 and float8 with zarr-python, if they are unknown there. One array of an unknown dtype breaks
+    the listing of its whole group (3.1.6). Return False if there is no ml_dtypes."""
     try:
         import ml_dtypes
     except ImportError:
@@ -204,7 +207,7 @@ def _register() -> bool:
 
 
 def _data_type(name: str, native: np.dtype[Any]) -> Any:
-    """A zarr data type without parameters."""
+    """Return a zarr data type without parameters."""
 
     @dataclass(frozen=True, kw_only=True)
     class Registered(ZDType, HasEndianness, HasItemSize):  # type: ignore[misc,type-arg]

@@ -1,1 +1,1 @@
-"""Words, judgement and control plane. Imports none of the other packages."""
+"""Data types, decisions, control plane. It imports none of the other packages."""

@@ -1,4 +1,4 @@
-"""The one place that reads the clock. Everything that judges takes the time as an argument."""
+"""The only module that reads the clock. Every function that decides takes the time as an argument."""
 
 from __future__ import annotations
 

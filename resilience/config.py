@@ -1,7 +1,7 @@
-"""Configuration: frozen policy dataclasses, each owned by the module that uses it; file < environment < flag.
+"""Configuration: frozen policy dataclasses, each in the module that uses it. The environment overrides the file, a flag overrides both.
 
-A section of the file is a policy, a key is one of its fields: `[snapshots] durable_every_steps = 100`. The environment spells it
-`MT_RESILIENT_SNAPSHOTS_DURABLE_EVERY_STEPS`, the command line `--set snapshots.durable_every_steps=100`.
+A section of the file is a policy, and a key is one of its fields: `[snapshots] durable_every_steps = 100`. In the environment the same
+key is `MT_RESILIENT_SNAPSHOTS_DURABLE_EVERY_STEPS`, on the command line `--set snapshots.durable_every_steps=100`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .errors import UsageError
 
 PREFIX = "MT_RESILIENT_"
 _OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|.*_PORT=\w+://.*", re.ASCII)
-"""What Kubernetes tells every container of a Service, `mt-resilient-agent` perhaps."""
+"""Matches variables that Kubernetes sets in every container for a Service, named `mt-resilient-agent` for example."""
 
 
 def load(
     sections: Mapping[str, type], file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One policy per section.
+    """Return one policy per section.
 
-    flags: `section.key` to text. Raises UsageError naming the source, the bad key and the nearest known one.
+    flags: text by `section.key`. Raises UsageError naming the source, the bad key and the nearest known one.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     if file:
@@ -83,7 +83,7 @@ def _policy(policy: type, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def typed(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the field's type; texts, as the environment and the command line give them, are read as one would write them."""
+    """Return `value` as the field's type. Texts from the environment and the command line are parsed: `yes` is True."""
     if (
         hint is bool
         and isinstance(value, str)

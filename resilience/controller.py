@@ -1,8 +1,8 @@
-"""The controller: one tick looks at the whole World, asks `decide`, and writes its answer under the leader's fencing token.
+"""The controller: each tick looks at the whole World, asks `decide`, and writes its answer under the leader's fencing token.
 
-Every agent has one. All of them watch the helm: who leads, and the record that everybody obeys. The one that leads watches the rest too.
-It holds nothing that it cannot read again, so that another agent's controller can go on in the middle of a recovery. A picture may be old:
-so a decision is written only if record, incidents and answers are those that it was made upon.
+Every agent has one. All controllers watch the helm: the leader's key, and the record that every agent obeys. The leader's watches all
+other keys too. A controller holds nothing that it cannot read again, so another agent's controller can go on in the middle of a recovery.
+Its picture may be old. So it writes a decision only if record, incidents and answers are still those on which it decided.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from .store.watch_cache import Mirror
 from .store.write_rates import campaign_after_s
 
 RETURN_S = 3.0
-"""When this agent has lost its lease, others have too: etcd was away or has lost its data, or everybody slept. So long they may
-take to be back in it, or for the life of a lease: so long who does not know of it lets its ranks train (`agent/peers/fencing.py`)."""
+"""Seconds that a leader with a new lease waits for missing members; a lease's lifetime, if that is longer. If this agent lost its
+lease, others did too: etcd was away or lost its data, or all machines slept. An agent that does not know of it yet lets its ranks
+train for the lifetime of a lease (`agent/peers/fencing.py`)."""
 
 
 class Controller:
@@ -43,7 +44,7 @@ class Controller:
         policy: Policy,
         told: Callable[[Decision], None],
     ) -> None:
-        """`told` hears of every decision that was accepted."""
+        """told: called with every decision that the store accepted."""
         self._store = store
         self._keys = keys
         self._election = election
@@ -52,25 +53,25 @@ class Controller:
         self._read_anew()
         self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
-        """Where this agent leads a job that has not begun: for which nodes it waits, a sentence."""
+        """A sentence: for which nodes a job that has not begun waits. Set while this agent leads."""
         self._met: dict[NodeId, tuple[str, float]] = {}
-        """Agents, and when this one has first seen them."""
+        """By node: its agent's instance, and when this agent first saw it."""
         self._vacant_s: float | None = None
-        """Wall-clock time since when nobody has led, as far as this agent has heard."""
+        """Wall-clock time since which no agent has led, as far as this agent knows."""
 
     def record(self) -> GenerationRecord | None:
-        """The record to obey, as far as this agent has heard. Raises StoreUnavailable."""
+        """Return the newest record to obey that this agent knows. Raises StoreUnavailable."""
         self._helm.entries()
         self._heard.update(self._helm.changed())
         return self._heard.one(self._keys.generation, GenerationRecord)
 
     def fds(self) -> tuple[int, ...]:
-        """Become readable when something has changed that concerns this agent: its orders; where it leads, anything. They may be others
-        after each tick."""
+        """Return descriptors that become readable when this agent's orders change or, if it leads, when any key changes. Each tick may
+        replace them."""
         return (*self._helm.fds(), *self._whole.fds())
 
     def hear(self, now: float) -> bool:
-        """Where this agent leads, read what has come, ahead of the next tick: whether anything has. now: wall-clock time. Raises
+        """If this agent leads, read new changes ahead of the next tick. Return whether there were any. now: wall-clock time. Raises
         StoreUnavailable."""
         if not self._whole.fds():
             return False
@@ -78,7 +79,7 @@ class Controller:
         return self._take_in(now)
 
     def tick(self, lease: int, now: float) -> bool:
-        """One level-triggered round at wall-clock time `now`, if this agent leads. True when something was written: then another
+        """Run one level-triggered round at wall-clock time `now`, if this agent leads. Return whether it wrote something: then another
         round may find more to do at once. Raises StoreUnavailable."""
         if lease != self._lease:
             self._anew_s, self._lease = now if self._lease else -math.inf, lease
@@ -114,7 +115,7 @@ class Controller:
         return accepted
 
     def _others_may_be_back(self, world: World, now: float) -> bool:
-        """Whether members are missing that may have lost their leases as this agent has."""
+        """Whether members are missing that may have lost their leases together with this agent."""
         spec, record = world.spec, world.record
         if spec is None or record is None or record.number <= spec.given_up:
             return False
@@ -122,7 +123,7 @@ class Controller:
         return bool(missing) and 0 <= now - self._anew_s < max(RETURN_S, self._policy.lease_s)
 
     def forget(self) -> None:
-        """All that was heard: it is read anew. After an error, nobody knows what of it was taken in."""
+        """Forget all that was read, and read it again. After an error it is unknown which changes were taken in."""
         self.close()
         self._read_anew()
 
@@ -131,14 +132,15 @@ class Controller:
         self._whole = Mirror(self._store, self._keys.root)
         self._heard, self._values = Values(), Values()
         self._heard_s: dict[NodeId, float] = {}
-        """When this agent has heard each node's last word; of one that was there before: when that was said, by the node's clock."""
+        """By node: when this agent read its last status. For the first status it read: when the node wrote it, by the node's clock."""
 
     def close(self) -> None:
         self._helm.close()
         self._whole.close()
 
     def _forget(self, entries: Iterable[str], record: GenerationRecord) -> None:
-        """Acknowledgements of earlier generations; now, for while they gather all wait for the store. Raises StoreUnavailable."""
+        """Delete the acknowledgements of earlier generations. This is done once the ranks run: while nodes gather, all wait for the
+        store. Raises StoreUnavailable."""
         acks = self._keys.acks
         known = {key.removeprefix(acks).partition("/")[0] for key in entries if key.startswith(acks)}
         for number in known - {str(record.number)}:
@@ -154,7 +156,7 @@ class Controller:
         return bool(changed)
 
     def _with_times(self, world: World, now: float) -> World:
-        """With when the nodes were last heard, and when those were first seen that may become members."""
+        """Return the World with the times at which nodes were last heard, and possible new members first seen."""
         apart = world.nodes.keys() - world.record.members.keys() if world.begun and world.record else world.nodes.keys()
         here = {node: world.nodes[node].instance for node in apart}
         met = self._met
@@ -176,8 +178,8 @@ class Controller:
 
 
 def _a_part(decision: Decision) -> Decision:
-    """As much of it as one transaction holds: first what is told, and only when nothing else is left, the record with its own incident.
-    What is left out the next tick decides again."""
+    """Return as much of `decision` as one transaction holds. Incidents and answers go first; the record goes with its own incident once
+    nothing else is left. The next tick decides again what was left out."""
     if len(decision.incidents) + len(decision.answers) < MOST_OPERATIONS:
         return decision
     told = decision.incidents[: MOST_OPERATIONS // 2]

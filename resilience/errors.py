@@ -6,16 +6,16 @@
     │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank)
     │   ├── StateError         2   what the script gives to its Session can't be saved (raised by a rank)
     │   ├── FormatError        2   a snapshot that another version of this program has written
-    │   └── ScriptError        5   the wrapped script fails twice in the same way: before its first step (never trained), or behind its loop
-    ├── SiteError            whoever runs this machine or cluster
+    │   └── ScriptError        5   the wrapped script fails twice in the same way: before its first step (never trained), or after its loop
+    ├── SiteError            the person who runs this machine or cluster acts
     │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
     │   ├── NodeUnfit          8   this machine has failed a check before it joined (`--preflight`)
-    │   ├── SilentCorruption   7   the replicas of this machine's ranks go apart again and again
+    │   ├── SilentCorruption   7   the replicas of this machine's ranks diverge again and again
     │   └── StoreUnavailable   4   etcd does not answer
-    │       └── LeaseGone          (resilience/store/protocol.py) it answers that our lease is over
-    ├── SnapshotError       6   a snapshot is missing or damaged, or every one is
-    ├── BudgetSpent         93   recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
-    └── InternalError       70   ours: report it
+    │       └── LeaseGone          (resilience/store/protocol.py) etcd answers that our lease has expired
+    ├── SnapshotError       6   one snapshot is missing or damaged, or all are
+    ├── BudgetSpent         93   too many recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
+    └── InternalError       70   a bug in this program: report it
 
 A message says what happened, what was done about it, and what to do next.
 """

@@ -1,1 +1,1 @@
-"""A cluster that is not there, governed by the real judgement: what a training on thousands of nodes would lose to faults, and to what."""
+"""A simulated cluster under the real controller: how much time a training on thousands of nodes would lose, and to which faults."""

@@ -30,12 +30,12 @@ _SPARES = 64
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     gpus: int
-    """In all, spares left out."""
+    """Total number, without spares."""
     per_node: int
     spares: int | None
-    """Nodes; None: as the configuration says."""
+    """Number of spare nodes; None: as configured."""
     least: int | None
-    """Nodes with which the job goes on at the least; 0: only with all; None: as the configuration says, which may name single numbers."""
+    """Least number of nodes with which the job continues; 0: only with all; None: as configured, which may name single numbers."""
 
 
 def setting(
@@ -47,7 +47,7 @@ def setting(
     buddies: bool,
     policies: Mapping[str, Any],
 ) -> Setting:
-    """What the options amount to. policies: sections of the configuration. Raises UsageError."""
+    """Return the setting for these options. policies: sections of the configuration. Raises UsageError."""
     gpus, per_node, spares, least = fleet.gpus, fleet.per_node, fleet.spares, fleet.least
     if min(gpus, per_node) < 1:
         raise UsageError(f"--gpus {gpus} in nodes of {per_node}: there is nothing to simulate. Give 1 or more of each")
@@ -92,11 +92,11 @@ def setting(
 
 
 def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None, table: bool) -> int:
-    """Run it, print what has come of it, and give the exit code. faults: names of models, or files. Raises UsageError, MachineError."""
+    """Run the simulation, print its result, return the exit code. faults: names of models, or files. Raises UsageError, MachineError."""
     model = fault_models.named(faults)
     if plots_in:
         _writable(plots_in)
-    runs = sensitivity.runs(what, model) if table else []  # what of them cannot be is refused here
+    runs = sensitivity.runs(what, model) if table else []  # refuses impossible runs here
     nodes = f"{formatting.count(what.nodes, 'node')} and {formatting.count(what.spares, 'spare')}"
     print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:
@@ -127,14 +127,14 @@ def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None
 
 @contextmanager
 def _printing() -> Iterator[None]:
-    """All of it is out, or MachineError says that it is not."""
+    """Flush what the block prints; raise MachineError if that fails."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # where the rest of it goes when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest to it at exit
         raise MachineError(
             f"the result cannot be written to standard output ({error.strerror}) and is lost. Send it elsewhere; the "
             "same seed gives it again"
@@ -151,7 +151,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _writable(directory: Path) -> None:
-    """Before anything is computed for it."""
+    """Raise MachineError if `directory` cannot be written, before the simulation runs."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         trial = directory / ".trial"
@@ -165,7 +165,7 @@ def _writable(directory: Path) -> None:
 
 @contextmanager
 def _progress(words: str) -> Iterator[Callable[[float], None]]:
-    """On a terminal, how far it is."""
+    """Show progress on a terminal. Yields a function that takes the share done."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda share: None

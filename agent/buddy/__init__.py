@@ -1,1 +1,1 @@
-"""Copies of snapshots in another node's memory, as agent and drain process exchange them."""
+"""Copies of snapshots in another node's memory: the agent's part and the drain process's part."""

@@ -1,9 +1,9 @@
-"""This node's part in copies of snapshots: whom its own go to, whose it holds, and how it gets back what it has lost.
+"""The agent's part in copies of snapshots: where its own copies go, which copies it holds, and how it fetches a lost part.
 
-    ranks' marked snapshots ──drain process (`service.py`)──▶ the holder's guest slots ──▶ whoever takes this node's place
+    ranks' marked snapshots ──drain process (`service.py`)──▶ the holder's guest slots ──▶ the node that takes this node's place
 
-The guest slots are the agent's, so that copies outlive ranks and drain process; what is chosen, and of which step all nodes have a copy, is
-for `resilience/membership/buddy_sources.py` to say.
+The agent owns the guest slots, so copies outlive the ranks and the drain process. `resilience/membership/buddy_sources.py` chooses which
+copies are used, and at which step every node has its part.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ..launch.ports import free_port
 from .service import TOKEN
 
 GUESTS = 2
-"""Slots for each rank of the node whose copies are held: one stays whole while the next one arrives."""
+"""Guest slots for each rank of the node whose copies this node holds. One copy stays whole while the next one arrives."""
 
 
 def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) -> str:
-    """Where that member's copies are given and taken; empty where its agent is not the one of `record`, or takes no part. Raises
-    StoreUnavailable."""
+    """Return the HOST:PORT at which `member` takes and gives copies. Empty: its agent is not the one in `record`, or it holds no copies.
+    Raises StoreUnavailable."""
     entry = store.get(keys.node(member))
     try:
         there = loads(NodeRecord, entry.value) if entry else None
-    except InternalError:  # told by whoever leads
+    except InternalError:  # the leader reports it
         return ""
     fits = there is not None and there.instance == record.members.get(member) and there.copies_port
     return f"{there.address}:{there.copies_port}" if there and fits else ""
@@ -46,7 +46,7 @@ def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) 
 
 class Copies:
     def __init__(self, ranks: int, address: str, token: str, policy: CopiesPolicy) -> None:
-        """ranks: of this node; address: where the others reach it; token: the job's secret, in hexadecimal digits."""
+        """ranks: of this node. address: where other nodes reach this node. token: the job's secret, in hexadecimal digits."""
         self.policy = policy
         self.port = free_port()
         self._fds = arena.create(ranks, GUESTS)
@@ -59,18 +59,18 @@ class Copies:
             "hold_s": policy.hold_s,
             "patience_s": policy.stall_s,
         }
-        """For the drain process; and what it must not be told as an argument:"""
+        """The drain process gets this as an argument. The token is no argument, so it is in the environment:"""
         self.environment = {TOKEN: token}
         self.unfetched: list[Stamp] = []
-        """What could not be had from its holder."""
+        """Snapshots of which the holder did not deliver a copy."""
         self.fetching: Stamp | None = None
         self._took_s = 0.0
         self._next_s = 0.0
         self._given_up_s = 0.0
-        """When the copy that was asked for last, and has not come to its end, is waited for no longer."""
+        """Until when the last requested copy may still be under way; 0: none is."""
 
     def held(self) -> tuple[Copy, ...]:
-        """The copies that are whole, of one node's ranks each."""
+        """Return the complete copies. Each has all ranks of one node."""
         rows = [[slot.header() for slot in row] for row in self._slots]
         found = []
         for stamp in sorted(admission.whole(rows)):
@@ -90,19 +90,19 @@ class Copies:
         return together and first % len(headers) == 0 and len({header.world for header in headers}) == 1
 
     def forget(self, wrong: Callable[[Stamp], bool]) -> None:
-        """Those of a course of the training that was left."""
+        """Free each sealed copy for which `wrong` is true: the training has left its lineage."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.state is State.SEALED and wrong(header.stamp):
                 slot.free()
 
     def begin(self) -> None:
-        """Other ranks have started: the next snapshot is copied at once."""
+        """New ranks have started: make the next copy due at once."""
         self._next_s = self._given_up_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time to have a snapshot copied; if so, the next time is set. Not while the last one is on its way: ranks keep two,
-        and meanwhile a lost node's part can come back of the one before. now_s: monotonic."""
+        """Return whether a snapshot is due to be copied, and if so, set the next time. Nothing is due while the last copy is under way.
+        Ranks keep two marked snapshots, so a lost node can meanwhile be restored from the earlier copy. now_s: monotonic."""
         if not self.policy.every_s or now_s < max(self._next_s, self._given_up_s):
             return False
         self._next_s = now_s + self.policy.interval_s(self._took_s)
@@ -110,7 +110,7 @@ class Copies:
         return True
 
     def heard(self, event: dict[str, Any]) -> None:
-        """A word of the drain process."""
+        """Take in an event from the drain process."""
         if event["event"] == "replicated":
             self._took_s, self._given_up_s = float(event["seconds"]), 0.0
         if self.fetching is None or event["event"] not in ("fetched", "not fetched"):

@@ -1,4 +1,4 @@
-"""What the drain process is told of the buddy tier."""
+"""The drain process's configuration for copies of snapshots. The buddy is the node that holds this node's copies."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from ...resilience.errors import UsageError
 Event = dict[str, object]
 Tell = Callable[[Event], None]
 BACKOFF_S = (0.1, 10.0)
-"""Before the buddy is called again, doubled after each further failure; and before a port that is taken is tried again."""
+"""First and longest wait before the buddy is called again, or a taken port is tried again. Each failure doubles the wait."""
 STOP_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuddyConfig:
     listen: str = ""
-    """host:port where copies are taken and given; empty: nowhere."""
+    """host:port at which this node takes and gives copies. Empty: nowhere."""
     send_to: str = ""
-    """host:port of the buddy's drain process; empty: none, until it is named (`Buddy.send_to`)."""
+    """host:port of the buddy's drain process. Empty: there is none until `Buddy.send_to` names it."""
     guests: tuple[tuple[str, ...], ...] = ()
-    """Paths of the slots for copies, two per local rank of the node whose buddy this one is."""
+    """Paths of the guest slots: two for each local rank of the node whose copies this node holds."""
     poll_s: float = 0.05
-    """Between looks at the headers."""
+    """Seconds between two looks at the slot headers."""
     stall_s: float = 10.0
-    """When nothing moves for so long, the other end counts as lost. Taking memory for the first copy counts too: about 1 s per 3 GB."""
+    """If no byte moves for this long, the other end counts as lost. Allocating memory for the first copy counts too: about 1 s per 3 GB."""
     patience_s: float = 0.0
-    """How long the buddy may be away until that is told: it may be about to start, or the job about to go on without its node."""
+    """How long the buddy may be away before this is reported. It may be about to start, or the job about to go on without its node."""
     hold_s: float = 60.0
-    """How long the slots of one snapshot may be held while they are copied, so longer than that takes: a rank that finds no slot to
-    overwrite meanwhile skips a snapshot."""
+    """How long a snapshot's slots may be held while they are copied. It must exceed the duration of a copy. A rank that finds no free slot
+    meanwhile skips a snapshot."""
 
     def __post_init__(self) -> None:
         for name in ("listen", "send_to"):

@@ -1,4 +1,4 @@
-"""Copies of another node's snapshots: taken into guest slots, and given to whoever has lost his own."""
+"""Takes copies of another node's snapshots into guest slots, and gives them back to a node that has lost its memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...checkpoint.buddy.transfer import serve
 from .buddy_config import BACKOFF_S, STOP_S, BuddyConfig, Tell, address_of
 
 STRANGERS = 16
-"""Callers that may be at proving who they are; further ones are hung up on."""
+"""At most this many callers may be authenticating at once. Further callers are disconnected."""
 
 
 class Keeping:
-    """Listens; every caller has a thread."""
+    """Listens for callers, and serves each in a thread of its own."""
 
     def __init__(self, config: BuddyConfig, token: bytes, tell: Tell) -> None:
         self._config, self._token, self._tell = config, token, tell
@@ -52,7 +52,7 @@ class Keeping:
     def _answer(self, caller: socket.socket) -> None:
         try:
             connection = Connection(caller, self._config.stall_s)
-        except OSError:  # it has hung up already
+        except OSError:  # the caller has hung up already
             caller.close()
             self._strangers.release()
             return
@@ -72,7 +72,7 @@ class Keeping:
         except Refused as error:
             self._once("turned away", str(error))
         except Lost:
-            pass  # its own side tells it
+            pass  # the caller's side reports it
         finally:
             self._connections.discard(connection)
 

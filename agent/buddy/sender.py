@@ -1,4 +1,4 @@
-"""The newest complete snapshot that is marked goes to the buddy: arena → one connection, slot by slot."""
+"""Sends the newest complete marked snapshot to the buddy: arena → one connection, slot by slot."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from .buddy_config import BACKOFF_S, BuddyConfig, Event, Tell, address_of
 
 
 class Sending:
-    """Copies the newest complete snapshot that is marked, over one connection, for as long as it runs."""
+    """Copies the newest complete marked snapshot to the buddy, over one connection, until it is stopped."""
 
     def __init__(self, config: BuddyConfig, token: bytes, arena: Sequence[Sequence[str]], tell: Tell) -> None:
         self._config, self._token, self._tell = config, token, tell
         self._slots = [[Slot(path) for path in row] for row in arena]
         self.to = config.send_to
-        """Whom to; another thread may change it."""
+        """The buddy's host:port; another thread may change it."""
         self._last: Stamp | None = None
-        """The newest one that is settled: copied, or refused for good."""
+        """The newest snapshot that is settled: copied, or refused for good."""
         self._wait_s = BACKOFF_S[0]
         self._lost = False
         self._away_s = 0.0
-        """Since when the buddy does not answer; 0: it does."""
+        """Since when the buddy has not answered; 0: it answers."""
         self._why = ""
-        """Why copies do not arrive, as it was told last."""
+        """The last reported reason why copies do not arrive."""
         self._over = threading.Event()
 
     def run(self) -> None:
         to = self.to
         while not self._over.is_set():
-            if to != self.to:  # who has nothing yet
+            if to != self.to:  # the new buddy has no copy yet
                 to, self._last, self._lost, self._away_s, self._wait_s = self.to, None, False, 0.0, BACKOFF_S[0]
             if not to:
                 self._over.wait(self._config.poll_s)
@@ -60,7 +60,7 @@ class Sending:
                 self._over.wait(self._pause_s())
 
     def _copied_one(self, connection: Connection) -> bool:
-        """Whether there was one to be copied, and its end is known."""
+        """Return whether a snapshot was there to copy, and it is settled: copied, or refused for good."""
         headers = [[slot.header() for slot in row] for row in self._slots]
         stamp = admission.newest(headers, len(self._slots), self._last)
         if stamp is None:
@@ -91,7 +91,7 @@ class Sending:
         return True
 
     def _pause_s(self) -> float:
-        """How long to wait now; the next one is longer, until a copy arrives."""
+        """Return how long to wait now. The next wait is longer, until a copy arrives."""
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, BACKOFF_S[1])
         return wait_s
 

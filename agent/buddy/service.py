@@ -1,7 +1,7 @@
-"""The drain process's part in the buddy tier: snapshots leave for the buddy's memory, and copies of another node's are kept in guest slots.
+"""The drain process's part in copies: send this node's snapshots to the buddy's memory, and keep another node's in guest slots.
 
-arena → `Sending` → the buddy; somebody's buddy → `Keeping` → guest slots → `_fetch` of whoever has lost his own. Threads of the drain
-process, with slots of their own: neither a slow buddy nor a hanging disk waits for the other. What they have to tell is handed to `tell`.
+arena → `Sending` → the buddy's `Keeping` → guest slots → `_fetch` of the node that has lost its part. Each is a thread of the drain
+process, with `Slot` objects of its own. So a slow buddy does not delay the disk, nor a hanging disk the copies. They report through `tell`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .receiver import Keeping
 from .sender import Sending
 
 TOKEN = "MT_RESILIENT_BUDDY_TOKEN"
-"""Environment variable with the run's secret, at least 32 hexadecimal digits: arguments can be read by every user of a machine."""
+"""Environment variable with the job's secret, at least 32 hexadecimal digits. Every user of a machine could read an argument."""
 FETCH_TRIES = 3
-"""How often a connection may break over what is fetched. The copy is the holder's agent's, and outlives its drain process."""
+"""A fetch fails when this many connections have broken. The copy outlives the holder's drain process, as the holder's agent owns it."""
 
 
 class Buddy:
-    """Both directions, as far as they are configured."""
+    """Sends and keeps copies, as far as each is configured."""
 
     def __init__(self, config: BuddyConfig, arena: Sequence[Sequence[str]], tell: Tell) -> None:
-        """arena: paths of the slots of the ranks that take part. Raises UsageError where there is no token."""
+        """arena: paths of the slots, for each rank that takes part. Raises UsageError if there is no token."""
         self._token = protocol.secret(os.environ.get(TOKEN, ""))
         self._config, self._arena, self._tell = config, arena, tell
         self._sending = Sending(config, self._token, arena, tell)
@@ -43,12 +43,12 @@ class Buddy:
             thread.start()
 
     def send_to(self, address: str) -> None:
-        """From now on copies go there; empty: nowhere."""
+        """Send copies to `address` from now on; empty: nowhere."""
         self._sending.to = address
 
     def fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
-        """Get back what whoever listens there keeps of our ranks, the first of which is `first_rank`; "fetched" or "not fetched" tells how
-        it has ended."""
+        """Fetch this node's part of snapshot `stamp` from the node at `address`. first_rank: this node's first global rank. The event
+        "fetched" or "not fetched" reports the outcome."""
         arguments = (address, stamp, first_rank)
         threading.Thread(target=_told, args=(lambda: self._fetch(*arguments), self._tell), daemon=True).start()
 
@@ -75,8 +75,8 @@ class Buddy:
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
 
     def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
-        """Of one rank; its bytes. What was given up may still be on its way to the disk or the buddy: then another slot takes it, or the
-        first that is let go of within `stall_s`."""
+        """Fetch one rank's part; return its bytes. Its slots may be busy: an abandoned snapshot may still be on its way to the disk or the
+        buddy. Then another slot takes the part, or the first that becomes free within `stall_s`."""
         slots = [Slot(path, turn=self._arena[0][0]) for path in row]
         until_s = clock.monotonic_s() + self._config.stall_s
         try:
@@ -94,7 +94,7 @@ class Buddy:
                 each.close()
 
     def _reached(self, address: str) -> Connection:
-        """A connection to whoever listens there, which may be about to. Raises Lost and Refused."""
+        """Return a connection to the drain process at `address`, which may still be starting. Raises Lost and Refused."""
         until_s = clock.monotonic_s() + self._config.stall_s
         while True:
             try:
@@ -105,7 +105,7 @@ class Buddy:
                 clock.sleep(BACKOFF_S[0])
 
     def stop(self) -> None:
-        """End both; what is under way stays torn."""
+        """Stop both directions. A copy that is under way stays torn, and is not used."""
         for part in self._parts:
             part.stop()
         for thread in self._threads:
@@ -113,7 +113,7 @@ class Buddy:
 
 
 def _told(run: Callable[[], None], tell: Tell) -> None:
-    """The disk's tier goes on without this one, but not in silence."""
+    """Run `run`, and report an unexpected error. Without copies, the drain process still writes to disk."""
     try:
         run()
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Commands that look at a job, or order something, from another terminal."""
+"""Commands that show a job, or give it an order, from another terminal."""

@@ -1,4 +1,5 @@
-"""Look at a job from outside: `explain`, `snapshots`, and for `status`. Reads the store while an agent runs, the run directory always."""
+"""The commands `explain` and `snapshots`, and what `status` shares with them. They read etcd while an agent runs, and the run directory
+always."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from ..run_directory import RunDirectory
 
 
 def find_directory(given: Path | None) -> RunDirectory:
-    """The run directory that was named, or the one under mt-runs that was used last. Raises UsageError when there is none."""
+    """Return the run directory `given`, or the last used one under mt-runs. Raises UsageError if there is none."""
     if given is not None:
         if not (given / "journal.jsonl").exists() and not (given / "endpoint").exists():
             raise UsageError(f"{given} is no run directory; mt-resilient run prints the one it uses")
@@ -47,9 +48,9 @@ def find_directory(given: Path | None) -> RunDirectory:
 
 
 def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
-    """The snapshots that a person means, the newest first: all, or a step or a name, of the run in `run_dir` or of the one that was used
-    last; those of a run directory, or of a place that holds `snapshots/`; a snapshot's own place. Raises UsageError when there is none
-    of what was named."""
+    """Return the snapshots that `where` names, the newest first. None: all of the run directory `run_dir`, or of the last used one. A step
+    or a snapshot's name: those in that run directory. A path or URL: of a run directory, of a place that holds `snapshots/`, or of one
+    snapshot. Raises UsageError if there are none."""
     if where is None:
         return catalog.committed(find_directory(run_dir).kept())
     if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
@@ -60,8 +61,8 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 
 def look(directory: RunDirectory) -> World | None:
-    """The job as its store has it now; None when no agent is running here, or the store does not answer. With several nodes it may run on
-    others, and its store is there when it has ended."""
+    """Return the job as etcd has it now. None: no agent runs here, or etcd does not answer. A job of several nodes needs no agent here: it
+    may run on other nodes, and its etcd outlives it."""
     place = directory.agent() or (directory.published() if directory.several else None)
     if place is None:
         return None
@@ -79,8 +80,8 @@ def time_of(at_s: float) -> str:
 
 
 def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
-    """All incidents of the journals in their last state, by number; with those that the store has, for of several nodes only the one that
-    leads writes them into its journal. What is damaged, or another version's, is passed over."""
+    """Return all incidents in their last state, by number, from the journals and etcd. With several nodes, only the leader writes incidents
+    into its journal, so etcd completes the list. Incidents that are damaged, or of another version, are skipped."""
     found: dict[tuple[int, str, float], Incident] = {}
     for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
         if line["kind"] != "incident":
@@ -96,7 +97,7 @@ def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, 
 
 
 def explain(directory: RunDirectory, which: str | None) -> int:
-    """Print one incident's story, or all of them and what they cost together."""
+    """Print the story of one incident, or the stories of all incidents and their total cost."""
     world = look(directory)
     told = incidents(directory, world)
     if which is not None:
@@ -123,7 +124,8 @@ def explain(directory: RunDirectory, which: str | None) -> int:
 
 
 def snapshots(found: list[Place], action: str, whole: bool) -> int:
-    """List, verify or digest; whole: of global tensors. Verify gives 6 when a snapshot is not sound."""
+    """List, verify or digest the snapshots, and return the exit code: 6 if `verify` finds one that is not sound. whole: digest the global
+    tensors."""
     if not found:
         print("there is no committed snapshot")
         return 0
@@ -140,7 +142,7 @@ def snapshots(found: list[Place], action: str, whole: bool) -> int:
 
 
 def _chosen(directory: RunDirectory, which: str) -> list[Place]:
-    """The snapshots of that step or name, the newest first. Raises UsageError when there is none."""
+    """Return the snapshots of that step or name, the newest first. Raises UsageError if there is none."""
     found = [
         each for each in catalog.committed(directory.kept()) if which in (each.name, str(_attempt(each).stamp.step))
     ]
@@ -173,7 +175,7 @@ def _list(snapshots: list[Place]) -> int:
         try:
             certified = "yes" if snapshot.there(CERTIFIED) else "–"
             found = commit.read_commit(snapshot)
-        except SnapshotError:  # damaged, or retired just now
+        except SnapshotError:  # damaged, or deleted by retention just now
             told = "?", "–", "–", "–"
         except FormatError as error:
             told = "–", "–", "–", "–"
@@ -192,7 +194,7 @@ def _verify(found: list[Place]) -> int:
     for snapshot in found:
         try:
             problems = catalog.verify(snapshot)
-        except (FormatError, MachineError) as error:  # nothing is known of it, but of the others
+        except (FormatError, MachineError) as error:  # this snapshot cannot be judged, but others can
             codes.add(error.exit_code)
             problems = [str(error)]
         else:

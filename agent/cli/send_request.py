@@ -1,8 +1,8 @@
-"""An operator's order from another terminal: put where the controller reads it, and waited for until it is done.
+"""Gives an operator's order from another terminal: writes it where the controller reads it, and waits until it is done.
 
-    command line ──requests/<id>──▶ store ──▶ controller … ranks ──▶ answers/<id> ──▶ one sentence and an exit code
+    command line ──requests/<id>──▶ etcd ──▶ controller … ranks ──▶ answers/<id> ──▶ one sentence and an exit code
 
-The order stands in the store: whether somebody waits for it, or which agent leads, makes no difference to it.
+The order stays in etcd until it is answered. It does not matter whether the command still waits, or which agent leads.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ..run_directory import RunDirectory
 _LOOK_S = 0.1
 UNDER_WAY = "given, and not done yet; Ctrl-C ends the waiting, not the order"
 LONG_S = 3.0
-"""After so long it is told that an order is waited for."""
+"""After this many seconds the command says that it waits for the order."""
 
 
 def order(directory: RunDirectory, request: Request) -> int:
-    """Give the order and wait; prints one sentence. 0 when it is done, else the exit code of what kept it from being done. Raises
-    UsageError where no agent is there to give it to, StoreUnavailable."""
+    """Give the order, wait until it is done, and print one sentence. Return 0 if it was done, else the exit code of what prevented it.
+    Raises UsageError if no agent runs here, and StoreUnavailable."""
     place = directory.agent()
     if place is None:
         last = _last_said(directory, 0.0)
@@ -58,9 +58,7 @@ def order(directory: RunDirectory, request: Request) -> int:
         except KeyboardInterrupt:
             print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
             return 130
-        with suppress(
-            StoreUnavailable
-        ):  # whoever asks next need not read it; the agent forgets it at its next start otherwise
+        with suppress(StoreUnavailable):  # spares others from reading them; else a later start deletes them
             store.delete(keys.request(asked.id))
             store.delete(keys.answer(asked.id))
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
@@ -69,7 +67,7 @@ def order(directory: RunDirectory, request: Request) -> int:
 
 
 def _instance(store: Store, keys: Keys, node: NodeId) -> str:
-    """The agent that goes by this name, or trains under it; empty: none does."""
+    """Return the instance of the agent that is registered as `node`, or else of the member of that name. Empty: there is none."""
     here, record = store.get(keys.node(node)), store.get(keys.generation)
     if here:
         return loads(NodeRecord, here.value).instance
@@ -85,7 +83,7 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
         present = directory.agent()
         if present is None or (asked.kind in LEAVING and present["pid"] != pid):
             return _without_agent(directory, asked)
-        with suppress(StoreUnavailable):  # it may come back; the agent sees to it
+        with suppress(StoreUnavailable):  # etcd may come back; the agent takes care of that
             entry = store.get(keys.answer(asked.id))
             answer = loads(Answer, entry.value) if entry else None
             if answer and (answer.exit_code or asked.kind not in LEAVING or not _over(store, keys)):
@@ -94,13 +92,13 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
 
 
 def _over(store: Store, keys: Keys) -> bool:
-    """Whether the job has ended: then the agent is about to leave."""
+    """Return whether the job has ended, or is ending: then the agent is about to exit."""
     entry = store.get(keys.generation)
     return entry is None or loads(GenerationRecord, entry.value).over
 
 
 def _without_agent(directory: RunDirectory, asked: Request) -> Answer:
-    """The agent is gone: because it was told to, because the job has ended otherwise, or because something has killed it."""
+    """Return the answer when the agent is gone: the order ended it, the job ended otherwise, or something killed it."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] == "end" and line["at_s"] >= asked.at_s]
     if not ends:
         sentence = "no agent is running any more, and it has not ended in order"

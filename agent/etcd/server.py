@@ -1,8 +1,8 @@
-"""An etcd of the agent's own, for whoever has no cluster's etcd to name: `--etcd` is absent. For one node it listens on the loopback
-interface; for a launch on several hosts, on the launching machine's address.
+"""An etcd that the agent starts itself if `--etcd` is absent. For one node, it listens on the loopback interface. For a launch on several
+hosts, it listens on the launching machine's address.
 
-Data flow: `binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent; its data
-stays in `data_dir`, and the next start goes on from it.
+Data flow: `binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent. Its data stays in
+`data_dir`, and the next start continues with it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _HEALTHY_WITHIN_S = 15.0
 _STOPPED_WITHIN_S = 5.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_BYTES = 64 << 20
-"""Of a segment of its log: it takes that at once."""
+"""Size of one segment of etcd's log. etcd allocates a segment at once."""
 _PORT_TAKEN = "address already in use"
 _FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
 
 
 def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> None:
-    """Ask the etcd at `endpoint` one question. Raises StoreUnavailable if it does not answer, UsageError if it is malformed."""
+    """Ask the etcd at `endpoint` one question. Raises StoreUnavailable if it does not answer, UsageError if `endpoint` is malformed."""
     with closing(EtcdStore([endpoint], deadline_s=deadline_s, access=access)) as store:
         store.get("/mt/")
 
@@ -48,7 +48,7 @@ class EmbeddedEtcd:
     """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are remembered beside `data_dir`, in etcd.json."""
 
     def __init__(self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK) -> None:
-        """address: of this machine (IPv4), where clients reach it."""
+        """address: this machine's IPv4 address, at which clients reach etcd."""
         self._binary = binary
         self._address = address
         self._data_dir = data_dir
@@ -57,9 +57,9 @@ class EmbeddedEtcd:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> str:
-        """Start it, wait until it answers, return its HOST:PORT. Raises MachineError with the server's last words.
+        """Start etcd, wait until it answers, and return its HOST:PORT. Raises MachineError with the last lines of etcd's log.
 
-        Call it from a thread that lives as long as the agent: the server is on that thread's leash.
+        Call it from a thread that lives as long as the agent: the kernel kills etcd when that thread ends.
         """
         self.stop()
         trouble: str | None = ""
@@ -95,7 +95,7 @@ class EmbeddedEtcd:
         return self._process is not None and self._process.poll() is None
 
     def cramped(self) -> str:
-        """That its disk has no room for it, and what to do; empty where it has."""
+        """Return that etcd's disk is full, and what to do; empty: it has room."""
         with suppress(OSError):
             free = shutil.disk_usage(self._data_dir.parent).free
             if free < _LEAST_BYTES:
@@ -105,7 +105,8 @@ class EmbeddedEtcd:
 
     @contextmanager
     def naming_its_disk(self) -> Iterator[None]:
-        """A block that asks it: where it does not answer and its disk is full, MachineError says so in place of StoreUnavailable."""
+        """Run a block that asks etcd. If etcd does not answer and its disk is full, raise MachineError instead of StoreUnavailable, and say
+        so."""
         try:
             yield
         except StoreUnavailable as error:
@@ -122,12 +123,12 @@ class EmbeddedEtcd:
             self._process.wait(_STOPPED_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # its disk hangs, and it within: it ends when that does
+            with suppress(subprocess.TimeoutExpired):  # its disk hangs: it ends when the disk answers
                 self._process.wait(_STOPPED_WITHIN_S)
         self._process = None
 
     def _start_on(self, client_port: int, peer_port: int, log: IO[bytes]) -> str | None:
-        """None once it answers on `client_port`; what went wrong, and no process, otherwise."""
+        """Start etcd on these ports. Return None once it answers on `client_port`. Otherwise end it, and return what went wrong."""
         log_from = log.seek(0, os.SEEK_END)
         self._process = die_with_parent.spawn(
             self._command(client_port, peer_port),
@@ -135,7 +136,7 @@ class EmbeddedEtcd:
             stdout=log,
             stderr=log,
             env=clean_environment(),
-            start_new_session=True,  # Ctrl-C is for the agent, which still needs its store to stop the others
+            start_new_session=True,  # Ctrl-C must reach only the agent, which still needs etcd to stop the others
         )
         try:
             if self._answers(self._process, client_port):
@@ -149,11 +150,11 @@ class EmbeddedEtcd:
         return f"{outcome}: {self._last_words(log_from)}"
 
     def _answers(self, process: subprocess.Popen[bytes], client_port: int) -> bool:
-        """Wait until it answers. False when it exits first, or takes too long."""
+        """Wait until etcd answers. Return False if it exits first, or takes too long."""
         ends_s = monotonic_s() + _HEALTHY_WITHIN_S
         with closing(EtcdStore([f"{self._address}:{client_port}"], deadline_s=0.5)) as store:
             while process.poll() is None and monotonic_s() < ends_s:
-                # Somebody else's server may answer on a port that was taken from us a moment ago.
+                # Another process's server may answer, if it took the port a moment ago.
                 if _listens(process.pid, client_port):
                     with suppress(StoreUnavailable):
                         store.get("/mt/")
@@ -172,10 +173,10 @@ class EmbeddedEtcd:
             # Only a first start reads these two; data of a single member opens under any peer address.
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"embedded={peer}",
-            # Killed → healthy in 0.5–1.0 s (measured).
+            # With these, a killed etcd is healthy again in 0.5–1.0 s (measured).
             "heartbeat-interval": "50",
             "election-timeout": "500",
-            # etcd compacts every 5 minutes, and history grows by 0.5 KB a put: 4 GiB outlast 5 minutes at its highest rate.
+            # etcd compacts every 5 minutes, and history grows by 0.5 KB per put: 4 GiB suffice for 5 minutes at etcd's highest rate.
             "auto-compaction-mode": "revision",
             "auto-compaction-retention": "1000",
             "quota-backend-bytes": str(4 << 30),
@@ -183,8 +184,8 @@ class EmbeddedEtcd:
         return [str(self._binary.path), *(f"--{flag}={value}" for flag, value in flags.items())]
 
     def _port_pairs(self) -> Iterator[tuple[int, int]]:
-        """The last start's ports first, so that clients which outlived the server find it again; then free ones."""
-        with suppress(OSError, ValueError, TypeError):  # none yet, or torn
+        """Yield the last start's ports first, so that clients that outlived the server find it again; then free ports."""
+        with suppress(OSError, ValueError, TypeError):  # no file yet, or half a file
             client_port, peer_port = json.loads(self._ports_path.read_text())
             if is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
                 yield client_port, peer_port
@@ -198,7 +199,7 @@ class EmbeddedEtcd:
 
 
 def _plain(line: str) -> str:
-    """What a log line says, which etcd 3.5 and newer wrap in JSON with a stack trace."""
+    """Return the message of a log line. etcd 3.5 and newer wrap it in JSON, with a stack trace."""
     try:
         record = json.loads(line)
         return ": ".join(record[field] for field in ("msg", "error") if field in record)
@@ -215,7 +216,7 @@ def _listens(pid: int, port: int) -> bool:
 
 
 def _limits() -> str:
-    """Which limits of the shell may keep it from running, and what to do; empty: none. The least number of files is etcd's own."""
+    """Return which of the shell's limits may keep etcd from running, and what to do; empty: none. 151 files is etcd's own minimum."""
     least = {
         "-n": (resource.RLIMIT_NOFILE, 151),
         "-f": (resource.RLIMIT_FSIZE, math.inf),

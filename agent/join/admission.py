@@ -1,10 +1,10 @@
-"""What becomes of an agent that comes to a job, from what it finds of it in the store. Pure.
+"""Decides what an agent does that comes to a job, from what it finds of the job in etcd. Pure.
 
-               agents are there                      none is
-never begun    BEGIN                                 BEGIN
-under way      JOIN                                  ALL_DEAD; JOIN where others have just said so, or may train unheard
-ended          LEAVERS; JOIN_LIFE where it has       NEXT_LIFE; JOIN_LIFE where others have just begun it; DONE
-               been given again; DONE
+               other agents are there                none is
+never begun    JOIN                                  BEGIN
+under way      JOIN                                  ALL_DEAD; JOIN if others have just decided so, or may train unheard
+ended          LEAVERS; JOIN_LIFE if the command     NEXT_LIFE; JOIN_LIFE if others have just begun the next run; DONE
+               was given again; DONE
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Found:
     known: Spec
     record: GenerationRecord | None
     others: Mapping[NodeId, NodeRecord]
-    """Agents that are there, but for one of this node's name."""
+    """Registered agents, except one of this node's name."""
     incidents: tuple[Incident, ...]
     just: bool
-    """Somebody has described the job within the last minute, for the first time or again."""
+    """An agent has described the job within the last minute, for the first time or again."""
 
     @property
     def over(self) -> Generation:
-        """The number of the generation that the job has ended with; 0: it is not over."""
+        """Return the number of the generation with which the job ended; 0: it is not over."""
         return self.record.number if self.record and self.record.over else Generation(0)
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """What has been left out of the data, by order or by the ranks' own judgement."""
+        """Return the data windows that were skipped, by order or by the ranks' own judgement."""
         turns = [*(self.record.turns if self.record else ()), *(incident.turn for incident in self.incidents)]
         return merged((*self.known.windows, *(turn.window for turn in turns if turn and turn.window)))
 
     def unheard(self, node: NodeId) -> bool:
-        """Whether a member is known to be cut off from etcd alone. Its ranks may be at work, and with them the others', which nobody was
-        there to tell; unless `node` was a member."""
+        """Return whether a member is known to be cut off from etcd alone. Its ranks may still train, and with them the other members'
+        ranks, though no agent was left to record that. False if `node` was a member."""
         record = self.record
         if record is None or node in record.members:
             return False
@@ -63,8 +63,8 @@ class Found:
         return any(not record.members.keys().isdisjoint(incident.nodes) for incident in told)
 
     def done(self, kept: int) -> bool:
-        """Whether the job has ended with its training over and the state of that on disk, and nobody has let it begin anew. kept: the
-        newest step there; -1: none is, and what the script has saved is all there is."""
+        """Return whether the training is complete, its last state is on disk, and no agent has begun a new run. kept: the newest step on
+        disk; -1: there is none, and only the script's own checkpoints exist."""
         last = self.record
         if (
             last is None
@@ -77,8 +77,8 @@ class Found:
 
 
 def course(found: Found, node: NodeId, *, several: bool, finished: bool, kept: int) -> Course:
-    """several: the command is for more than one node; finished: this node's run directory says that the job is; kept: the newest step on
-    disk, -1 for none. Of one node's job, the run directory alone knows."""
+    """Return what this agent does. several: the command is for more than one node. finished: this node's run directory says that the job is
+    finished. kept: the newest step on disk, -1 for none. Only the run directory knows whether a job of one node is finished."""
     if several and (finished or found.done(kept)):
         return Course.DONE
     if found.over:
@@ -94,5 +94,5 @@ def course(found: Found, node: NodeId, *, several: bool, finished: bool, kept: i
 
 
 def beside(found: Found, several: bool) -> bool:
-    """Whether others than this node may be at work: whatever number of nodes is asked for now, others may have been."""
+    """Return whether other nodes may be at work: the job has several nodes now, or had several in its last generation."""
     return several or (found.record is not None and len(found.record.members) > 1)

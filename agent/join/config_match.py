@@ -1,9 +1,9 @@
-"""What all nodes have to be told alike: configuration and options of `run` → what differs from the defaults, by its name; and the version
-of this program. Pure.
+"""Collects what must be the same on all nodes: this program's version, and each option or configuration value of `run` that is not the
+default. Pure.
 
-At each boundary all ranks judge the same figures, and each by its own node's configuration: where that differs, some go back and others
-wait for them, or a snapshot that one node writes another never begins. Which batches are left out decides what is trained. Agents of two
-versions may judge, or write to the store, otherwise.
+At each boundary all ranks judge the same figures, and each rank by its own node's configuration. If configurations differ, some ranks
+rewind while others wait for them, or one node begins a snapshot that another never begins. Which batches are skipped decides what is
+trained. Agents of two versions may judge differently, or write to etcd differently.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ SHARED: dict[str, tuple[str, ...]] = {
     "snapshots": ("every_steps", "durable_every_steps", "slots", "reach_steps"),
     "copies": ("every_s",),
 }
-"""By section: the keys that ranks judge by together; none named: all."""
+"""By section: the keys that ranks must share, because they judge by them together. No key named: all keys."""
 
 
 def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | None, version: str) -> dict[str, str]:
-    """windows: of data, that are left out; origin: what --start-from names; version: of this program."""
+    """Return what must be the same on all nodes. windows: of data, that are skipped. origin: what --start-from names. version: this
+    program's."""
     told = {"the version of mt-resilient": version}
     for section, names in SHARED.items():
         policy = policies[section]
@@ -41,7 +42,7 @@ def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | 
 
 
 def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """What this node and the job's others were told differently, in words; empty: nothing."""
+    """Return in words what differs between this node and the job's other nodes; empty: nothing."""
     differ = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
     usual = "as it is by default"
     return "; ".join(f"{key} is {here.get(key, usual)} here, and {there.get(key, usual)} there" for key in differ)

@@ -1,4 +1,4 @@
-"""The last sentence of an agent: how the job has ended, and what the same command will do."""
+"""An agent's last sentence: how the job has ended, and what the same command will do next."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from ..run_directory import RunDirectory
 from ..snapshots.storage_worker import Urgent
 
 AT_THE_END_S = 20.0
-"""How long storage may take to say what it holds where a stale answer would call the end of a training unwritten: two requests to an object
-store, each within its deadline."""
+"""How long storage may take to list its snapshots at the end of a training. A stale list would make the last state look unwritten. That is
+two requests to an object store, each within its deadline."""
 
 LEAVE_S = 30.0
-"""How long an agent may take to leave once all is said: etcd is told within 2 s, processes are killed within 5."""
+"""How long an agent may take to exit after its last sentence. It writes to etcd within 2 s, and kills processes within 5 s."""
 
 _TELL_S = 5.0
-"""How long `log` may take: storage may be what hangs."""
+"""How long writing `log` may take: storage may be what hangs."""
 
 
 def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
-    """See to it that this process ends, by itself or, where something hangs on the way, after `within_s` with `code`; then `log` has the
-    stacks of all threads. Whoever waits for it, a scheduler or somebody at a terminal, has heard that the job is over. (One agent of
-    hundreds of tests did not end.)"""
+    """Make sure that this process exits. If something hangs, write the stacks of all threads to `log` and exit with `code` after
+    `within_s`. A scheduler or an operator may be waiting for it, and has read that the job is over. (One agent of hundreds of tests did not
+    end.)"""
 
     def told() -> None:
         with log.open("a", encoding="utf-8") as file:
@@ -52,7 +52,7 @@ def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """At once: nothing is left to be done, and threads of libraries can hold up an interpreter that tears itself down."""
+    """Exit at once. Nothing is left to do, and threads of libraries can block an interpreter's teardown."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             (stream.finish if isinstance(stream, Printing) else stream.flush)()
@@ -60,15 +60,14 @@ def leave(code: int) -> NoReturn:
 
 
 def through(pages: Sequence[Page]) -> bool:
-    """Whether this node's ranks have come to the end of the training."""
+    """Return whether this node's ranks have reached the end of the training."""
     return any(page.phase == RankPhase.FINISHED for page in pages)
 
 
 def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, asked: bool) -> str:
-    """Why the state that the ranks' loop has ended with is not on disk; empty where it is, where there was no loop of ours, where the
-    script has left its loop without a snapshot, and where there was no memory to take it, which has been told, and all that was taken
-    is on disk. lost: why the drain process could not write what it had; asked: somebody wants a last snapshot of whatever step the ranks
-    have reached."""
+    """Return why the last state of the ranks' loop is not on disk; empty: it is. Also empty: the script has no loop of ours, or has left
+    its loop without a snapshot. Also empty: memory for the last one was lacking (already reported), and all others are on disk. lost: why
+    the drain process could not write its snapshots. asked: a last snapshot is wanted, of whatever step the ranks have reached."""
     over = (RankPhase.FINISHED, RankPhase.STOPPED)
     reached = max((page.step for page in pages if asked or page.phase in over), default=-1)
     if reached <= max(durable_steps, default=-1):
@@ -90,8 +89,8 @@ def say_the_end(
     drained: bool,
     through: bool,
 ) -> None:
-    """lost: why the state that the training ended with is not on disk; newest: step of the newest one that is; drained: the job goes on
-    without this node; through: its own ranks have come to the end of the training."""
+    """Print the last sentence, and mark a finished job. lost: why the training's last state is not on disk. newest: the newest step on
+    disk. drained: the job goes on without this node. through: this node's ranks have reached the end of the training."""
     again = "begins anew" if newest is None else f"goes on from step {newest}"
     ended = f"ended, {record.reason}" if record and record.over else "ended as asked"
     if drained and record:
@@ -106,7 +105,7 @@ def say_the_end(
         only = "only the script's own checkpoints do"
         telling.say(f"{record.reason}. No snapshot has its last state ({lost}): {only}{further}", "warn")
     elif lost and newest is None and record and record.complete:
-        run.finished.touch()  # whoever gives the command again does not mean to train all of it again
+        run.finished.touch()  # the same command must not repeat the whole training
         telling.say(
             f"the training is over, but no state of it is on disk ({lost}): what the script has saved is all there is",
             "bad",
@@ -118,7 +117,7 @@ def say_the_end(
             "bad",
         )
     elif code == 0 and record and record.complete:
-        # Whether others could write their last state they have not told.
+        # Other nodes have not said whether they could write their last state.
         if through or newest is None or newest >= record.replay_until:
             run.finished.touch()
         telling.say(record.reason, "good")

@@ -1,4 +1,4 @@
-"""Where the job's etcd is, and how this node is called and reached: what was said, and what a scheduler and torchrun's options add."""
+"""The job's etcd, and this node's name and address: from our own options, a scheduler and torchrun's options."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ControlPolicy:
 
     @property
     def labelled(self) -> dict[str, str]:
-        """Raises UsageError."""
+        """Return the labels by key. Raises UsageError if they are malformed."""
         known: dict[str, str] = {}
         for pair in filter(None, self.labels.split(",")):
             key, equals, value = pair.partition("=")
@@ -85,8 +85,8 @@ class ControlPolicy:
 
 
 def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
-    """What was said, with what a scheduler and torchrun's options add to it. A job of one node goes by its run directory's name whatever a
-    scheduler calls it: it may be submitted again. Raises UsageError where they contradict each other."""
+    """Return both policies, completed by what a scheduler and torchrun's options say. A job of one node keeps its run directory's name,
+    whatever a scheduler calls it: it may be submitted again. Raises UsageError if they contradict each other."""
     asked = scheduler_env.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
     here = scheduler_env.place(asked, launch, os.environ, socket.gethostname())
     several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
@@ -97,8 +97,8 @@ def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[
 def counted(
     policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy, snapshots: str | None
 ) -> tuple[tuple[int, ...], int]:
-    """How many nodes the job may have, and how many spares beside them. snapshots: the place that was named. Raises UsageError for what
-    several nodes lack."""
+    """Return the allowed numbers of nodes, and the number of spares. snapshots: the place that was named. Raises UsageError if something is
+    missing that several nodes need."""
     asked = policy.number or "1"
     numbers = sizes(asked)
     if max(numbers) == 1 and not policy.spares:
@@ -120,9 +120,9 @@ def counted(
 
 
 def named(address: str) -> str:
-    """The address that somebody has given this node, if it leads here; a name as what it stands for, so that nobody has to look it up while
-    ranks train, but for one that stands for this machine only to itself (Debian's 127.0.1.1). Raises UsageError for what leads to no one
-    machine, MachineError."""
+    """Return this node's given address as an IP address: no agent has to resolve a name while ranks train. A name for a loopback address
+    stays a name: only this machine resolves it so (Debian's 127.0.1.1). Raises UsageError if the address is not that of one machine,
+    MachineError if it does not lead here."""
     try:
         family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
         found = ip_address(place[0])
@@ -130,7 +130,7 @@ def named(address: str) -> str:
             raise UsageError(
                 f"--address {address} leads to no one machine; nothing was started. Name this node as the others reach it"
             )
-        with socket.socket(family, socket.SOCK_DGRAM) as here:  # the ranks of node 0 are to be met there, and copies
+        with socket.socket(family, socket.SOCK_DGRAM) as here:  # node rank 0's ranks are to listen there, and copies
             here.bind(place)
     except OSError as error:
         raise MachineError(
@@ -140,14 +140,14 @@ def named(address: str) -> str:
 
 
 def address(endpoints: Sequence[str]) -> str:
-    """This node's address on the way to etcd: that of the cluster's network. Of a member that is down, the name may not be known. Raises
-    MachineError."""
+    """Return this node's address on the route to etcd: its address in the cluster's network. All endpoints are tried, as the name of an
+    etcd member that is down may not resolve. Raises MachineError."""
     why: OSError | None = None
     for endpoint in endpoints:
         etcd = parse_endpoint(endpoint)
         try:
             family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent
                 probe.connect(place)
                 return str(probe.getsockname()[0])
         except OSError as error:
@@ -158,8 +158,8 @@ def address(endpoints: Sequence[str]) -> str:
 
 
 def one_cluster(store: EtcdStore, keys: Keys) -> None:
-    """Raises UsageError where not all endpoints lead to the etcd that this agent has just registered with: sooner or later some nodes would
-    go by another one."""
+    """Raise UsageError if some endpoint leads to another etcd than the one where this agent has just registered. Sooner or later, some
+    nodes would use the other one."""
     if others := store.elsewhere(keys.spec):
         raise UsageError(
             "--etcd names more than one cluster: what the first of them knows of this job, "
@@ -170,7 +170,8 @@ def one_cluster(store: EtcdStore, keys: Keys) -> None:
 def endpoints(
     control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
-    """Those that were given, if one of them answers; else those of a server of our own, started here."""
+    """Return the given endpoints if one of them answers; raise StoreUnavailable if none does. If none are given, start an etcd of our own,
+    and return it with its endpoint."""
     if control.etcd:
         given = control.etcd.split(",")
         silent = []
@@ -181,7 +182,7 @@ def endpoints(
                 silent.append(error)
         if len(silent) == len(given):
             raise silent[0]
-        for reason in silent:  # a member of it may be down
+        for reason in silent:  # an etcd member may be down
             terminal.say(f"{reason}; another one does, so it is gone on without", wall_s(), "warn")
         return None, given
     binary = find_server()

@@ -1,6 +1,6 @@
-"""How this node becomes one of the job's: checked, known to the others by its record, and told what the job is.
+"""How this node joins the job: it is checked, registers with the job, and learns what the job is.
 
-checks of its own ──▶ registration (`registration.py`) ──▶ the same snapshots as the others? ──▶ checks together ──▶ Joined
+checks of its own ──▶ registration (`registration.py`) ──▶ the same snapshots as the other nodes? ──▶ checks together ──▶ Joined
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 @dataclass(frozen=True)
 class Places:
     endpoints: Sequence[str]
-    """Of etcd."""
+    """Endpoints of etcd."""
     root: Place
-    """What holds the snapshots."""
+    """The place that holds `snapshots/`."""
     run: RunDirectory
 
 
@@ -55,16 +55,16 @@ class Joined:
     me: NodeRecord
     spec: Spec
     over: Generation
-    """The generation that the job had ended with before; 0: none."""
+    """The generation with which the job had ended before; 0: none."""
     neighbour: Neighbour | None
-    """Where there are other nodes."""
+    """None for a job of one node."""
     copies: Copies | None
     token: str
-    """The secret that the nodes of this job share, in hexadecimal digits; empty where they need none."""
+    """The secret that the nodes of this job share, in hexadecimal digits; empty: they need none."""
 
     @property
     def done(self) -> bool:
-        """All of the job is: there is nothing to join."""
+        """Return whether the whole job is done: there is nothing to join."""
         return self.over >= self.spec.first_generation
 
 
@@ -78,7 +78,7 @@ def join(
     telling: Telling,
     closing: ExitStack,
 ) -> Joined:
-    """Raises NodeUnfit, what `register` raises, and StoreUnavailable."""
+    """Check this node and register it. Raises NodeUnfit, what `register` raises, and StoreUnavailable."""
     root, run, several = at.root, at.run, wanted.expected > 1
     checking: PreflightPolicy = policies["preflight"]
     places = (root, Files(run.root))
@@ -107,7 +107,7 @@ def join(
     spec = described(launch, wanted, secrets.token_hex(4), catalog.next_generation(root))
 
     def kept() -> int:
-        # Of one node's job, the run directory knows whether it is done.
+        # Only the run directory knows whether a job of one node is done.
         durable = catalog.look(root).durable if several else ()
         return max((attempt.stamp.step for attempt in durable), default=-1)
 
@@ -120,7 +120,7 @@ def join(
     if checking.enabled and checking.links and several and _beginning(seat, spec, over):
         met = checks.together(checking, seat, me.address, wanted.expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
-        # That took its time, and somebody may have described the job anew.
+        # That took time, and another agent may have described the job anew.
         spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)
         joined = replace(joined, spec=spec, over=over)
     me = replace(me, fit=rules.unfit(seat.node, reasons))
@@ -130,16 +130,17 @@ def join(
 
 
 def _home(run: RunDirectory) -> str:
-    """Of two containers of one machine, with the same path each, the directories are two."""
+    """Return what tells this agent's machine and run directory from others. Two containers of one machine may use the same path, but their
+    directories have different inodes."""
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
 
 
 def _token(seat: Seat) -> str:
-    """The first node's. Raises StoreUnavailable."""
+    """Return the job's secret, which the first node drew. Raises StoreUnavailable."""
     return first_put(seat.store, seat.keys.token, secrets.token_hex(32).encode()).value.decode()
 
 
 def _beginning(seat: Seat, spec: Spec, over: int) -> bool:
-    """Whether the nodes start together: nobody trains yet, or any more."""
+    """Return whether the nodes start together: no node trains yet, or any more."""
     last = seat.store.get(seat.keys.generation)
     return over > 0 or last is None or loads(GenerationRecord, last.value).number <= spec.given_up

@@ -1,5 +1,5 @@
-"""What an agent tells the store before anything else: what the job is, and that one which was ended before its end goes on, or that all
-of it is done."""
+"""How an agent registers with its job in etcd, before anything else. It describes the job, lets a job that was stopped early continue, or
+finds that the job is done."""
 
 from __future__ import annotations
 
@@ -26,31 +26,33 @@ from .admission import Course, Found, beside, course
 from .config_match import apart
 
 LEAVE_S = 15.0
-"""How long agents of a life of the job that is over may take to leave; and one that was killed is known until its lease is over."""
+"""How long agents of an earlier run of the job may take to exit. A killed agent stays registered until its lease expires, so that time is
+added."""
 SOME = 64
-"""So many of the other agents are looked at: thousands that come at once would read thousands each, and etcd would send gigabytes."""
+"""At most this many other agents are read. If thousands start at once and each reads all others, etcd sends gigabytes."""
 BEGIN_S = 60
-"""A job that so long after it was described has no generation, and no agent, was given up before it began: whoever comes describes it."""
+"""If a job has no generation and no agent this long after its description, it was given up before it began. The next agent describes it
+anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What all nodes have to be told alike, beside the command."""
+    """The options that must be the same on all nodes, in addition to the command."""
 
     numbers: Sequence[int]
-    """Of nodes that the job may have."""
+    """Numbers of nodes that the job may have."""
     spares: int = 0
     told: Mapping[str, str] = field(default_factory=dict)
-    """The rest, by name (`config_match.py`)."""
+    """The other options, by name (`config_match.py`)."""
 
     @property
     def expected(self) -> int:
-        """Nodes, spares included."""
+        """Return the number of nodes, spares included."""
         return max(self.numbers) + self.spares
 
 
 def described(launch: Launch, wanted: Wanted, run: str, first: int) -> Spec:
-    """The job as this agent's command line has it. first: number of the first generation, larger than any that has left a snapshot."""
+    """Return the job as this agent's command line has it. first: number of the first generation, larger than that of any snapshot."""
     return Spec(
         command=(*launch.program[-1:], *launch.options, *launch.script),
         sizes=tuple(wanted.numbers),
@@ -72,13 +74,14 @@ def register(
     kept: Callable[[], int] = lambda: -1,
     lease_s: Callable[[int], float] = lambda nodes: 0.0,
 ) -> tuple[Spec, Generation]:
-    """Say what the job is, or find that it is the one known here; let one that was ended before its end begin anew.
+    """Describe the job in etcd, or find that it is the job known there. Let a job that was stopped early begin a new run.
 
-    The job as it is known, and the number of the generation that it was over with; 0: it was not. Where all of several nodes' job is done,
-    `first_generation` is no later than that: a scheduler starts one of them again, and there is nothing to do. Raises UsageError for
-    another command, another number of ranks or of nodes, a job of one node that is finished, and a name that another agent goes by.
-    pause: waits so many seconds, while others leave or come back. kept: newest step on disk, now; lease_s: life of a lease, among so many
-    nodes.
+    Return the job as it is known, and the number of the generation with which it had ended; 0: it had not. `first_generation` is at most
+    that number if a job of several nodes is done. Then a scheduler has started one node again, and there is nothing to do.
+
+    Raises UsageError for another command, another number of ranks or nodes, a finished job of one node, and a name that another agent uses.
+    pause: waits for that many seconds, while other agents exit or return. kept: returns the newest step on disk. lease_s: returns the
+    duration of a lease among that many nodes.
     """
 
     def anew() -> tuple[Spec, Generation]:
@@ -104,7 +107,7 @@ def register(
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
-        # Of this machine's last life, perhaps: then its lease runs out.
+        # It may be this machine's agent from before a reboot: then its lease expires.
         stays = (
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
@@ -125,7 +128,7 @@ def register(
     reached(me, others)
     if what is Course.JOIN:
         return known, found.over
-    # Those that train have perhaps only lost etcd, and are about to be back.
+    # Agents whose ranks train may only have lost etcd, and be about to return.
     waits_s = ttl_s if what is Course.ALL_DEAD and beside(found, several) else 0.0
     if _waited(lambda: not _others(seat), pause, waits_s):
         return anew()
@@ -133,7 +136,7 @@ def register(
     there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
     changed = known
     if what is Course.NEXT_LIFE:
-        if found.windows != known.windows:  # before what tells of them is deleted
+        if found.windows != known.windows:  # before the incidents that name them are deleted
             store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
         _forget_life(seat, known, found.over)  # the journal keeps it
@@ -148,14 +151,15 @@ def register(
 
 
 def forget_leaving(store: Store, keys: Keys) -> None:
-    """Nobody who has asked an agent to stop means its successor."""
+    """Delete all requests to stop or drain an agent: they were not meant for its successor."""
     for key, asked in store.range(keys.requests).items():
         if loads(Request, asked.value).kind in LEAVING:
             store.delete(key)
 
 
 def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
-    """Whether it is over in time. Thousands of nodes may wait at once, and ask etcd."""
+    """Return whether `still` becomes false within `most_s`. `still` is called seldom, as thousands of nodes may wait at once, and ask
+    etcd."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
     while still():
         if wait_s >= most_s:
@@ -166,13 +170,13 @@ def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: f
 
 
 def _wait_for(gone: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
-    """Raises UsageError, which says `stays`, where it takes longer."""
+    """Wait until `gone` is true. Raise UsageError, with the message `stays`, if that takes longer than `most_s`."""
     if not _waited(lambda: not gone(), pause, most_s):
         raise UsageError(stays)
 
 
 def _others(seat: Seat) -> dict[NodeId, NodeRecord]:
-    """Agents that are there, but for one of this node's name; of very many, some."""
+    """Return the registered agents, except one of this node's name; at most `SOME` are read."""
     keys, mine = seat.keys, seat.keys.node(seat.node)
     found = seat.store.range(keys.nodes, limit=SOME)
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != mine}
@@ -190,7 +194,8 @@ def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Foun
 
 
 def _leavers_alone(seat: Seat, known: Spec) -> bool:
-    """Whether agents of a life that is over are there, and nobody has given the job again since: then they are of the next one."""
+    """Return whether agents of a run that is over are registered, and no agent has begun the next run since. Otherwise they belong to that
+    next run."""
     last, entry = _last(seat), seat.store.get(seat.keys.spec)
     given_again = entry is not None and loads(Spec, entry.value).first_generation > known.first_generation
     return bool(last and last.over and not given_again and _others(seat))
@@ -202,7 +207,7 @@ def _last(seat: Seat) -> GenerationRecord | None:
 
 
 def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
-    """What is known of the life that is over, and of a next one that nobody has begun."""
+    """Delete from etcd the run that is over, and the place of a next run that never began."""
     store, keys = seat.store, seat.keys
     for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
         store.delete_prefix(prefix)
@@ -211,18 +216,19 @@ def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
 
 
 def _begun_anew(seat: Seat, spec: Spec) -> None:
-    """Forget what somebody has described who has left before it began, and which place for snapshots they had."""
+    """Describe the job anew if its first description is from an agent that left before the job began. Also forget that agent's place for
+    snapshots."""
     store, keys = seat.store, seat.keys
     entry = store.get(keys.spec)
     if entry is None or store.get(keys.described) or store.get(keys.generation):
         return
     if not store.range(keys.nodes, limit=1):
-        store.delete(keys.place(loads(Spec, entry.value).first_generation))  # nobody can have begun with it
+        store.delete(keys.place(loads(Spec, entry.value).first_generation))  # no run can have begun with it
         _describe(seat, spec, ModifiedAt(keys.spec, entry.mod_revision))
 
 
 def _describe(seat: Seat, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
-    """False where somebody else has."""
+    """Write the description of the job. Return False if another agent was faster."""
     store, keys = seat.store, seat.keys
     lease = store.grant(BEGIN_S)
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
@@ -236,7 +242,7 @@ _HEEDLESS = (
 
 
 def _same(known: Spec, spec: Spec, otherwise: str) -> None:
-    """Raises UsageError where this node was told something else than the others. otherwise: what to do where none is there."""
+    """Raise UsageError if this node has other options than the other nodes. otherwise: what to do if no other node is there."""
     if known.sizes != spec.sizes:
         raise UsageError(
             f"the job was started for {formatting.listed(known.sizes)} nodes, and this command says {formatting.listed(spec.sizes)}; "
@@ -255,7 +261,8 @@ def _same(known: Spec, spec: Spec, otherwise: str) -> None:
 
 
 def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
-    """Raises UsageError where one of two machines goes by an address that leads each machine to itself: it runs etcd, and calls it so."""
+    """Raise UsageError if one of two machines has a loopback address, which leads each machine to itself. That happens on etcd's machine if
+    its `--etcd` names such an address."""
     machine = me.home.partition(":")[0]
     for name, other in others.items():
         if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
@@ -269,12 +276,12 @@ def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
 def _own(address: str) -> bool:
     try:
         return ip_address(address).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # a host name
         return address == "localhost"
 
 
 def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> None:
-    """Raises UsageError where it is another job."""
+    """Raise UsageError if `spec` is another job than `known`."""
     if known.command != spec.command and several:
         raise UsageError(
             f"the job was started with another command ({' '.join(known.command)}); nothing was started. Give the same one on all nodes, "

@@ -1,9 +1,9 @@
-"""Whether this node's place for snapshots is that of the job's other nodes: a mark that one of them has left there.
+"""Checks by a mark in storage that this node's place for snapshots is the same as the other nodes'.
 
-    the first agent of a life of the job: a mark into the place, its name into etcd    every other one: etcd's name, and a look
+    the first agent of a run of the job: a mark into the place, its name into etcd    every other agent: etcd's name, and a look
 
-A directory of that name is on every node. Without this, nobody would notice until after the first fault that it is another one on each,
-and that no node finds the others' parts of a snapshot.
+A directory of that name may exist on every node, and be another one on each. Without this check, that shows only after the first fault: no
+node finds the other nodes' parts of a snapshot.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PREFIX = ".seen-"
 
 
 def agree(seat: Seat, life: int, snapshots: Place) -> None:
-    """life: number of the first generation since the job was started or started again. Raises UsageError where the mark is not here,
-    MachineError where nobody can tell, StoreUnavailable."""
+    """Leave the mark, or check that it is here. life: number of the first generation since the job was started, or started again. Raises
+    UsageError if the mark is not here, MachineError if storage fails, and StoreUnavailable."""
     store, node = seat.store, seat.node
     key = seat.keys.place(life)
     if (known := store.get(key)) is None:
         mine = PREFIX + secrets.token_hex(4)
-        snapshots.write(mine, str(node).encode())  # before anybody looks for it
+        snapshots.write(mine, str(node).encode())  # before any agent looks for it
         known = first_put(store, key, f"{mine} {node}".encode())
         if known.value.startswith(mine.encode()):
             return

@@ -1,7 +1,7 @@
-"""Which program a command starts the ranks with: torchrun's own, or something around it → `Program`.
+"""Finds the program with which a command starts the ranks: torchrun itself, or a wrapper around it → `Program`.
 
-The warm process takes torchrun's place only where it is known what torchrun would have given to its ranks: torch's own entry point, in an
-interpreter that is one. A site's wrapper may set anything, and is run at each start.
+The warm process replaces torchrun only if it is known what torchrun gives its ranks. That needs torch's own entry point, in an interpreter
+that is a binary. A site's wrapper may set anything, so it is run at each start.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from ...resilience.errors import MachineError, UsageError
 
 RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
 _LONGEST = 4096
-"""An entry point has some 300 bytes."""
+"""Bytes of a script that are read. An entry point has some 300."""
 _SURPRISING = "{} is not torch's own torchrun, and may set what ranks need"
 _NAMES = {"sys", "re", "main", "__name__"}
 _ATTRIBUTES = {"argv", "exit", "sub", "endswith", "removesuffix"}
-"""All that entry points use which pip, uv, conda and setuptools write."""
+"""All names and attributes that occur in entry points which pip, uv, conda and setuptools write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
     words: tuple[str, ...]
-    """What starts the launcher."""
+    """The command that starts the launcher."""
     python: str
-    """The interpreter that the launcher runs in, and the ranks after it."""
+    """The interpreter that runs the launcher, and later the ranks."""
     interpreter: tuple[str, ...] = ()
-    """What starts that interpreter as the launcher does, options included; empty: only a wrapper knows."""
+    """The command that starts this interpreter as the launcher does, options included. Empty: only a wrapper knows it."""
     module: str = RUN
     surprising: str = ""
-    """Why ranks may find something else than a Python gives that is started without it; empty: they do not."""
+    """Why ranks may find something that a Python started directly would not give them; empty: they do not."""
 
 
 def program(command: Sequence[str]) -> tuple[Program, list[str]]:
-    """The program, and what is left of the command. Raises UsageError for what is no torchrun, MachineError when it is not installed."""
+    """Return the program, and the rest of the command. Raises UsageError if it is no torchrun, MachineError if torchrun is not
+    installed."""
     name = os.path.basename(command[0])
     if name.startswith("python") and (found := _python(command)):
         return found
@@ -55,7 +56,8 @@ def program(command: Sequence[str]) -> tuple[Program, list[str]]:
 
 
 def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:
-    """`python [options] -m torch.distributed.run …`, or `python [options] …/torchrun …`, in any way that Python takes it; else None."""
+    """Parse `python [options] -m torch.distributed.run …` or `python [options] …/torchrun …`, in any form that Python accepts. None: it is
+    neither."""
     options, module, position = _options_of_python(command)
     python = shutil.which(command[0]) or command[0]
     interpreter = (command[0], *options)
@@ -73,7 +75,7 @@ def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:
 
 
 def _options_of_python(command: Sequence[str]) -> tuple[list[str], str | None, int]:
-    """Its options, the module that it is to run, if it is, and where its arguments begin, or its script."""
+    """Return Python's options, the module that it runs (None: a script), and where the module's arguments, or the script, begin."""
     options: list[str] = []
     position = 1
     while position < len(command) and command[position].startswith("-") and len(command[position]) > 1:
@@ -93,7 +95,7 @@ def _options_of_python(command: Sequence[str]) -> tuple[list[str], str | None, i
 
 
 def _torchrun(name: str) -> Program:
-    beside = Path(sys.executable).with_name("torchrun")  # of our own environment, where PATH does not lead to it
+    beside = Path(sys.executable).with_name("torchrun")  # our environment's own, if PATH does not have it
     path = shutil.which(name) or (str(beside) if name == "torchrun" and beside.exists() else None)
     if not path:
         raise MachineError(f"{name} was not found on PATH; install torch in this environment, or name the whole path")
@@ -111,10 +113,10 @@ def _source(path: str) -> str:
 
 
 def _interpreter(source: str) -> tuple[str, ...]:
-    """The Python that runs this script, and its options; empty where its first line names none."""
+    """Return the Python that runs this script, and its options; empty: the script's first line names none."""
     first, _, rest = source.partition("\n")
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
-    if first == "#!/bin/sh" and rest.startswith("'''exec' "):  # a path too long for a first line, or with spaces in it
+    if first == "#!/bin/sh" and rest.startswith("'''exec' "):  # for a path with spaces, or too long for a first line
         words = shlex.split(rest.partition("\n")[0].removeprefix("'''exec' "))[:-2]
     if words and os.path.basename(words[0]) == "env":
         words = words[2:] if words[1:2] == ["-S"] else words[1:]
@@ -131,7 +133,7 @@ def _is_binary(program: str) -> bool:
 
 
 def _is_entry_point(source: str) -> bool:
-    """Whether a script calls `main` of torch.distributed.run and does nothing that its ranks could see."""
+    """Return whether a script calls `main` of torch.distributed.run, and does nothing else that its ranks could notice."""
     try:
         nodes = [*ast.walk(ast.parse(source))]
     except (ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Free ports below the kernel's ephemeral range, so that no outgoing connection takes one between our look and its use."""
+"""Finds free ports below the kernel's ephemeral range, so that no outgoing connection takes one between the check and the use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _TRIES = 200
 
 
 def free_port(host: str = "", wished: int = 0) -> int:
-    """A TCP port of `host` (an address of this node, or all) on which nothing listens: `wished`, if that is one. Raises MachineError when
-    none is found."""
+    """Return a TCP port of `host` on which nothing listens: `wished` if it is one. host: an address of this node; empty: all. Raises
+    MachineError if none is found."""
     if wished and is_free(wished, host):
         return wished
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])
@@ -27,7 +27,7 @@ def free_port(host: str = "", wished: int = 0) -> int:
 
 def is_free(port: int, host: str = "") -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that linger do not matter
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lingering connections do not matter
         try:
             probe.bind((host, port))
         except OSError:

@@ -1,6 +1,6 @@
-"""The interpreters that launcher and ranks will run in, asked before anything is started: can they find torch, and us?
+"""Checks, before anything is started, whether the interpreters of launcher and ranks find torch and mt_resilient.
 
-launch → a few milliseconds of its Python, which imports nothing → the launch as it can be, or a sentence
+launch → a few milliseconds of its Python, which imports nothing → the launch, adapted if needed, or an error
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 if sys.argv[1] == "script" and sys.path[:1] == [""]:
     del sys.path[0]
 """
-"""A program has the working directory on its sys.path where it is run by `-m` or `-c`, and not where it is a file."""
+"""Python puts the working directory on sys.path for `-m` and `-c`, but not for a script file."""
 _PROBE = f"""{_AS_THE_LAUNCHER}
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -30,13 +30,13 @@ print(*map(bool, known))
 """
 _IMPORT = f"{_AS_THE_LAUNCHER}import torch.distributed.run"
 _FAILS_S = 5.0
-"""The launcher has just read the same files."""
+"""How long an import may take. The launcher has just read the same files."""
 _ANSWERS_S = 60.0
-"""Of an interpreter on a shared file system; then it is believed to be in order."""
+"""How long an interpreter on a shared file system may take. After that, it is assumed to be in order."""
 
 
 def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
-    """The launch, without our hook where the ranks' Python does not have it. Raises MachineError where the launcher cannot start."""
+    """Return the launch, without our hook if the ranks' Python does not have it. Raises MachineError if the launcher cannot start."""
     if not launch.interpreter:
         return launch
     as_what = _as_what(launch)
@@ -55,8 +55,8 @@ def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
 
 
 def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
-    """Why the launcher's Python cannot import torch; empty where it can, or does not say so soon. That takes seconds, so it is asked when a
-    launcher has ended before its ranks were there."""
+    """Return why the launcher's Python cannot import torch; empty: it can, or does not answer soon. The import takes seconds, so the agent
+    asks only after a launcher has ended before its ranks were there."""
     if not launch.interpreter:
         return ""
     done = _run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)
@@ -70,7 +70,7 @@ def _as_what(launch: Launch) -> str:
 
 
 def _ask(interpreter: Sequence[str], as_what: str, environ: Mapping[str, str]) -> tuple[bool, bool]:
-    """Whether it finds torch's launcher, and us."""
+    """Return whether the interpreter finds torch's launcher, and whether it finds mt_resilient."""
     done = _run([*interpreter, "-c", _PROBE, as_what], environ, _ANSWERS_S)
     if done is None:
         return True, True
@@ -83,7 +83,7 @@ def _ask(interpreter: Sequence[str], as_what: str, environ: Mapping[str, str]) -
 def _run(
     command: Sequence[str], environ: Mapping[str, str], patience_s: float
 ) -> subprocess.CompletedProcess[bytes] | None:
-    """None where it takes longer than patience_s."""
+    """Run `command`, and return its result. None: it took longer than patience_s, and was killed."""
     process = die_with_parent.spawn(
         command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,10 +1,10 @@
-"""What a scheduler's environment and torchrun's own options say: this node's name, how many nodes there are, the job's name. Pure.
+"""Reads a scheduler's environment and torchrun's options: this node's name, the number of nodes, and the job's name. Pure.
 
     --node, --nodes, --spares, --job  >  torchrun's --nnodes and --rdzv-id, or PET_…  >  Slurm, Kubernetes  >  the host's name
 
 Slurm's variables are those of srun and sbatch (https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES"), Kubernetes' those
 of an indexed Job (https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode) and the training operator's PyTorchJob.
-WORLD_SIZE and RANK are not read: nodes on some platforms, processes on others.
+WORLD_SIZE and RANK are not read: some platforms count nodes with them, and others count processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .torchrun import Launch
 _INTERACTIVE = "4294967290"
 """SLURM_STEP_ID of the step that `salloc` opens a shell in (SLURM_INTERACTIVE_STEP in slurm.h)."""
 _REPLICA = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
-"""A pod of a PyTorchJob."""
+"""Host name of a PyTorchJob's pod."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +28,16 @@ class Place:
     node: str
     """This node's name, the same after a restart."""
     nodes: str = ""
-    """How many train, as `--nodes` has it: `4`, `2:4` or `2,4`; empty: nobody has said."""
+    """How many nodes train, in the notation of `--nodes`: `4`, `2:4` or `2,4`. Empty: not given."""
     spares: int = 0
-    """Nodes beyond these that wait."""
+    """Further nodes, which stand by."""
     job: str = ""
-    """The same on all nodes of the job; empty: nobody has said."""
+    """The job's name, the same on all its nodes. Empty: not given."""
 
 
 def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -> Place:
-    """Where this agent is. asked: what our own options say, empty where they do not; launch: what torchrun's do; host: this host's name.
-    Raises UsageError where not all can be true, and none of our options decides it."""
+    """Return this node's place in the job. asked: our own options, empty if not given. launch: has torchrun's options. host: this host's
+    name. Raises UsageError if they contradict each other, and none of our options decides."""
     if "SLURM_JOB_ID" in environ:
         found = _slurm(asked, environ, host)
     elif "KUBERNETES_SERVICE_HOST" in environ:
@@ -53,7 +53,7 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
 
 
 def labels(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is known of where this node stands: of Slurm, the switches between it and the rest (`topology.conf`)."""
+    """Return labels for this node's location: with Slurm, the switches between it and the rest (`topology.conf`)."""
     switches, dot, node = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
     known = dot and switches and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").endswith(".node")
     return {"rack": switches} if known and node == environ.get("SLURMD_NODENAME", node) else {}
@@ -61,7 +61,7 @@ def labels(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
     node = environ.get("SLURMD_NODENAME") or host
-    job = environ["SLURM_JOB_ID"]  # stays the same when the job is queued again
+    job = environ["SLURM_JOB_ID"]  # stays the same when Slurm requeues the job
     if "SLURM_ARRAY_JOB_ID" in environ:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}-{environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     if environ.get("SLURM_LOCALID", "0") != "0":
@@ -82,8 +82,8 @@ def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
 
 
 def _kubernetes(environ: Mapping[str, str], host: str) -> Place:
-    """A pod of an indexed Job has the host name `<job>-<index>`, one of a PyTorchJob `<job>-worker-<index>`; neither is told how many
-    there are but by PET_NNODES. (With `hostNetwork` the host name is the machine's.)"""
+    """Return the place of a pod, by its host name: `<job>-<index>` in an indexed Job, `<job>-worker-<index>` in a PyTorchJob. Only
+    PET_NNODES tells a pod how many pods there are. (With `hostNetwork` the host name is the machine's.)"""
     index = environ.get("JOB_COMPLETION_INDEX")
     if index and host.endswith(f"-{index}"):
         return Place(node=host, job=host.removesuffix(f"-{index}"))
@@ -92,8 +92,8 @@ def _kubernetes(environ: Mapping[str, str], host: str) -> Place:
 
 
 def reconciled(wanted: str, spares: int, here: int, who: str) -> str:
-    """Of `here` nodes, how many train, as `--nodes` has it. wanted: what torchrun's options say; empty: nothing; who: has said `here`, as
-    `Slurm runs this on`. Raises UsageError."""
+    """Return how many of `here` nodes train, in the notation of `--nodes`. wanted: torchrun's `--nnodes`; empty: not given. who: the source
+    of `here`, such as `Slurm runs this on`. Raises UsageError if they do not agree."""
     if not wanted:
         if spares >= here:
             raise UsageError(

@@ -1,7 +1,7 @@
-"""Understand the wrapped command: `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and back to arguments for one node.
+"""Parses the wrapped command, `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and makes arguments for one node from it.
 
-Pure but for looking whether the program and the script are there. Every torchrun option keeps its meaning, except those that say who
-meets whom: each generation has a static rendezvous of its own, at the port that was asked for, if it is free.
+Pure, except that it checks whether the program and the script exist. Every torchrun option keeps its meaning, except those of the
+rendezvous. Each generation has a static rendezvous of its own, at the requested port if that is free.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ from ...resilience.text import formatting
 from .launcher_program import LAUNCH, RUN, program
 
 SITE = Path(__file__).parents[2] / "training" / "site"
-"""First on the ranks' PYTHONPATH: the hook."""
+"""The hook, first on the ranks' PYTHONPATH."""
 
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
 _OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
-"""Where torchrun reads what the command line does not say."""
+"""Variables in which torchrun looks for an option that the command line lacks."""
 _RANKS_OWN = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
 _RANKS_OWN |= {f"{prefix}WORLD_SIZE" for prefix in ("", "LOCAL_", "GROUP_", "ROLE_")}
 _RANKS_OWN |= {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
 _RANKS_OWN |= {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
-"""What torchrun tells its ranks (`LocalElasticAgent`, as of torch 2.13). A Kubernetes operator, or a torchrun around this agent, may have
-told the agent other things by the same names."""
+"""Variables that torchrun sets for its ranks (`LocalElasticAgent`, as of torch 2.13). A Kubernetes operator, or a torchrun around this
+agent, may have set them for the agent to other values."""
 _MARK = "TORCHELASTIC_RUN_ID"
-"""By this ranks know the launcher, which has none, from another parent (`training/attach/attach.py`)."""
+"""Ranks recognize the launcher by this: it lacks the variable, and any other parent has it (`training/attach/attach.py`)."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _OF_LAUNCH = {"use_env"}
-"""What torch.distributed.launch takes besides."""
+"""Further options of torch.distributed.launch."""
 _VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"}
 _VALUED |= {"monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"}
 _VALUED |= {"local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr"}
 _VALUED |= {"master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout"}
-"""torchrun's options as of torch 2.13; `-` and `_` mean the same to it."""
+"""torchrun's options as of torch 2.13. To torchrun, `-` and `_` in a name are the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     program: tuple[str, ...]
-    """What starts the launcher: `torchrun`, or a Python and `-m torch.distributed.run`."""
+    """The command that starts the launcher: `torchrun`, or a Python and `-m torch.distributed.run`."""
     python: str
-    """The interpreter that the launcher runs in, and the ranks after it."""
+    """The interpreter that runs the launcher, and later the ranks."""
     options: tuple[str, ...]
     """torchrun's options that keep their meaning."""
     ranks: int
-    """Processes on this node."""
+    """Number of ranks on this node."""
     nodes: str = ""
-    """What it says about the number of nodes; empty: nothing."""
+    """torchrun's `--nnodes`; empty: not given."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
     rank_command: tuple[str, ...] = ()
-    """What torchrun starts each rank with; empty where ranks cannot be forked."""
+    """The command with which torchrun starts each rank; empty: ranks cannot be forked."""
     rdzv_id: str = ""
-    """The job's name as torchrun was told it; empty: it was not."""
+    """The job's name, from torchrun's `--rdzv-id`; empty: not given."""
     max_restarts: str = ""
-    """How often torchrun was told to start them again; empty: it was not. The agent does that; ranks may ask for the number."""
+    """torchrun's `--max-restarts`; empty: not given. The agent does the restarts, but ranks may ask for the number."""
     port: int = 0
-    """Where the ranks meet, as torchrun was told it: a script may have the number, too. 0: it was not."""
+    """The rendezvous port, from torchrun's `--master-port`; 0: not given. A script may have the number, too."""
     interpreter: tuple[str, ...] = ()
-    """What starts the launcher's Python as the launcher is started, options included; empty: only a wrapper knows."""
+    """The command that starts the launcher's Python as the launcher does, options included. Empty: only a wrapper knows it."""
     rank_python: str = ""
-    """The interpreter that ranks run in, where it is another one."""
+    """The interpreter that runs the ranks, if it is another one."""
     own_programs: bool = False
-    """Ranks are other programs than a Python that torchrun starts: which of their processes trains is known once its loop begins."""
+    """Ranks are other programs than torchrun's Python. Which of their processes trains is known only once its loop begins."""
     warm_refused: str = ""
     """Why ranks cannot be forked; empty: they can."""
     hooked: bool = True
     """Our hook is loaded in the ranks' Pythons."""
     hash_seed: int = 0
-    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, where the agent's environment names none. One for all lives of a job: the order of a set
-    of words, and what a script numbers by it, are then the same after a recovery. 0: each Python draws its own."""
+    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, if the agent's environment sets none. It is the same for all generations and runs of a
+    job. So the order of a set of words, and what a script numbers by it, are the same after a recovery. 0: each Python draws its own."""
 
     @property
     def torn_groups(self) -> int:
-        """Size of the tensor-parallel groups that the script's arguments ask for (Megatron's), where some lie on two nodes; 0: none do.
-        Ranks are numbered node by node, and such groups are of consecutive ranks (Megatron's order, tp first)."""
+        """Return the size of the tensor-parallel groups that the script's arguments ask for (Megatron's), if some lie on two nodes; 0: none
+        does. Ranks are numbered node by node, and such a group has consecutive ranks (Megatron's order, tp first)."""
         option = "--tensor-model-parallel-size"
         given = [value for name, value in pairwise([*self.script, ""]) if name == option]
         given += [word.partition("=")[2] for word in self.script if word.startswith(f"{option}=")]
@@ -88,7 +88,7 @@ class Launch:
         return size if size and self.ranks % size else 0
 
     def torn(self) -> str:
-        """What is told of these groups."""
+        """Return the warning about these groups."""
         return (
             f"tensor-parallel groups of {self.torn_groups} do not fit into nodes of "
             f"{formatting.count(self.ranks, 'rank')}: some lie on two "
@@ -96,41 +96,42 @@ class Launch:
         )
 
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int, run: str) -> list[str]:
-        """torchrun's arguments for one generation on one node. run: names the job where torchrun was told no name, as it does by itself.
-        Ranks find it as TORCHELASTIC_RUN_ID, and may call files by it."""
+        """Return torchrun's arguments for one generation on one node. run: names the job if torchrun was given no name, as torchrun itself
+        would. Ranks find it as TORCHELASTIC_RUN_ID, and may name files after it."""
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
         return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
 
     def missing_script(self) -> str:
-        """The script, where it is not there any more; empty: it is, or it is a module."""
+        """Return the script if it does not exist any more; empty: it exists, or it is a module."""
         named = self.rank_command and "-m" not in self.rank_command and not self.own_programs
         return self.script[0] if named and not os.path.exists(self.script[0]) else ""
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What the launcher finds in its environment, and ranks beside what it tells them. environ: the agent's."""
+        """Return the launcher's environment. Ranks inherit it, and the launcher adds to it. environ: the agent's."""
         known = environ.get("PYTHONPATH")
         found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
             found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
             if self.hash_seed:
                 found.setdefault("PYTHONHASHSEED", str(self.hash_seed))
-        if self.ranks > 1:  # as torchrun does for its ranks; a library reads it when it is loaded
+        if self.ranks > 1:  # as torchrun does for its ranks; libraries read it when they are loaded
             found.setdefault("OMP_NUM_THREADS", "1")
         return found
 
     def told_to_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What ranks find in their environment under torchrun alone, and not under a torchrun that the agent tells otherwise."""
+        """Return variables that ranks have under torchrun alone, but not under a torchrun to which the agent gives other options."""
         found = {name: value for name, value in environ.items() if name in _OURS_AS_VARIABLES}
         return found | ({"TORCHELASTIC_MAX_RESTARTS": self.max_restarts} if self.max_restarts else {})
 
     def shared_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What all ranks find alike in theirs: the warm process's. What is asked of it that is missing here, each rank asks itself."""
+        """Return the variables that are the same for all ranks: the warm process's environment. If the script's opening asks for another
+        one, each rank runs that statement itself."""
         return {name: value for name, value in self.environment(environ).items() if name not in _RANKS_OWN}
 
 
 def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
-    """Raises UsageError for what is no torchrun command, MachineError when the launcher is not installed."""
+    """Parse the command. Raises UsageError if it is no torchrun command, MachineError if the launcher is not installed."""
     if not command:
         raise UsageError(
             "no command was given; write it after two dashes: mt-resilient run -- torchrun --nproc-per-node 2 train.py"
@@ -176,18 +177,18 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
 
 
 def _told(name: str, options: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """The value of an option, on the command line or in a variable; empty: there is none."""
+    """Return the value of an option, from the command line or its PET_… variable; empty: there is none."""
     return options.get(name) or environ.get(f"PET_{name.upper()}", "")
 
 
 def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """As torchrun reads its flags: on the command line, or in a variable."""
+    """Return whether a flag is set, as torchrun reads it: on the command line, or in its PET_… variable."""
     told = environ.get(f"PET_{flag.upper()}", "")
     return flag in options or (told.isdecimal() and int(told) > 0)
 
 
 def _look_at(script: str) -> None:
-    """Raises UsageError for what Python cannot run, or not more than once."""
+    """Raise UsageError if Python cannot run the script, or not more than once."""
     if os.path.exists(script) and not (os.path.isfile(script) or os.path.isdir(script)):
         raise UsageError(
             f"the script {script} is no file but a pipe or a device, which can be read only once, and ranks may have to be started again. "
@@ -201,7 +202,8 @@ def _look_at(script: str) -> None:
 
 
 def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Options by name, those to pass on as they were written, and the script with its arguments. further: flags that are known."""
+    """Return the options by name, the options to pass on as they were written, and the script with its arguments. further: more known
+    flags."""
     values: dict[str, str] = {}
     kept: list[str] = []
     position = 0
@@ -226,8 +228,8 @@ def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[s
 
 
 def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
-    """Its name, whether a value stands in the same word, and that value. Python's argparse takes `-t3`, and the beginning of a name that
-    no other one has."""
+    """Return the option's name, whether its value stands in the same word, and that value. Like Python's argparse, it accepts `-t3`, and
+    the beginning of a name if that is unambiguous."""
     if word[1:2] in ("r", "t") and len(word) > 2:
         return word[1], True, word[2:].removeprefix("=")
     raw, equals, value = word.partition("=")
@@ -244,7 +246,7 @@ def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
 
 
 def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str, ...]:
-    """As in `torch.distributed.run.config_from_args`, as of torch 2.13."""
+    """Return the command of one rank, as `torch.distributed.run.config_from_args` does (as of torch 2.13)."""
     return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
 
 

@@ -1,6 +1,6 @@
-"""When our own judgement fails: by a mistake of ours, or by a record in the store that nobody can read. Training is not to die of it.
+"""Handles failed decisions of the controller: a defect of ours, or a record in etcd that no agent can read. Training must not die of them.
 
-error ──▶ told once, all is read anew ──▶ tried again ──▶ over, or, where ranks wait for a decision, let out
+error ──▶ reported once, everything is read anew ──▶ tried again ──▶ over, or, if ranks wait for a decision, raised
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from ..node import Node
 from ..output.event_log import Telling
 
 AGAIN_S = 1.0
-"""Until the next try: all of the job is read for it."""
+"""Time until the next try, which reads the whole job anew."""
 PATIENCE_S = 10.0
-"""How long ranks that do not train may wait for a decision that cannot be made. Then this agent ends, and after it the one that leads next:
-whoever has started them can start the job again, from the newest snapshot."""
+"""How long ranks that do not train may wait for a decision. Then this agent exits, and so does the next leader after it. A scheduler or an
+operator can start the job again, from the newest snapshot."""
 
 
 class Lapse:
@@ -23,14 +23,14 @@ class Lapse:
         self._told = ""
         self._until_s = 0.0
         self._waits_s: float | None = None
-        """Since when ranks have waited."""
+        """Since when ranks have waited for a decision."""
 
     def rests(self, now_s: float) -> bool:
-        """Whether the next try is still to come. Times are in seconds, monotonic."""
+        """Return whether it is too early for the next try. Times are in seconds, monotonic."""
         return now_s < self._until_s
 
     def met(self, error: Exception, record: GenerationRecord | None, now_s: float) -> None:
-        """Deciding, or reading what was decided, has failed. Raises `error` where ranks have waited for too long."""
+        """Note that a decision, or the reading of one, has failed. Raises `error` if ranks have waited for too long."""
         self._until_s = now_s + AGAIN_S
         if self._at_work(record):
             self._waits_s = None
@@ -47,14 +47,14 @@ class Lapse:
             )
 
     def over(self) -> None:
-        """It has not failed."""
+        """Note that a decision was made."""
         if self._told:
             self._telling.say("faults can be judged again", "good")
         self._told, self._waits_s = "", None
 
     def _at_work(self, record: GenerationRecord | None) -> bool:
-        """Whether the ranks train, as far as can be seen here: where those of another node do not, these will soon be silent. Or they are
-        through, and what they have left is being written."""
+        """Return whether the ranks train, as far as this node can see: if another node's ranks stop, these soon fall silent. While the job
+        ends, return whether the drain process still writes."""
         if record is not None and record.phase is Phase.ENDING:
             return not self._node.drain.finished
         if record is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._node.lookout.stalls:

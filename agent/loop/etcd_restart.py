@@ -1,4 +1,4 @@
-"""The agent's own etcd, started again when it is dead; training goes on meanwhile."""
+"""Restarts the agent's own etcd when it is dead; training goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..output.event_log import Telling
 
 
 class Revival:
-    """Starts the embedded etcd again when it is dead; where that fails, waits, twice as long each time, and training goes on."""
+    """Restarts the embedded etcd when it is dead. After a failure it waits, twice as long each time, and training goes on."""
 
     def __init__(self, server: EmbeddedEtcd, endpoint: str, node: Node, telling: Telling) -> None:
         self._server, self._endpoint, self._node, self._telling = server, endpoint, node, telling

@@ -1,7 +1,7 @@
-"""Python's search for cycles, in the process of an agent: seldom, and among what is new alone.
+"""Makes Python's garbage collection in the agent's process rare, and limits it to new objects.
 
-It walks over all records that are known, and begins where many have come: in the middle of a change, for 150 ms with 10,000 nodes. What an
-agent makes is records, which hold no cycles and are freed as soon as others take their place. A few exceptions do.
+By default it walks over all known records, and starts when many have come. That is in the middle of a change, for 150 ms with 10,000 nodes.
+An agent makes records, which hold no cycles and are freed when newer ones take their place. Only a few exceptions hold cycles.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import gc
 
 NEW = 50_000
-"""Objects that were made and not freed since the last search: cycles hold some 10 MB at the most. Going over so many takes 20 to 40 ms."""
+"""A collection starts after so many new objects that were not freed. Cycles hold at most some 10 MB. The collection takes 20 to 40 ms."""
 SELDOM = 1_000
-"""Searches, until one goes over what they have left as well: never, in a life."""
+"""Collections until one also covers what earlier ones have left: never, in an agent's life."""
 
 
 def search_seldom() -> None:

@@ -1,6 +1,6 @@
-"""How closely the agent's loop looks at things. Pure.
+"""Decides how often the agent's loop looks at things. Pure.
 
-generation record, what the store was told last ──▶ is something under way, is something ordered, is all of the start told?
+generation record, this node's last status in etcd ──▶ is something under way, is an order open, is the start fully reported?
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from ...resilience.model.node import NodeStatus
 from ...resilience.model.state_machine import Phase
 
 STARTING_S = 60.0
-"""So long after its launch a generation may still have something to tell about its start: for ever no, since a script may have nothing."""
+"""How long after its launch a generation may still have something to report about its start. A script may never report anything, so the
+time is limited."""
 
 
 def busy(record: GenerationRecord | None, told: NodeStatus | None, now: float) -> bool:
-    """Whether something is under way that others wait for. now: wall-clock seconds."""
+    """Return whether something is under way that other nodes wait for. now: wall-clock seconds."""
     exits = told.exits if told else ()
     if any(0 <= now - ended.at_s < HEARD_S for ended in exits):
-        return True  # who leads waits so long for the others' word, and no longer
+        return True  # the leader waits this long for the other nodes' reports
     return record is None or record.phase not in (Phase.RUN, Phase.LAUNCH)
 
 
 def starting(record: GenerationRecord, told: NodeStatus | None, now: float) -> bool:
-    """Whether the generation, launched just now, still has something to tell about its start."""
+    """Return whether the generation, launched just now, still has something to report about its start."""
     if now - record.launched_s > STARTING_S:
         return False
     waits = record.replay_until > record.resume_step
@@ -31,7 +32,7 @@ def starting(record: GenerationRecord, told: NodeStatus | None, now: float) -> b
 
 
 def ordered(record: GenerationRecord | None, told: NodeStatus | None) -> bool:
-    """Whether the ranks are about to do what somebody has ordered."""
+    """Return whether the ranks have not yet carried out an order."""
     if told is None or record is None:
         return False
     obeyed = max((rewind.order for rewind in told.rewinds), default=0)

@@ -1,6 +1,6 @@
-"""Orders + own state → what this node does next. Pure: the agent, the nodes of the scenarios and those of the simulator play the same.
+"""Decides what a node does next, from its orders and its own state. Pure: the agent, the scenarios and the simulator share it.
 
-generation record, LocalState ──`duty`──▶ what is owed ──`step`, with what is Begun──▶ actions, in order ──▶ somebody's hands
+generation record, LocalState ──`duty`──▶ what is due ──`step`, with what is Begun──▶ actions, in order ──▶ the executor
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...resilience.model.node import AckKind
 from ...resilience.model.state_machine import Phase
 
 LONG_S = 10.0
-"""How long the last snapshot may take until people are told that it is waited for."""
+"""How long the last snapshot may take until the agent reports that it waits for it."""
 
 
 class Action(Enum):
@@ -46,7 +46,7 @@ class Action(Enum):
 class LocalState:
     instance: str
     group: int
-    """Generation of the worker group that is here; 0: none."""
+    """Generation of the worker group on this node; 0: none."""
     group_over: bool
     """Its launcher has ended."""
     attached: bool
@@ -56,65 +56,65 @@ class LocalState:
     acked: tuple[int, AckKind | None]
     """Newest acknowledgement: generation and kind."""
     rewind: int
-    """Number of the last order to go back that its pages tell; 0: none."""
+    """Number of the last rewind order on its ranks' pages; 0: none."""
     paused: bool
-    """They tell the ranks to wait."""
+    """Its pages tell the ranks to wait."""
     waiting: bool
-    """All its ranks do: then those of all nodes are at the same boundary."""
+    """All its ranks wait. Then the ranks of all nodes are at the same boundary."""
     snapshot: str
-    """The last request for a snapshot that its ranks were told of."""
+    """The last snapshot request that its ranks were told of."""
     importing: bool = False
-    """The warm process is about to be one that ranks can be forked from."""
+    """The warm process is importing: soon ranks can be forked from it."""
     written: bool = True
-    """The drain process has written what it was to, or was given up."""
+    """The drain process has written everything, or was given up."""
     hurry: bool = False
-    """Somebody wants this agent to leave: the end does not wait for ever."""
+    """This agent was asked to exit: it waits for the job's end for a limited time only."""
     leave_ordered: bool = False
     grace_over: bool = False
-    """The ranks have had the time that a last snapshot may take. Both are `step`'s to say."""
+    """The ranks have used up the time for a last snapshot. `step` sets this field and the one before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What this node has begun and is not through with. Times are in seconds, monotonic; 0: not yet."""
+    """What this node has begun and not finished. Times are in seconds, monotonic; 0: not yet."""
 
     awaited: int = 0
-    """The generation whose start waits for the warm process,"""
+    """The generation whose start waits for the warm process."""
     awaited_s: float = 0.0
-    """and since when."""
+    """Since when it waits."""
     fetched: int = 0
-    """The generation for which this node's part has been asked of another."""
+    """The generation for which this node's part was asked of another node."""
     ordered_s: float = 0.0
-    """When the ranks were told to leave,"""
+    """When the ranks were told to leave."""
     until_s: float = 0.0
-    """and how long they may take."""
+    """Until when they may take to leave."""
     leave_in_s: float = 0.0
-    """What the record has said last of how long leaving may take,"""
+    """The last time limit for leaving that the record gave."""
     leave_by_s: float = math.inf
-    """and when that is over."""
+    """When that limit ends."""
     finishing_s: float = 0.0
     """Since when the last snapshots are being written."""
     let_go: int = -1
-    """The onset since which everything was let go of."""
+    """The onset since which everything was discarded."""
     told: bool = False
-    """People know what the end waits for."""
+    """The agent has reported what the end waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """In seconds."""
+    """Time limits in seconds."""
 
     warm_s: float
-    """A start waits so long for the warm process: longer than that, a cold one is quicker."""
+    """How long a start waits for the warm process. After that, a cold start is quicker."""
     leave_s: float
-    """So long ranks may take to leave, and again to write; of an order with a deadline, that holds."""
+    """How long ranks may take to leave, and the drain process then to write. A deadline in the order replaces it."""
 
 
 def step(
     record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
 ) -> tuple[Begun, tuple[Action, ...]]:
-    """What to do now, in this order, and what is begun then; once it is done, the next call may give more. Nothing: wait, or leave where
-    `duty` says so. now_s: monotonic."""
+    """Return what is begun now, and the actions to do, in order. When they are done, the next call may return more. No action: wait, or
+    leave if `duty` says so. now_s: monotonic."""
     if record.leave_in_s and record.leave_in_s != begun.leave_in_s:
         by_s = min(begun.leave_by_s, now_s + record.leave_in_s)
         begun = replace(begun, leave_in_s=record.leave_in_s, leave_by_s=by_s)
@@ -123,13 +123,13 @@ def step(
     match action:
         case Action.WAIT | Action.LEAVE:
             return begun, ()
-        case Action.CLEAR:  # perhaps the job was ending, and a node has died over it
+        case Action.CLEAR:  # perhaps a node has died while the job was ending
             again = (Action.WRITE_AGAIN,) if begun.finishing_s else ()
             return Begun(fetched=begun.fetched), (*again, Action.CLEAR, Action.SAY_READY)
         case Action.LAUNCH:
             return _launch(record, me, begun, now_s, patience)
         case Action.PASS_SIGNAL | Action.ORDER_LEAVE:
-            # Of a deadline for all of it, the half: what memory has can then still be written.
+            # ORDER_LEAVE gets half of a deadline: the other half is for writing what memory has.
             share = 2 if action is Action.ORDER_LEAVE else 1
             left_s = (begun.leave_by_s - now_s) / share if record.leave_in_s else patience.leave_s
             return replace(begun, ordered_s=now_s, until_s=now_s + left_s), (action,)
@@ -154,7 +154,7 @@ def _launch(
 def _end(
     record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
 ) -> tuple[Begun, tuple[Action, ...]]:
-    """The ranks end, then what is to be on disk is written, then that is said."""
+    """Return the next action of the end: end the ranks, write what must be on disk, then acknowledge."""
     if not begun.finishing_s:
         begun = replace(begun, finishing_s=now_s, let_go=record.onset)
         return begun, (Action.END_GROUP, Action.LET_GO, Action.FINISH_WRITING)
@@ -176,16 +176,16 @@ def _end(
 
 
 def duty(record: GenerationRecord | None, me: LocalState) -> Action:
-    """What this node owes the record, seen from wherever it stands now."""
+    """Return this node's next duty under `record`, in its present state."""
     if record is None or me.instance not in record.members.values():
-        # A record that names another instance is the one this agent's predecessor left, and the controller will open the next; or
-        # the job goes on elsewhere, and ranks that are still here would train beside it.
+        # The record may be from this agent's predecessor: the controller will then open the next one. Or the job continues on other nodes:
+        # ranks that are still here must not train beside it.
         dismissed = record is not None and me.instance in record.dismissed
         if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.group < record.number):
             return Action.WAIT
         if me.group:
             return Action.STAND_DOWN
-        return Action.LEAVE if record.lets_go or not dismissed else Action.WAIT  # the job may yet want it
+        return Action.LEAVE if record.lets_go or not dismissed else Action.WAIT  # the job may still need this node
     acked = me.acked[1] if me.acked[0] == record.number else None
     match record.phase:
         case Phase.GATHER:
@@ -201,7 +201,7 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
                 return Action.WAIT
             at_work = me.group and not me.group_over and not me.grace_over
             if at_work and me.leave_ordered:
-                return Action.WAIT  # the first ranks to leave may wait for the others in the script's tail
+                return Action.WAIT  # the first ranks to leave may wait for the others after their loop
             if at_work and record.last_snapshot and me.training:
                 return Action.ORDER_LEAVE
             return Action.PASS_SIGNAL if at_work and record.signal and me.attached else Action.END_GROUP
@@ -210,12 +210,12 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
 
 
 def _order(record: GenerationRecord, me: LocalState) -> Action:
-    """What the pages do not tell the ranks yet; they tell it until others take their place, and ranks obey each thing once."""
+    """Return the order that the pages do not have yet. An order stays there until another replaces it, and ranks obey it once."""
     if record.rewind is not None and record.rewind.number != me.rewind:
         return Action.ORDER_REWIND
     if record.waits != me.paused:
         return Action.ORDER_PAUSE
-    # Before they all wait, one could be taken at an earlier boundary than the one they wait at, and that step be lost.
+    # Before all ranks wait, a snapshot could be taken at an earlier boundary than theirs, and the step between be lost.
     if record.saves and record.saves != me.snapshot and me.training and (me.waiting or not record.moving):
         return Action.ORDER_SNAPSHOT
     return Action.WAIT

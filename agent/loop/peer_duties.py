@@ -1,4 +1,4 @@
-"""This agent among the others of its job: whose death it would see first, and whether they may have gone on without it.
+"""This agent's duties to the others: report its neighbour's death, and end its ranks if the others may have gone on without it.
 
 neighbour's connection ──▶ `keys.death` ──▶ controller        lease, and the ranks' steps ──`fencing`──▶ the ranks are ended
 """
@@ -24,9 +24,9 @@ from ..peers.lease import Heartbeat
 from ..peers.liveness_link import Neighbour
 
 _MODULES_BYTES = 16 << 20
-"""Of a list of modules, which a rank writes; 5,000 of them take 1 MiB."""
+"""Maximum size of a list of modules, which a rank writes. 5,000 modules take 1 MiB."""
 ROOM_S = 2.0
-"""Between looks at how much memory a snapshot takes: optimizers have their moments after their first step."""
+"""Time between two looks at the memory that a snapshot takes. Optimizers have their moments only after their first step."""
 
 
 class Company:
@@ -45,22 +45,22 @@ class Company:
         self._ring = 0
         """Generation in which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
-        """One that is dead, its instance, and since when, until etcd knows."""
+        """A dead node, its agent's instance, and since when; None once etcd knows."""
         self._copied = 0
-        """Generation in which it was chosen who holds our copies."""
+        """Generation in which the holder of our copies was chosen."""
         self._shared = False
-        """What the ranks import is known to those that stand by."""
+        """The spares know what the ranks import."""
         self._room = 0
-        """What was told of, or taken, of the memory for a snapshot of one rank, in bytes;"""
+        """Bytes that one rank's snapshot takes, as this agent has published or reserved them."""
         self._room_look_s = 0.0
-        """the next look at it, on the monotonic clock."""
+        """When it looks at this next, on the monotonic clock."""
 
     def fds(self) -> list[int]:
-        """Readable when something has happened."""
+        """Return descriptors that become readable when something has happened."""
         return self._neighbour.fds()
 
     def look(self, now_s: float) -> bool:
-        """End the ranks where the others may go on without them. Whether the neighbour's agent has been found dead. now_s: monotonic."""
+        """End the ranks if other nodes may go on without them. Return whether the neighbour's agent was found dead. now_s: monotonic."""
         if why := self.fence.look(now_s, wall_s()):
             self._telling.say(why, "bad")
         found = self._neighbour.look(now_s)
@@ -69,14 +69,14 @@ class Company:
         return bool(found)
 
     def tell(self, record: GenerationRecord) -> None:
-        """Tell of a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
+        """Report a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
         if self._dead:
             node, instance, since_s = self._dead
             entry = self._store.get(self._keys.node(node))
-            # Who leaves in order takes its record along.
+            # An agent that leaves in order deletes its record.
             if entry and loads(NodeRecord, entry.value).instance == instance:
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
-                self._store.revoke(entry.lease)  # if it led, another one may at once
+                self._store.revoke(entry.lease)  # if it led, another agent can lead at once
                 sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
                 self._telling.say(sentence, "warn")
             self._dead = None
@@ -93,7 +93,7 @@ class Company:
         self._ring = record.number
 
     def _copy(self, record: GenerationRecord) -> None:
-        """Whom the copies of our snapshots go to in this generation."""
+        """Choose the holder of our snapshots' copies in this generation."""
         if self._node.copies is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._copied == record.number:
             return
         self._copied = record.number
@@ -101,12 +101,12 @@ class Company:
         self._node.drain.copy_to(address(self._store, self._keys, record, holder) if holder else "")
 
     def _share(self, record: GenerationRecord) -> None:
-        """What the ranks of the first node have imported, those that stand by import ahead of need."""
+        """Let spares import, ahead of need, what the first node's ranks have imported."""
         modules = self._node.directory.modules
         if self._shared or not record.members:
             return
         if next(iter(record.members)) == self._me and modules.is_file():
-            if modules.stat().st_size <= _MODULES_BYTES:  # else it is no list of ours
+            if modules.stat().st_size <= _MODULES_BYTES:  # a larger file is no list of ours
                 self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
             self._shared = True
         elif self._me not in record.members and not modules.exists():
@@ -117,8 +117,8 @@ class Company:
                     modules.write_bytes(zlib.decompress(entry.value))
 
     def _make_room(self, record: GenerationRecord) -> None:
-        """As much memory as the first node's ranks take for a snapshot, those that stand by take ahead of need: then a lost node's part
-        comes as quickly as the network lets it."""
+        """Let spares allocate, ahead of need, as much memory as the first node's ranks take for a snapshot. A lost node's part then comes
+        as quickly as the network lets it."""
         if self._node.copies is None or monotonic_s() < self._room_look_s or not record.members:
             return
         self._room_look_s = monotonic_s() + ROOM_S

@@ -1,6 +1,6 @@
-"""The order of one round with the store, as agents and the nodes of the scenarios play it.
+"""The order of one round with etcd, for agents and for the nodes of the scenarios.
 
-lease ──▶ what this node says ──▶ controller ──▶ generation record ──▶ what this node does ──▶ how long its ranks may go on
+lease ──▶ this node's status ──▶ controller ──▶ generation record ──▶ this node's actions ──▶ how long its ranks may go on
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class Round:
     controller: Controller
     outage: Outage
     fence: Fence | None
-    """Where there are other nodes."""
+    """None for a job of one node."""
     over: int
-    """The generation that the job had ended with before this agent came, 0 for none."""
+    """The generation with which the job had ended before this agent came, 0 for none."""
     say_again: Callable[[], None]
-    """etcd may have lost what this node has acknowledged."""
+    """Called when etcd may have lost this node's acknowledgements: it writes them again."""
     publish: Callable[[GenerationRecord], None]
-    """Say how this node is."""
+    """Publishes this node's status."""
     obey: Callable[[GenerationRecord], bool]
-    """Do what the record asks now; whether there may be more to do at once."""
+    """Does what the record asks now; returns whether there may be more to do at once."""
     record: GenerationRecord | None = None
-    """The newest; None before the controller has seen what a predecessor of this agent said last."""
+    """The newest record. None: not read yet, or it is the one that ended the job before this agent came."""
 
     def begin(self, now_s: float) -> None:
-        """now_s: monotonic, as in all of them."""
+        """Renew the lease, and find out whether etcd has lost something. now_s: monotonic, as in all methods."""
         self.heartbeat.beat(now_s)
         if self.fence:
             self.fence.bind(None)
@@ -45,15 +45,15 @@ class Round:
             self.say_again()
 
     def decide(self, now_s: float, wall_s: float) -> bool:
-        """Let the controller look, and read what is to be obeyed; whether it has written. Raises MachineError where etcd has lost what it
-        knew of the job and nobody can tell it."""
+        """Run the controller, and read the record to obey. Return whether the controller has written. Raises MachineError if etcd has lost
+        the job's data and no agent can write them again."""
         wrote = self.controller.tick(self.heartbeat.lease, wall_s)
         record = self.outage.looked(self.controller.record(), self.record, now_s)
         self.record = None if record and record.phase is Phase.ENDED and record.number <= self.over else record
         return wrote
 
     def turn(self, decide: Callable[[], bool]) -> bool:
-        """Publish, decide, obey; whether one may lead to the other at once."""
+        """Publish, decide, obey. Return whether another turn may have something to do at once."""
         if self.record is not None:
             self.publish(self.record)
         wrote = decide()
@@ -62,6 +62,6 @@ class Round:
         return (self.record is not None and self.obey(self.record)) or wrote
 
     def end(self) -> None:
-        """The record was read since this agent has its lease."""
+        """Tell the ranks how long they may go on: this agent has read the record under its present lease."""
         if self.fence:
             self.fence.bind(self.record)

@@ -1,4 +1,4 @@
-"""Somebody wants this agent to leave: signals from a terminal or a scheduler ──▶ a request that the controller answers."""
+"""Handles signals that ask this agent to exit: from a terminal or a scheduler ──▶ a request that the controller answers."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from ..node import Node
 from ..output.event_log import Telling
 
 ECHO_S = 1.0
-"""A scheduler's signal may come twice, to the agent and to all processes of its job: within so long it is the same."""
+"""A scheduler's signal may come twice: to the agent, and to all processes of its job. Within this time it counts as the same."""
 WAIT_S = 5.0
-"""How long who wants to leave waits for the decision that lets him, where etcd does not answer or nothing can be judged: the agent's own
-etcd is back within a second or two."""
+"""How long an agent that was asked to exit waits for the decision, while etcd does not answer or decisions fail. The agent's own etcd is
+back within a second or two."""
 
 
 def hear_early(policy: PreemptionPolicy) -> None:
-    """Before an agent has joined, it leaves when a scheduler says so: as a container's first process it would hear nothing by itself."""
+    """Let a scheduler's signal end this agent before it has joined. As a container's first process it would otherwise ignore the signal."""
     for number in heard({signal.SIGTERM, *policy.numbers}):
         signal.signal(number, _leave_at_once)
 
 
 def heard(numbers: Collection[int]) -> set[int]:
-    """Those of the signals that whoever started this program has not had ignored (`nohup`, `&` in a script): what is ignored stays so."""
+    """Return those of the signals that are not ignored. One that was ignored at this program's start (`nohup`, `&` in a script) stays
+    so."""
     return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
 
 def unheard(policy: PreemptionPolicy) -> str:
-    """What is told of a scheduler's signals that do not get through; empty where all do."""
+    """Return a warning about a scheduler's signals that are ignored here; empty: none is."""
     names = [signal.Signals(number).name for number in sorted({*policy.numbers} - heard(policy.numbers))]
     if not names:
         return ""
@@ -73,17 +74,17 @@ class Leaving:
         self._heard_s = 0.0
         self._request: Request | None = None
         self._waits_s = 0.0
-        """Since when no decision could be made for who wants to leave; 0: one could, or nobody does."""
+        """Since when the agent has waited to exit while no decision could be made; 0: it does not wait."""
 
     @property
     def signals(self) -> set[int]:
-        """Those that are heard."""
+        """Return the signals that this agent handles."""
         return heard({*PASSED_ON, *self._preemption.numbers})
 
     @contextmanager
     def hearing(self) -> Iterator[int]:
-        """Signals are heard within, and none after it: what is left is short, and others wait for it. Gives a descriptor that can be read
-        when one has come."""
+        """Handle signals within this block, and ignore them after it: what is left is short, and others wait for it. Yields a descriptor
+        that is readable when a signal has come."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in self.signals:
             signal.signal(number, self.on_signal)
@@ -110,32 +111,32 @@ class Leaving:
 
     @property
     def at_once(self) -> bool:
-        """It was asked a second time."""
+        """Return whether the agent was asked a second time."""
         return len(self._signals) > 1
 
     @property
     def to_ask(self) -> bool:
-        """The controller does not know yet."""
+        """Return whether the controller is yet to be asked."""
         return self.wanted and self._request is None
 
     @property
     def code(self) -> int:
-        """What the agent leaves with, once it is wanted to."""
+        """Return the agent's exit code, once it was asked to exit."""
         return 128 + self._signals[0]
 
     def in_vain(self, now_s: float) -> bool:
-        """No decision can be made now. Whether who wants to leave has waited for one for long enough. now_s: monotonic."""
+        """Note that no decision can be made. Return whether an agent that was asked to exit has waited long enough. now_s: monotonic."""
         self._waits_s = self._waits_s or (now_s if self.wanted else 0.0)
         return self.wanted and now_s - self._waits_s > WAIT_S
 
     def decided(self) -> None:
-        """One was made."""
+        """Note that a decision was made."""
         self._waits_s = 0.0
 
     def ask(self, record: GenerationRecord | None) -> bool:
-        """Ask the controller, where it does not know yet; whether the agent is in a hurry now. Raises StoreUnavailable."""
+        """Ask the controller if it does not know yet. Return whether the agent is in a hurry now. Raises StoreUnavailable."""
         if not self.to_ask or (self._several and (record is None or self._id not in record.members)):
-            return False  # a node that stands by, or waits for the others, ends without a word
+            return False  # a spare, or a node that waits for the others, exits without asking
         name = signal.Signals(self._signals[0]).name
         where = f" on {self._id}" if self._several else ""
         preempted = self._signals[0] in self._preemption.numbers
@@ -150,7 +151,7 @@ class Leaving:
             at_s=wall_s(),
             by=f"{name}{where}",
         )
-        # A node can be preempted, come back, and be preempted again, in one life of the job.
+        # A node can be preempted, come back, and be preempted again in one run of the job.
         self._store.put(self._keys.request(f"stop-{self._id}-{self._instance}"), dumps(request))
         self._request = request
         newest = self._node.held.durable_steps()[-1:]
@@ -162,15 +163,15 @@ class Leaving:
             if request.snapshot
             else f"without a further snapshot ({kept}), and {passed}"
         )
-        if self._node.untold:  # nothing of theirs is in a snapshot
+        if self._node.untold:  # its ranks have nothing in a snapshot
             how = f"and {passed}"
         what = "draining this node" if drains else "ending the job"
         self._telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
         return True
 
     def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:
-        """The exit code where the job goes on without this agent, or has not begun: it was drained, or somebody wants it to end that stands
-        by or waits for the others."""
+        """Return the exit code if the job goes on without this agent, or has not begun. The agent was drained; or it was asked to exit
+        while it stands by or waits for the others. None: it stays."""
         if not self._several or (record and instance in record.members.values()):
             return None
         if record and record.lets_go and instance in record.dismissed:

@@ -1,6 +1,6 @@
-"""Tells the store how this node is: what is news at once, the rest at the node's pace; and every acknowledgement together with it.
+"""Publishes this node's status in etcd: news at once, the rest at the node's pace, each acknowledgement together with the status.
 
-Node.status ──▶ Publisher ──▶ store: the status, and in the same transaction what this node says that it has done
+Node.status ──▶ Publisher ──▶ etcd: the status, and in the same transaction what this node has done
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..output.event_log import Telling
 from .peer_duties import Company
 
 QUICK_S = 0.02
-"""Between two words while something is under way."""
+"""Time between two statuses while something is under way."""
 PACE_S = 2.0
-"""And while ranks just train: agent and etcd together then take about 1 % of a core."""
+"""Time between two statuses while ranks only train. Agent and etcd together then take about 1 % of a core."""
 
 
 class Publisher:
@@ -37,40 +37,40 @@ class Publisher:
         telling: Telling,
         pace_s: float,
     ) -> None:
-        """company: where there are others; pace_s: between words while ranks just train."""
+        """company: None for a job of one node. pace_s: time between two statuses while ranks only train."""
         self._id, self._instance, self._node, self._company = seat.node, instance, node, company
         self._store, self._keys, self._telling, self.pace_s = seat.store, seat.keys, telling, pace_s
         self.told: NodeStatus | None = None
-        """What the store knows."""
+        """The last status that was written to etcd."""
         self._told_s = 0.0
-        """On the monotonic clock: the other one may be set back by somebody."""
+        """When it was written, on the monotonic clock: the wall clock may be set back."""
         self.acked: tuple[int, AckKind | None] = (0, None)
         """Newest acknowledgement: generation and kind."""
 
     def news(self, record: GenerationRecord | None) -> bool:
-        """Whether there is something to say that cannot wait for its turn."""
+        """Return whether there is news that cannot wait for its turn."""
         return _is_news(self._status(record), self.told)
 
     def round(self, record: GenerationRecord | None, busy: bool) -> None:
-        """Say how this node is, if it is time to. busy: something is under way, so that all counts."""
+        """Publish this node's status if that is due. busy: something is under way, so every change counts."""
         status, told, since_s = self._status(record), self.told, monotonic_s() - self._told_s
         changed = busy and since_s >= QUICK_S and told is not None and replace(told, at_s=status.at_s) != status
         if changed or _is_news(status, told) or since_s >= self.pace_s:
             self._publish(record)
 
     def acknowledge(self, record: GenerationRecord, kind: AckKind, port: int = 0) -> None:
-        """port: free on this node, where it is ready. Nobody sees this without the status that it rests on: who is ready has said what its
-        ranks can go back to."""
+        """Write an acknowledgement together with the status that it relies on. A node that is READY has thus published what its ranks can
+        go back to. port: a free port on this node, for READY."""
         ack = Ack(kind=kind, generation=record.number, instance=self._instance, at_s=wall_s(), port=port)
         self._publish(record, Put(self._keys.ack(record.number, self._id), dumps(ack)))
         self.acked = (record.number, kind)
 
     def forget(self) -> None:
-        """etcd may have lost what was acknowledged: it is said again."""
+        """Forget the acknowledgement, so that it is written again: etcd may have lost it."""
         self.acked = (0, None)
 
     def farewell(self, record: GenerationRecord) -> None:
-        """This agent leaves, and the job goes on without it."""
+        """Publish that this agent leaves, and that the job goes on without it."""
         status = replace(self._status(record), drained=True)
         self._store.put(self._keys.status(self._id), dumps(status))
 
@@ -86,7 +86,7 @@ class Publisher:
         return self._company.fence.pulse(replace(status, often_s=self.pace_s)) if self._company else status
 
     def _reject_unusable(self) -> None:
-        """A durable snapshot that a rank could not restore does not exist any more, before anybody chooses again."""
+        """Set aside snapshots on disk that a rank could not restore, before one is chosen again."""
         for page in self._node.board.pages:
             words = page.farewell()
             name = str(words.get("snapshot", ""))
@@ -103,7 +103,7 @@ class Publisher:
 
 _FIGURES = ("at_s", "min_step", "max_step", "alive", "pulse_s", "stride_s", "courses", "copies")
 _STEPS = ("memory_steps", "durable_steps", "agreed_steps", "certified_steps", "held")
-"""What is another at each step, while ranks just train."""
+"""Fields that change at each step while ranks only train."""
 
 
 def _is_news(status: NodeStatus, told: NodeStatus | None) -> bool:

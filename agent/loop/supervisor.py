@@ -1,8 +1,8 @@
-"""The agent's loop: observe, publish, decide (where this agent leads), obey. Level-triggered; any round may be lost or repeated.
+"""The agent's loop: observe, publish, decide (if this agent leads), obey. Level-triggered; any round may be lost or repeated.
 
-    ended processes, board ──▶ status ──▶ store ──▶ controller ──▶ generation record ──▶ step ──▶ Performer ──▶ Node
+    ended processes, board ──▶ status ──▶ etcd ──▶ controller ──▶ generation record ──▶ step ──▶ Performer ──▶ Node
 
-When the store does not answer, the round ends there: ranks keep training, and the next round tries again.
+When etcd does not answer, the round ends there: ranks keep training, and the next round tries again.
 """
 
 from __future__ import annotations
@@ -36,26 +36,27 @@ from .store_outage import Outage
 from .waiting_notice import Awaiting
 
 ORDERED_S, CALM_S = 0.1, 1.0
-"""Longest sleep of the loop while ranks are on their way to a boundary at which they obey, and while they just train; `QUICK_S` while
-something is under way. Ended processes wake it at once."""
+"""Longest sleep of the loop: while ranks have not yet carried out an order, and while they only train. It is `QUICK_S` while something is
+under way. Ended processes wake the loop at once."""
 RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
-"""So many times as long as the looks at the whole job have taken, and no longer, nor than the last while something is under way, what
-others write is read and not looked at: with thousands of nodes there is always something, and whoever looks holds up what is to come."""
+"""After looks at the whole job, the loop reads what other nodes write, but rests before it looks again. It rests `RESTS` times as long as
+the looks took, at most `REST_S` (`BUSY_REST_S` while something is under way). With thousands of nodes there is always news, and a look
+delays what is to come."""
 
 BLIND_S = 60.0
-"""For how long looks at the ranks may fail: an agent that sees no death is worse than none."""
+"""How long looks at the ranks may fail until the agent ends. An agent that sees no death is worse than none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duties:
-    """What a round is made of, beside looking at the ranks."""
+    """The parts of a round, apart from looking at the ranks."""
 
     publisher: Publisher
     performer: Performer
     leaving: Leaving
     outage: Outage
     company: Company | None
-    """Where there are other nodes."""
+    """None for a job of one node."""
 
 
 class Supervisor:
@@ -71,7 +72,7 @@ class Supervisor:
         duties: Duties,
         over: int = 0,
     ) -> None:
-        """over: the generation that the job had ended with before this agent came, 0 for none."""
+        """over: the generation with which the job had ended before this agent came, 0 for none."""
         self.id, self.node = seat.node, node
         self.heartbeat, self.controller, self.performer = heartbeat, controller, duties.performer
         self.policy, self.telling = policy, telling
@@ -90,9 +91,9 @@ class Supervisor:
         self._lapse = Lapse(node, telling)
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
-        """What others write wakes the loop no earlier."""
+        """Other nodes' writes wake the loop no earlier."""
         self._took_s = 0.0
-        """Looking at the whole job, in this round."""
+        """Time that looks at the whole job have taken in this round."""
         self._last_stumble = ""
         self._looked_s = monotonic_s()
         """When the ranks were last looked at."""
@@ -100,11 +101,11 @@ class Supervisor:
 
     @property
     def record(self) -> GenerationRecord | None:
-        """The newest."""
+        """Return the newest record."""
         return self._round.record
 
     def run(self) -> int:
-        """Until the job is over; the exit code."""
+        """Run until the job is over, and return the exit code."""
         with self._leaving.hearing() as wake:
             self._warm_up()
             while True:
@@ -114,7 +115,7 @@ class Supervisor:
                     return code
 
     def _wait(self, wake: int) -> None:
-        """Until there may be something to do."""
+        """Wait until there may be something to do."""
         record, told = self.record, self._publisher.told
         running = record is not None and record.phase is Phase.RUN and not loop_pacing.starting(record, told, wall_s())
         patience_s = min(CALM_S, self._patience_s()) if running and not self._busy() else QUICK_S
@@ -134,17 +135,17 @@ class Supervisor:
             self._next_round_s = 0.0
 
     def _hear(self) -> bool:
-        """Whether others have written something, or that cannot be known: then the next round says why."""
+        """Return whether other nodes have written something. True if that cannot be known: then the next round says why."""
         try:
             return self.controller.hear(wall_s())
         except StoreUnavailable:
             return True
-        except Exception:  # it will be told: the next look meets it again
+        except Exception:  # the next look meets it again, and reports it
             self.controller.forget()
             return True
 
     def round(self) -> int | None:
-        """One round; the exit code when the job is over."""
+        """Run one round. Return the exit code when the job is over."""
         if self._leaving.at_once:
             self.telling.say("asked a second time: leaving at once", "warn")
             return self._leaving.code
@@ -156,7 +157,7 @@ class Supervisor:
                 changed = act() or changed
             except ResilientError:
                 raise
-            except Exception as error:  # a defect of ours, or what a rank has written: one such look ends no agent
+            except Exception as error:  # our defect, or what a rank has written: one failed look ends no agent
                 self._stumbled(error)
                 looked, changed = False, True
                 if monotonic_s() - self._looked_s > BLIND_S:
@@ -199,7 +200,7 @@ class Supervisor:
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self._round.begin(now)
         if self._company and self.record:
-            with suppress(InternalError):  # a record that nobody can read: whoever leads meets it too, and tells
+            with suppress(InternalError):  # an unreadable record: the leader meets it too, and reports it
                 self._company.tell(self.record)
         self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
         self._took_s = 0.0
@@ -218,7 +219,7 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _decide(self) -> bool:
-        """`Round.decide`, unless it has just failed; whether the controller has written."""
+        """Call `Round.decide`, unless it has just failed. Return whether the controller has written."""
         if self._lapse.rests(monotonic_s()):
             return False
         began_s = monotonic_s()
@@ -236,7 +237,7 @@ class Supervisor:
         return wrote
 
     def _failed(self, error: Exception) -> None:
-        """Deciding has. Raises `error` where ranks have waited for it for too long."""
+        """Handle a failed decision. Raises `error` if ranks have waited for one for too long."""
         self.controller.forget()
         self._lapse.met(error, self.record, monotonic_s())
         if self._leaving.in_vain(monotonic_s()):
@@ -249,13 +250,13 @@ class Supervisor:
         return loop_pacing.busy(self.record, self._publisher.told, wall_s())
 
     def _patience_s(self) -> float:
-        """Longest sleep while nothing is under way."""
+        """Return the longest sleep while nothing is under way."""
         if loop_pacing.ordered(self.record, self._publisher.told):
             return ORDERED_S
         return self._publisher.pace_s
 
     def _hear_helpers(self) -> bool:
-        """True when the warm process has changed: a start may wait for it."""
+        """Report the helpers' news. Return whether the warm process, or a fetched part, has changed: a start may wait for it."""
         changed = False
         if self.node.warm.fds:
             changed, news = self.node.warm.observe()
@@ -274,8 +275,8 @@ class Supervisor:
         return changed
 
     def _warm_up(self) -> None:
-        """Keep a process to fork launchers from; and one for ranks, once they have finished a step: not while they want the cores to
-        start."""
+        """Keep a process to fork launchers from, and one to fork ranks from. The latter waits until ranks have finished a step: until then,
+        starting ranks need the cores."""
         told, warm = self._publisher.told, self.node.warm
         if self.policy.observe:
             warm.why = "nothing is started again while observing"

@@ -1,8 +1,8 @@
-"""The agent's eye on ranks that have fallen silent: asks `hang` at every round, looks at them when it says so, tells what it saw.
+"""Watches for silent ranks: asks `hang_rules` in every round, looks at the ranks' stacks when they are overdue, and reports.
 
-    board pages ──hearing──▶ Progress ──hang.overdue──▶ two looks (witness) ──hang.compare──▶ RankStall, for the status
+    board pages ──hearing──▶ Progress ──hang_rules.overdue──▶ two looks (Witness) ──hang_rules.compare──▶ RankStall, for the status
 
-It ends nobody: what it finds is a fact like any other, which the controller judges.
+It ends no rank: what it finds is a fact like any other, which the controller judges.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..ranks.worker_group import Watched, WorkerGroup
 from .rank_progress import Hearing
 
 PAUSE_S = 10.0
-"""When the agent has not run for so long, looks begin anew: the ranks may have stood still with it."""
+"""If the agent has not run for this long, looks begin anew: the ranks may have stood still with it."""
 ANSWER_S = 0.5
-"""From the question to the look: faulthandler writes the stacks within milliseconds."""
+"""Time from the request for stacks to the look at them. faulthandler writes the stacks within milliseconds."""
 LONGEST_CONFIRM_S, LONGEST_IN_TAIL_S = 60.0, 600.0
-"""Between two looks that come again and again. What a script does after its loop may be anything, and take hours."""
+"""Longest times between two repeated looks: while ranks train, and after their loop. A script may do anything after its loop, for hours."""
 
 
 class Eyes(Protocol):
@@ -39,14 +39,14 @@ class Eyes(Protocol):
 
 class Lookout:
     def __init__(self, policy: HangPolicy, eyes: Eyes, *, observe: bool = False) -> None:
-        """observe: nothing is done about what is found."""
+        """observe: report only, and do nothing about what is found."""
         self._policy, self._eyes, self._observe = policy, eyes, observe
         self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
         self.begin(tells=False)
 
     def begin(self, tells: bool) -> None:
-        """New ranks. tells: whether the script is known to tell its steps."""
+        """Start with new ranks. tells: whether the script is known to report its steps."""
         self._hearing.begin(tells)
         self._alone_since_s: float | None = None
         self._rest()
@@ -55,7 +55,7 @@ class Lookout:
         self.stalls: tuple[RankStall, ...] = ()
         """For the status: all living ranks, while all of them are silent for too long."""
         self.teardown = ""
-        """How ranks whose loops are over hang in their teardown; empty where they do not."""
+        """How ranks whose loops are over hang in their teardown; empty: they do not."""
         self._told: set[Answer] = set()
         self._teardown_told = False
         self._looks: dict[int, Look] = {}
@@ -65,12 +65,12 @@ class Lookout:
         self._confirm_s = self._policy.confirm_s
 
     def words(self) -> Iterator[tuple[str, str]]:
-        """What there is to tell since the last call: `suspected` or a mood, and a sentence."""
+        """Yield what is new since the last call: the event's name (`suspected`, or a mood) and a sentence for the log."""
         while self._words:
             yield self._words.pop(0)
 
     def look(self, group: WorkerGroup | None, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
-        """One round. now_s: monotonic."""
+        """Run one round. now_s: monotonic."""
         living = [n for n in range(len(pages)) if group and not (n in group.ranks and group.ranks[n].ended_s)]
         ranks = self._hearing.listen(pages, living, now_s)
         if group is None or group.launcher.ended_s:
@@ -102,7 +102,7 @@ class Lookout:
         return f"no sign of life from any rank for {longest.silent_s:.0f} s ({stage}: {budget_s:.0f} s are allowed)"
 
     def _launcher_alone(self, pages: Sequence[Page]) -> None:
-        """All ranks have ended, and it has not."""
+        """Judge a launcher that has outlived its last rank."""
         if self._alone_since_s is None:
             self._alone_since_s = self._hearing.awake_s
         silent_s = self._hearing.awake_s - self._alone_since_s
@@ -168,7 +168,8 @@ class Lookout:
         )
 
     def _judge_tail(self, stalls: Sequence[RankStall], answer: Answer, news: bool, stacks: str) -> None:
-        """The loops are over. What a script does then is its own; only what nobody can want is ended: a teardown that does not end."""
+        """Judge ranks whose loops are over. A script may do what it wants after its loop. The agent ends only what no script can want: a
+        teardown that does not end."""
         where = "; ".join(f"rank {s.rank} is {s.words}" for s in stalls)
         if answer is Answer.CERTAIN and all(s.place is Place.TEARDOWN for s in stalls):
             self._end_teardown(f"its ranks do not end ({where}; stacks: {stacks})")

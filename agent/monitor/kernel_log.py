@@ -1,6 +1,6 @@
-"""What the kernel says meanwhile: whom it has killed for want of memory, and what drivers complain of. Each word once.
+"""Reads what the kernel reports: processes that the OOM killer has killed, and drivers' complaints. Each message is read once.
 
-`/dev/kmsg` where it may be read (root, and not in every container); the counters of the OOM killer always.
+`/dev/kmsg` is read where that is allowed (root, and not in every container); the OOM killer's counters are always read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KILLED = re.compile(r"Killed process (\d+)")
 
 class KernelLog:
     def __init__(self, root: Path = Path("/")) -> None:
-        """From now on. root: where proc/, sys/ and dev/ are."""
+        """Read from now on. root: where proc/, sys/ and dev/ are."""
         self._root = root
         self._kills = memory_limits.oom_kills(root)
         self._fd = -1
@@ -31,14 +31,14 @@ class KernelLog:
         return self._fd >= 0
 
     def news(self) -> list[str]:
-        """What has been written since the last call, a line each."""
+        """Return what was written to the log since the last call, one string a line."""
         found: list[str] = []
         while self._fd >= 0:
             try:
                 data = os.read(self._fd, 8192)
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # what was not read in time is gone; the next read goes on behind it
+            except BrokenPipeError:  # unread lines are lost; the next read continues after them
                 continue
             except OSError:
                 break
@@ -48,7 +48,7 @@ class KernelLog:
         return found
 
     def out_of_memory(self, lines: list[str]) -> tuple[bool, set[int]]:
-        """Whether the OOM killer has killed somebody since the last call, and whom, as far as `lines` of the log tell."""
+        """Return whether the OOM killer has killed a process since the last call, and the pids that `lines` of the log name."""
         before, self._kills = self._kills, memory_limits.oom_kills(self._root)
         named = {int(pid) for line in lines for pid in _KILLED.findall(line)}
         return self._kills > before or bool(named), named

@@ -1,4 +1,4 @@
-"""The agent's eye on memory: what is left on this machine and in its control groups, and who takes it."""
+"""Watches memory: what is left on this machine and in its control groups, and which processes take it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ...resilience.model.signals import Shortage
 
 SAMPLE_S = 2.0
 SNAPSHOT_S = 30.0
-"""While memory runs out, a snapshot on disk is asked for so often at most; and not before the last one has taken a quarter of the time."""
+"""Shortest time between two snapshots on disk that are requested while memory runs out. It is at least four times the duration of the last
+one."""
 
 
 class Reserves:
     def __init__(self) -> None:
         self.shortage: Shortage | None = None
-        """For the status, while it lasts."""
+        """The present shortage, for the status."""
         self._readings: deque[Reading] = deque(maxlen=int(max(SPANS_S) / SAMPLE_S) + 1)
         self._next_s = 0.0
         self._snapshot_s = 0.0
 
     def look(self, pids: Mapping[str, int], now_s: float, wall_s: float) -> bool:
-        """One round; True when a shortage has come or gone. pids: whose memory to look at, by what to call them. now_s: monotonic."""
+        """Run one round. Return True if a shortage has come or gone. pids: processes whose memory to look at, by name. now_s: monotonic."""
         if now_s < self._next_s:
             return False
         self._next_s = now_s + SAMPLE_S
@@ -35,7 +36,7 @@ class Reserves:
         return self.judge(Reading(now_s, available_bytes(), used), wall_s)
 
     def judge(self, reading: Reading, wall_s: float) -> bool:
-        """And what it amounts to."""
+        """Judge a reading. Return True if a shortage has come or gone."""
         self._readings.append(reading)
         readings = tuple(self._readings)
         if self.shortage:
@@ -55,8 +56,8 @@ class Reserves:
         return found is not None
 
     def snapshot_due(self, save_s: float, now_s: float) -> bool:
-        """Whether to ask for one more snapshot on disk because memory runs out; then the next one is due later. save_s: what the last
-        one took."""
+        """Return whether to ask for a snapshot on disk because memory runs out; if so, set when the next one is due. save_s: how long the
+        last one took."""
         if not self.shortage or now_s < self._snapshot_s:
             return False
         self._snapshot_s = now_s + max(SNAPSHOT_S, 4 * save_s)

@@ -1,4 +1,4 @@
-"""How this node is beside its training: who is slow, how much memory is left, how its devices are, what the kernel says.
+"""Watches this node's health: slow ranks, memory that is left, its devices, and what the kernel reports.
 
 board pages ──strides──┐
 /proc, cgroups ─reserves┼──▶ fields of the status, and sentences
@@ -24,24 +24,24 @@ from .memory_monitor import Reserves
 from .step_times import Strides
 
 _DEVICES_S = 30.0
-"""Between two looks at the devices."""
+"""Time between two looks at the devices."""
 
 
 class Vitals:
     def __init__(self, policy: StragglerPolicy) -> None:
         self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
         self._program = nvidia_smi.program()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a sick driver may take for ever
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a broken driver may never answer
         self._asked: Future[tuple[DeviceReading, ...]] | None = None
         self._next_s = 0.0
         self._first: dict[str, DeviceReading] = {}
         self._last: dict[str, deque[DeviceReading]] = {}
         self.complaints: tuple[Complaint, ...] = ()
-        """Of this agent's life, each once."""
+        """Complaints since this agent's start, each once."""
 
     @property
     def introduction(self) -> str:
-        """What cannot be seen here; empty where all can."""
+        """Return what cannot be observed here; empty: nothing is missing."""
         missing = [] if self._program else ["devices tell nothing of their health (there is no nvidia-smi)"]
         missing += [] if self.kernel.readable else ["the kernel's log cannot be read"]
         return "; ".join(missing)
@@ -55,8 +55,8 @@ class Vitals:
         now_s: float,
         wall_s: float,
     ) -> bool:
-        """One round; True when there is news. helpers: further processes whose memory is looked at, by what to call them; ended:
-        processes of the worker group just have; now_s: monotonic."""
+        """Run one round. Return True if there is news. helpers: further processes whose memory to look at, by name. ended: processes of the
+        worker group have just ended. now_s: monotonic."""
         known = len(self.complaints)
         self._hear(group, ended, pages, wall_s)
         self._look_at_devices(pages, now_s, wall_s)
@@ -66,7 +66,7 @@ class Vitals:
         return news or slow or len(self.complaints) > known
 
     def told(self, group: WorkerGroup | None) -> dict[str, object]:
-        """The fields of the status that this module knows."""
+        """Return the fields of the status that this module knows."""
         return {
             "stragglers": self.strides.stragglers if group else (),
             "shortage": self.reserves.shortage,
@@ -74,7 +74,7 @@ class Vitals:
         }
 
     def _hear(self, group: WorkerGroup | None, ended: bool, pages: Sequence[Page], wall_s: float) -> None:
-        """The kernel: whether it has killed one of those that have just ended, and what drivers say."""
+        """Read the kernel's log: drivers' complaints, and whether it has killed one of the processes that have just ended."""
         lines = self.kernel.news()
         for device, words in device_health.xids(lines):
             self._complain(device, words, pages, wall_s)

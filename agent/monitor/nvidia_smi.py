@@ -1,4 +1,4 @@
-"""How NVIDIA's devices on this machine are, by the program that comes with the driver: `nvidia-smi`."""
+"""Reads the health of NVIDIA's devices on this machine with the driver's own program, `nvidia-smi`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FIELDS = (
     "clocks_throttle_reasons.hw_power_brake_slowdown",
 )
 ANSWER_S = 20.0
-"""A driver whose device has gone may never answer."""
+"""How long a look may take. A driver whose device has gone may never answer."""
 _WORDS = {"yes": True, "active": True, "no": False, "not active": False}
 
 
 def program() -> str:
-    """Its path; empty where it is not."""
+    """Return the path of `nvidia-smi`; empty: it is not installed."""
     return shutil.which("nvidia-smi") or ""
 
 
 def look(path: str) -> tuple[DeviceReading, ...]:
-    """One look at all devices; empty where it does not tell. Takes about a second, or ANSWER_S."""
+    """Look at all devices once, and return their readings; empty: `nvidia-smi` has failed. Takes about a second, or ANSWER_S."""
     query = [path, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=True)
@@ -37,7 +37,7 @@ def look(path: str) -> tuple[DeviceReading, ...]:
 
 
 def parse(text: str) -> tuple[DeviceReading, ...]:
-    """A line per device, in the order of `FIELDS`."""
+    """Return the readings in `text`, which has a line per device, in the order of `FIELDS`."""
     rows = [[value.strip() for value in line.split(",")] for line in text.splitlines()]
     return tuple(_reading(row) for row in rows if len(row) == len(FIELDS))
 
@@ -58,5 +58,5 @@ def _number(text: str) -> int | None:
 
 
 def _flag(text: str) -> bool | None:
-    """Some are words, and some, in some versions, numbers; None for `[N/A]` and the like."""
+    """Return the value of a flag. Some flags are words, and in some versions numbers; None for `[N/A]` and the like."""
     return bool(int(text)) if text.isdecimal() else _WORDS.get(text.lower())

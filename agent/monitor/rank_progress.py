@@ -1,6 +1,6 @@
-"""What ranks say by themselves, over time: board pages, round by round → `Progress` of each.
+"""Follows what ranks report by themselves: board pages, round by round → `Progress` of each rank.
 
-Silence is measured in time in which the agent was awake: when it was stopped, or its machine slept, nobody was there to hear them.
+Silence is measured in time in which the agent was awake. While the agent was stopped, or its machine slept, it could not hear the ranks.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.model.types import Doing, Rank, RankPhase
 
 LONGEST_ROUND_S = 3.0
-"""What counts of the time between two rounds of the agent, which are a second apart at most while it is awake."""
+"""At most this much of the time between two rounds counts. While the agent is awake, rounds are at most a second apart."""
 _WINDOW = 64
 
 
 @dataclass
 class _Heard:
-    """Of one rank."""
+    """What is known of one rank."""
 
     sign: tuple[int, ...] = ()
     since_s: float = 0.0
-    """When that changed last."""
+    """When `sign` changed last."""
     step: int = -1
     beat_ns: int = 0
     rewinds: int = 0
     done: int = 0
     slowest_s: float = 0.0
-    """Longest silence among its first steps, and before them."""
+    """Longest silence during its first steps, and before them."""
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
 
@@ -39,14 +39,14 @@ class Hearing:
         self.awake_s = 0.0
         """How long the agent has listened so far."""
         self.gap_s = 0.0
-        """Between the last two rounds."""
+        """Time between the last two rounds."""
         self._last_s = 0.0
         self._tells = False
         self._warmup_steps, self._warmup_s = warmup_steps, 0.0
         self._heard: dict[int, _Heard] = {}
 
     def begin(self, tells: bool) -> None:
-        """New ranks: nothing is known of them. tells: whether the script is known to tell its steps; it stays known."""
+        """Start with new ranks, of which nothing is known. tells: whether the script is known to report its steps; it stays known."""
         self._tells |= tells
         self._warmup_s = max(
             (h.slowest_s for h in self._heard.values() if h.done >= self._warmup_steps), default=self._warmup_s
@@ -54,7 +54,7 @@ class Hearing:
         self._heard = {}
 
     def listen(self, pages: Sequence[Page], living: Collection[int], now_s: float) -> dict[int, Progress]:
-        """One round; what is known of the living ranks, by local rank. now_s: monotonic."""
+        """Run one round. Return what is known of the living ranks, by local rank. now_s: monotonic."""
         self.gap_s, self._last_s = now_s - self._last_s, now_s
         self.awake_s += min(self.gap_s, LONGEST_ROUND_S)
         return {n: self._progress(n, pages[n]) for n in living}
@@ -68,7 +68,7 @@ class Hearing:
                 heard.slowest_s = max(heard.slowest_s, self.awake_s - heard.since_s)
             heard.sign, heard.since_s = sign, self.awake_s
         if step > heard.step and rewinds == heard.rewinds:
-            # Quick steps are many in a round, the first ones too: what they took on average.
+            # A round may have many quick steps, the first ones too: take their average time.
             known, known_ns = heard.step, heard.beat_ns
             if known < 0 and page.stepped_ns:
                 known, known_ns = page.first_step, page.stepped_ns

@@ -1,4 +1,4 @@
-"""What can be seen of a rank from outside: the stacks that it writes when it is asked, and what the kernel says of it."""
+"""Looks at a rank from outside: the stacks that it writes on request, and what the kernel says of it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..ranks.exit_codes import send
 from ..ranks.worker_group import Watched
 
 _KEPT = 20
-"""Files of stacks that stay in the run directory."""
+"""Number of files with stacks that stay in the run directory."""
 _MOST_BYTES = 1 << 20
-"""Of stacks that are read: 100 threads of 100 frames. A script may write there too."""
+"""Most bytes of stacks that are read: 100 threads of 100 frames. A script may write to the same file."""
 _WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}
-"""Numbers of the calls `write` and `writev`."""
+"""Numbers of the system calls `write` and `writev`."""
 _STATES = {
     psutil.STATUS_STOPPED: "T",
     psutil.STATUS_TRACING_STOP: "t",
@@ -39,25 +39,25 @@ class Witness:
     def __init__(self, ranks: int, logs: Path) -> None:
         """logs: directory for the stacks that are to be kept."""
         self._logs = logs
-        # In memory: the disk may be what everybody waits for.
+        # In memory: the disk may be what all ranks wait for.
         self._files = [memory(f"mt-resilient-stacks-{n}", seals=0) for n in range(ranks)]
         self._texts = [""] * ranks
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where ranks open their files."""
+        """Return the paths at which ranks open their files."""
         return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._files)
 
     def ask(self, local_rank: int, page: Page, process: Watched) -> None:
-        """Have the rank write its stacks, if it is certain that it does: any other process would die of the signal."""
+        """Have the rank write its stacks, if it certainly handles the signal: any other process would die of it."""
         os.ftruncate(self._files[local_rank], 0)
         if not page.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
             return
         send(process.pid, process.pidfd, page.listens)
 
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
-        """What it has written since it was asked, and what it is doing. process: its own, or the launcher, which has yet to start it;
-        now_s: monotonic."""
+        """Return what the rank has written since it was asked, and what it is doing. process: the rank's own, or the launcher's while it
+        has not started the rank. now_s: monotonic."""
         self._texts[local_rank] = _content(self._files[local_rank])
         stack = parse(self._texts[local_rank]).get(page.main_thread)
         try:
@@ -79,7 +79,7 @@ class Witness:
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:
-        """Put the newest stacks of all ranks into a file of the run directory; its path. looks: by local rank."""
+        """Write the newest stacks of all ranks to a file in the run directory, and return its path. looks: by local rank."""
         path = self._logs / f"stacks-{name}.txt"
         parts = [
             f"local rank {n}: {look.spot.words}; state {look.state or 'none'}\n\n{self._texts[n] or 'It has not answered.'}\n"
@@ -111,7 +111,7 @@ def _line(at: Frame) -> str:
 
 
 def _soon(what: Callable[[], str]) -> str:
-    """What `what` gives within half a second; empty otherwise. The disk may be what everybody waits for."""
+    """Return what `what` returns within half a second; empty otherwise. The disk may be what all ranks wait for."""
     given: list[str] = []
     thread = threading.Thread(target=lambda: given.append(what()), daemon=True)
     thread.start()
@@ -130,7 +130,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _waits_for_a_reader(pid: int) -> bool:
-    """Whether its main thread is in a write to its stdout or stderr, and that is a terminal or a pipe."""
+    """Return whether the main thread of `pid` is in a write to stdout or stderr that is a terminal or a pipe."""
     with suppress(OSError, ValueError):
         call, first, *_ = Path(f"/proc/{pid}/syscall").read_text(encoding="utf-8").split()
         if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
@@ -140,7 +140,7 @@ def _waits_for_a_reader(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for that signal (it has not after an exec) and lets it through, as the kernel knows it."""
+    """Return whether, by the kernel's account, the process handles that signal and does not block it. (After an exec it has no handler.)"""
     masks = dict(_masks(pid))
     bit = 1 << (number - 1)
     return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", 0) & bit

@@ -1,4 +1,4 @@
-"""The agent's eye on slow ranks: own times from the board → samples → who has become a straggler, and who is none any more."""
+"""Watches for slow ranks: own times from the board → samples → which ranks became stragglers, and which no longer are."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class Strides:
         self.begin()
 
     def begin(self) -> None:
-        """New ranks: nothing is known of them."""
+        """Start with new ranks, of which nothing is known."""
         self.stragglers: tuple[Straggler, ...] = ()
-        """For the status."""
+        """The present stragglers, for the status."""
         self.newest: Sample = ()
-        """What steps take the local ranks now, for the metrics; empty where it is not known."""
+        """What a step takes each local rank now, for the metrics; empty: not known."""
         self._history: deque[Sample] = deque(maxlen=self._policy.baseline_samples + self._policy.window_samples)
         self._usual: dict[int, float] = {}
         self._calm: dict[int, Sequence[Sample]] = {}
-        """What was known before a rank became slow: by this, and not by its slow days, it is measured once they are over."""
+        """Samples from before a rank became slow. Once it has recovered, it is measured by these, not by its slow samples."""
         self._last: list[tuple[int, ...]] = []
         self._last_s = 0.0
         self._turns = -1
 
     def look(self, pages: Sequence[Page], now_s: float, wall_s: float) -> bool:
-        """One round; True when a straggler has come or gone. now_s: monotonic."""
+        """Run one round. Return True if a straggler has come or gone. now_s: monotonic."""
         if not self._policy.enabled or len(pages) < 2:
             return False
         sample = self._sample(pages, now_s)
@@ -60,7 +60,7 @@ class Strides:
         return straggler.over(tuple(self._history), place, self._usual[told.rank], self._policy)
 
     def _sample(self, pages: Sequence[Page], now_s: float) -> Sample | None:
-        """What the steps since the last sample took each rank on average; None as long as they are too few."""
+        """Return what a step has taken each rank on average since the last sample; None while the steps are too few."""
         seen = [page.spent for page in pages]
         turns = sum(page.rewinds for page in pages)
         if not self._last or turns != self._turns or any(page.phase != RankPhase.TRAINING for page in pages):

@@ -1,1 +1,1 @@
-"""What an agent prints and journals, without waiting for any reader."""
+"""Prints and journals an agent's events without waiting for any reader."""

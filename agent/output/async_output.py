@@ -1,4 +1,4 @@
-"""What is written by threads of their own: a terminal whose reader has stopped (a pager, Ctrl-S), or a disk that hangs, holds up nothing
+"""Writes terminal and journal on threads of their own. A reader that has stopped (a pager, Ctrl-S) or a disk that hangs delays nothing
 else."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from queue import SimpleQueue
 from ...resilience.report.journal import Journal
 
 _MOST = 100_000
-"""Lines that wait for a reader, or the disk."""
+"""Limit of lines that wait for a reader, or for the disk."""
 LAST_S = 2.0
-"""How long the last of them are waited for."""
+"""How long `finish` waits for the last lines to be written."""
 
 
 class Printing(io.TextIOBase):
-    """One descriptor; also a text file, to which whole lines are written."""
+    """Writes whole lines to one descriptor, from a thread. It also serves as a text file."""
 
     def __init__(self, fd: int, most: int = _MOST) -> None:
-        """most: lines that wait; further ones are left out, until half of them have been read."""
+        """most: limit of waiting lines. Beyond it, new lines are left out until half of the limit has been read."""
         self._fd, self._most, self._left_out = fd, most, 0
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self.thread = threading.Thread(target=self._print, daemon=True)
-        """Over when all is printed, once that was the end."""
+        """Ends once all lines before `end` are printed."""
         self.thread.start()
 
     def show(self, line: bytes) -> None:
@@ -38,7 +38,7 @@ class Printing(io.TextIOBase):
             self._lines.put(line)
 
     def end(self) -> None:
-        """Nothing more is to come."""
+        """Declare that no more lines follow."""
         self._tell_gap()
         self._lines.put(b"")
 
@@ -47,7 +47,7 @@ class Printing(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Nothing more is to come, and what waits is given LAST_S."""
+        """Declare that no more lines follow, and wait up to LAST_S for the waiting ones."""
         self.end()
         self.thread.join(LAST_S)
 
@@ -62,7 +62,7 @@ class Printing(io.TextIOBase):
     def _print(self) -> None:
         for line in iter(self._lines.get, b""):
             rest = line
-            with suppress(OSError):  # nobody reads: the job is more than its output
+            with suppress(OSError):  # the reader is gone: the job goes on without it
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
 
@@ -83,7 +83,7 @@ class Notebook(Journal):
             self.lost += 1
 
     def finish(self) -> None:
-        """As above."""
+        """End the journal, and wait up to LAST_S for the waiting lines."""
         self._lines.put(b"")
         self._thread.join(LAST_S)
 
@@ -94,7 +94,7 @@ class Notebook(Journal):
 
 @contextmanager
 def unhurried() -> Iterator[None]:
-    """What goes to stderr within waits for no reader, and for LAST_S at the end."""
+    """Write stderr from a thread within the block, so that no reader delays the caller. At the end, wait up to LAST_S."""
     printing = Printing(2)
     try:
         with redirect_stderr(printing):

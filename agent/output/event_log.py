@@ -1,4 +1,4 @@
-"""What the agent tells people: one line per event on the terminal, every event in the journal, every figure in the metrics."""
+"""Reports the agent's events: one line each on the terminal, every event in the journal, every figure in the metrics."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ class Telling:
         self._waited_s = 0.0
         """From the start of this agent to the first finished step; 0 until then."""
         self._known: dict[tuple[int, str], Incident] = {}
-        """By generation and number: where etcd has lost its data, the numbers begin anew."""
+        """Incidents by generation and number: when etcd has lost its data, numbers start again."""
         self._counted = (0, 0)
         self._paused_s = 0.0
-        """Time in which all ranks have waited, as ordered: neither a loss nor training."""
+        """Time that all ranks spent in an ordered pause: it counts neither as a loss nor as training."""
         self._looked_s = self._started_s
 
     def say(self, sentence: str, mood: str = "info") -> None:
-        """One line, on the terminal and in the journal; mood: info, good, warn or bad."""
+        """Write one line to the terminal and the journal. mood: info, good, warn or bad."""
         self._terminal.say(sentence, wall_s(), mood)
 
     def decided(self, decision: Decision) -> None:
-        """The controller's word, accepted by the store."""
+        """Report a decision of the controller that the store has accepted."""
         if decision.said:
             self.say(decision.said)
         for ident, answer in decision.answers.items():
             self._journal.write("answer", wall_s(), request=ident, answer=asdict(answer))
-        for answer in dict.fromkeys(decision.answers.values()):  # Ctrl-C makes each agent ask
+        for answer in dict.fromkeys(decision.answers.values()):  # Ctrl-C makes each agent ask: say it once
             self.say(answer.sentence, "warn" if answer.exit_code else "good")
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))
             self._incident(incident)
         for node, entry in decision.quarantine.items():
             self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
-            if not entry.readmitted_s:  # which the answer tells
+            if not entry.readmitted_s:  # the answer to `readmit` tells of that
                 self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
@@ -63,7 +63,7 @@ class Telling:
         self._known[name] = incident
         for sentence in incident.evidence[len(before.evidence) :] if before else ():
             self.say(sentence, "warn")
-        if before is not None and not before.open:  # it is over, and has been told
+        if before is not None and not before.open:  # it had ended before, and was reported then
             return
         if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({explain.struck(incident)})"
@@ -74,12 +74,12 @@ class Telling:
         over = incident.rung not in RESTARTS or "step" in incident.phases_s or bool(ordered and incident.remedy)
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
-        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer tells it
+        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer to the order tells of that
             self.say(explain.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 
     def drained(self, event: dict[str, Any], through: bool = False) -> None:
-        """A word of the drain process; through: the ranks have come to the end of the training."""
+        """Report an event of the drain process. through: the ranks have reached the end of the training."""
         goes_on = "the training is through" if through else "training goes on"
         self._journal.write("drain", wall_s(), event=event)
         match event["event"]:
@@ -115,13 +115,13 @@ class Telling:
                 self.say(f"{event['reason']}; {goes_on}, it is started again in {event['retry_in_s']:.0f} s", "bad")
 
     def silent(self, sentence: str, mood: str) -> None:
-        """A word about ranks that have fallen silent; mood: `suspected` counts."""
+        """Report silent ranks. mood: as for `say`, or `suspected`, which the metrics count."""
         if mood == "suspected":
             self._metrics.suspected()
         self.say(sentence, "warn" if mood == "suspected" else mood)
 
     def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
-        """How long steps take the local ranks by themselves."""
+        """Record in the metrics how long steps take each local rank by itself."""
         self._metrics.strides(stragglers, own_s)
 
     def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:

@@ -24,21 +24,21 @@ class Terminal:
         self.quiet = quiet
 
     def say(self, sentence: str, at_s: float, mood: str = "info") -> None:
-        """`sentence` at wall-clock time `at_s`; mood: info, good, warn or bad. Quiet keeps warn and bad."""
+        """Print `sentence` with the wall-clock time `at_s`. mood: info, good, warn or bad. A quiet terminal prints warn and bad only."""
         if self.quiet and mood in ("info", "good"):
             return
         clock = datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
         line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), printable(sentence))
         with suppress(
             OSError, SystemExit
-        ):  # nobody listens (rich leaves when its pipe is closed), or a log's disk is full
-            if self.console.is_terminal:  # a rank's progress bar may stand in this line, without an end
+        ):  # the reader is gone (rich exits when its pipe is closed), or a log's disk is full
+            if self.console.is_terminal:  # a rank's progress bar may stand in this line, without a line end
                 self.console.control(_CLEAR_LINE)
             self.console.print(line)
 
 
 class Recorded(Terminal):
-    """What is said stands in the journal too, for the commands that ask later."""
+    """Also writes each line to the journal, for the commands that ask later."""
 
     def __init__(self, terminal: Terminal, journal: Journal) -> None:
         super().__init__(terminal.quiet)

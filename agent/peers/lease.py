@@ -14,9 +14,10 @@ from ...resilience.store.seat import Seat
 from ...resilience.store.write_rates import jittered
 
 STRANGE = 1.5
-"""So many lives of a lease an agent of another machine may have this one's name until it is there: its lease may be the last one's."""
+"""How many lease lifetimes this agent waits while another machine's agent holds its name. That record may be a dead agent's, whose lease
+still has to expire."""
 STRANGE_S = 1.0
-"""Between two looks at it."""
+"""Time between two looks at that record."""
 
 
 class Heartbeat:
@@ -27,27 +28,27 @@ class Heartbeat:
         ttl_s: int,
         draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """draw: a number from [0, 1), anew each time, so that not all agents speak at once."""
+        """draw: returns a number from [0, 1), new each time, so that agents do not all renew at once."""
         self._draw = draw
         self._store, self._keys, self._node, self._record = seat.store, seat.keys, seat.node, record
         self.ttl_s = ttl_s
         self._due_s = 0.0
         self.until_s = 0.0
-        """The lease lives at least so long, on the monotonic clock: counted from before the last renewal was sent."""
+        """The lease is valid at least until this monotonic time, counted from just before the last renewal was sent."""
         self.lease = 0
         self._unanswered = 0
-        """A lease that this agent's record was put on, with no answer: that may still come to pass, over a later record."""
+        """The lease of a registration that etcd has not answered. That write may still happen later, over a newer record."""
         self._strange_s = math.inf
         """Since when another machine's agent has this one's name."""
 
     @property
     def instance(self) -> str:
-        """Of the agent that it stands for."""
+        """Instance of the agent that holds this lease."""
         return self._record.instance
 
     def beat(self, now_s: float) -> None:
-        """Renew the lease when a third of its life is over; register (again) when there is none. now_s: monotonic. Raises
-        StoreUnavailable, and UsageError where another machine's agent has come to go by this name."""
+        """Renew the lease after a third of its life; register (again) if there is none. now_s: monotonic. Raises StoreUnavailable, and
+        UsageError if another machine's agent has taken this name."""
         if now_s < self._due_s:
             if self._strange_s < math.inf:
                 raise LeaseGone("another agent goes by this one's name")
@@ -66,7 +67,7 @@ class Heartbeat:
             self._strange_s = math.inf
         else:
             self._strange_s = min(self._strange_s, now_s)
-            # It may be a backup's that etcd has been restored from: its lease runs out.
+            # The record may come from a backup that etcd was restored from: then its lease expires.
             if now_s - self._strange_s <= STRANGE * self.ttl_s:
                 self._due_s = now_s + STRANGE_S
                 raise LeaseGone(f"another agent, on {there.host}, goes by the name {self._node}")
@@ -75,33 +76,34 @@ class Heartbeat:
                 "name of its own with --node"
             )
         if before is not None:
-            # The holder of this node's run directory lock is this process: whoever wrote that record is dead, and its lease, which also
-            # holds the leadership if it led, has no reason to live on.
+            # This process holds the lock of the node's run directory, so the agent that wrote that record is dead. Its lease, which also
+            # holds the leadership if that agent led, must end.
             self._store.revoke(before.lease)
         if self._unanswered:
             self._store.revoke(self._unanswered)
         self._unanswered = self._store.grant(self.ttl_s)
-        alive = Delete(self._keys.death(self.instance))  # whoever says that this agent is dead has been misled
-        mirrored = before is not None and not before.lease  # by a copy of etcd's data, which leases are not part of
+        alive = Delete(self._keys.death(self.instance))  # a report that this agent is dead is wrong
+        mirrored = before is not None and not before.lease  # a copy of etcd's data contains no leases
         still = ModifiedAt(key, before.mod_revision) if before and mirrored else KeyAbsent(key)
         if not self._store.transact([still], [Put(key, dumps(self._record), self._unanswered), alive]):
             raise LeaseGone(f"another agent has just come to go by the name {self._node}")
-        # Not before: a lease without a record would be kept alive, and nobody would know of this agent.
+        # Only now: else the agent would renew a lease without a record, and no other agent would know of it.
         self.lease, self._unanswered = self._unanswered, 0
 
     def confirm(self) -> None:
-        """See whether the record is this agent's: what one before it had written may have come to pass late. Raises StoreUnavailable."""
+        """Check that the node's record is this agent's; if not, register anew at the next beat. A predecessor's write may have happened
+        late. Raises StoreUnavailable."""
         entry = self._store.get(self._keys.node(self._node))
         if self.lease and (entry is None or entry.lease != self.lease):
             self.lost()
 
     def lost(self) -> None:
-        """The store says that the lease is gone: register anew at the next beat."""
+        """Note that the store has lost the lease: the next beat registers anew."""
         self.lease, self._due_s = 0, self._due_s if self._strange_s < math.inf else 0.0
 
     def end(self) -> None:
-        """Leave: the node's record and the leadership vanish at once."""
+        """Leave: revoke the lease, so that the node's record and the leadership vanish at once."""
         if self.lease:
-            with suppress(StoreUnavailable):  # it runs out by itself
+            with suppress(StoreUnavailable):  # it expires by itself
                 self._store.revoke(self.lease)
             self.lease = 0

@@ -1,9 +1,9 @@
-"""One TCP connection to the agent of the next node: when it breaks, and another one is refused, that agent is dead, and its host is not.
+"""One TCP connection to the next node's agent: if it breaks, and the host refuses a new one, only the agent has died, not its host.
 
     this agent ──connection──▶ listener of the next one        broken, then refused ──▶ its instance, for `keys.death`
 
-A lease says the same seconds later. Nothing is sent. What is cut off, or has lost its power, neither breaks the connection nor refuses one:
-that is left to the lease.
+The agent's lease would show the same some seconds later. The connection carries no data. A node that is cut off, or has lost power, neither
+breaks a connection nor refuses one: its lease detects that.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ...resilience.model.node import NodeRecord
 from ...resilience.model.types import NodeId
 
 AGAIN_S = 1.0
-"""Between tries to reach a neighbour that does not answer."""
+"""Time between tries to reach a neighbour that does not answer."""
 
 
 class Neighbour:
-    """Belongs to the agent's loop: nothing in here waits."""
+    """The watched neighbour, and the connection to it. The agent's loop calls it, so nothing in here waits."""
 
     def __init__(self) -> None:
         both = socket.has_dualstack_ipv6()
@@ -30,13 +30,13 @@ class Neighbour:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._held: dict[int, socket.socket] = {}
-        """Connections of those whose neighbour this agent is; kept, and never read."""
+        """Connections from agents that watch this one; kept open, and no data is expected on them."""
         self._watched: tuple[NodeId, NodeRecord] | None = None
         self._link: socket.socket | None = None
         self._up = False
-        """The link stands."""
+        """The connection is established."""
         self._broken = False
-        """One to this very agent has stood, and is gone."""
+        """A connection to this very instance was established, and has broken."""
         self._again_s = 0.0
 
     def watch(self, node: NodeId, record: NodeRecord) -> None:
@@ -47,16 +47,17 @@ class Neighbour:
 
     @property
     def watched(self) -> str:
-        """Instance of the agent that is watched; empty: none is."""
+        """Instance of the watched agent; empty: none is watched."""
         return self._watched[1].instance if self._watched else ""
 
     def fds(self) -> list[int]:
-        """Readable when something has happened."""
+        """Descriptors that become readable when something has happened."""
         link = [self._link.fileno()] if self._link and self._up else []
         return [self._listener.fileno(), *link]
 
     def look(self, now_s: float) -> tuple[NodeId, str] | None:
-        """Accept, connect, and see whether the neighbour lives; node and instance when it is known to be dead. now_s: monotonic."""
+        """Accept, connect, and check the neighbour. Return its node and instance once it is known to be dead, else None. now_s:
+        monotonic."""
         self._accept()
         if self._watched is None:
             return None
@@ -118,7 +119,7 @@ def _gone(link: socket.socket) -> bool:
 
 
 def _outcome(link: socket.socket) -> int | None:
-    """What has become of a connection that was asked for: 0, an errno, or None while it is under way."""
+    """Result of a pending connect: 0, an errno, or None while it is under way."""
     if not select.select([], [link], [], 0.0)[1]:
         return None
     return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

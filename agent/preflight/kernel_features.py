@@ -1,4 +1,4 @@
-"""What of the kernel this agent needs, and what it may do without: looked at before anything is started."""
+"""Checks which kernel features this agent has, before anything is started: those that it needs, and those that it can replace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...resilience.ipc.die_with_parent import adopt_orphans, may_die_with_parent
 
 
 def check() -> list[str]:
-    """Become the parent of all orphans below. Gives what the kernel refuses that is done in another way; raises MachineError for what
-    cannot be."""
+    """Become the parent of all orphans below. Return a sentence for each refused feature that the agent replaces. Raises MachineError for
+    one that it cannot replace."""
     if not _proc_is_ours():
         raise MachineError(
             "/proc is not mounted, or not this PID namespace's: ranks could not be watched; nothing was started. Mount it (mount -t proc "

@@ -1,10 +1,10 @@
-"""Nodes that start together measure each other: bandwidth and clocks, in two pairings. Driver of `preflight`'s judgement about links.
+"""Nodes that start together measure their links: bandwidth and clocks, in two pairings. `rules` judges the results.
 
     store: presence of each node ──▶ the roster, written once ──▶ a link per pair of the first pairing ──▶ of the second
-    pair:  the first by name connects to the other, which answers whoever asks
+    pair:  the first by name connects to the other, which answers any node
 
-One TCP stream a pair, as a cluster's own sockets have it: what InfiniBand or NVLink do, it does not see. Who comes when the others already
-train has nobody to measure with, and nothing is known against its links.
+Each pair uses one TCP stream, as the cluster's own sockets do: the test does not see what InfiniBand or NVLink do. A node that comes when
+the others already train has no partner to measure with. Then nothing is known against its links.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .rules import Link, PreflightPolicy, first_pairs, second_pairs
 
 _BLOCK = b"\0" * (1 << 20)
 _TIMES = 8
-"""Questions about the time: the shortest round trip counts."""
+"""How often a node asks the other's time; the shortest round trip counts."""
 _ANSWER_S = 10.0
-"""How long a socket may be silent: a pair that waits for its turn at a node is served within a measurement or two."""
+"""How long a socket may be silent. A pair that waits for its turn at a node is served after one or two measurements."""
 _POLL_S, _READS_PER_S, _LISTS_PER_S = 0.05, 500, 100
-"""Between two looks of a node; and how often all of them together look for the roster, and at everything that is there: a list is as long
-as they are many."""
+"""Least time between two looks of a node. Then limits for all nodes together: how often they read the roster, and list all that is there. A
+list has an entry per node."""
 _TIME, _SEND, _TAKE = b"t", b"s", b"r"
 _DOUBLE = struct.Struct("!d")
 
@@ -43,14 +43,14 @@ class Present:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """Who measures whom."""
+    """The nodes that measure each other."""
 
     session: str
     nodes: tuple[Present, ...]
 
 
 class Listener:
-    """Answers other nodes, one after the other, until it is closed: two measurements at a time would halve each."""
+    """Answers other nodes one at a time, until it is closed: two measurements at once would halve each other's result."""
 
     def __init__(self, address: str, seconds: float) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -87,7 +87,7 @@ class Listener:
 
 
 def measure(one: str, other: Present, seconds: float) -> Link:
-    """The link from this node, `one`, to another: its clock, then both directions for so long each."""
+    """Measure the link from this node, `one`, to another: first its clock, then each direction for `seconds`."""
     place = (other.address, other.port)
     try:
         with closing(socket.create_connection(place, _ANSWER_S)) as peer:
@@ -106,7 +106,7 @@ def measure(one: str, other: Present, seconds: float) -> Link:
 
 
 def _ask_time(peer: socket.socket) -> tuple[float, float]:
-    """Half of the round trip, and how far the other's clock is ahead; Cristian's way (Distributed Computing 3, 1989)."""
+    """Half of the round trip, and how far the other's clock is ahead, by Cristian's method (Distributed Computing 3, 1989)."""
     asked, began = wall_s(), monotonic_s()
     peer.sendall(_TIME)
     told = _DOUBLE.unpack(_exactly(peer, _DOUBLE.size))[0]
@@ -121,7 +121,7 @@ def _send(peer: socket.socket, seconds: float) -> None:
 
 
 def _take(peer: socket.socket) -> float:
-    """10⁶ bytes a second that come until the end, from the first one on."""
+    """Receive until the end; return the rate in 10⁶ bytes a second, timed from the first bytes on."""
     peer.settimeout(_ANSWER_S)
     buffer = bytearray(len(_BLOCK))
     total, began = peer.recv_into(buffer), monotonic_s()
@@ -142,17 +142,17 @@ def _exactly(peer: socket.socket, count: int) -> bytes:
 
 
 class Meeting:
-    """One node's part in the measurement. Raises StoreUnavailable out of every call."""
+    """One node's part in the measurement. Every call may raise StoreUnavailable."""
 
     def __init__(self, seat: Seat, address: str, policy: PreflightPolicy) -> None:
-        """address: of this node, for the others."""
+        """address: where the others reach this node."""
         self._store, self._keys, self._node = seat.store, seat.keys, seat.node
         self._address, self._policy = address, policy
 
     def links(self, expected: int, session: str) -> tuple[Link, ...]:
-        """All links that have been measured among the nodes that have met; empty where this one has met nobody. expected: how many nodes
-        start together; session: unique for this start of the agent. Takes `wait_s` at the longest until the others are there."""
-        lease = self._store.grant(int(10 * self._policy.wait_s) + 60)  # what is left behind goes by itself
+        """All links that the nodes that met have measured; empty if this node met no other. expected: how many nodes start together;
+        session: unique for this start of the agent. It waits at most `wait_s` for the others."""
+        lease = self._store.grant(int(10 * self._policy.wait_s) + 60)  # keys that a killed agent leaves behind expire
         key = self._keys.met(self._node)
         with closing(Listener(self._address, self._policy.link_s)) as listener:
             me = Present(node=self._node, address=self._address, port=listener.port)
@@ -166,20 +166,20 @@ class Meeting:
                 self._store.delete(key)
                 if not set(roster.nodes) & set(
                     self._here()
-                ):  # the last one: before, somebody might not have read it yet
+                ):  # the last node deletes it: earlier, another might not have read it yet
                     self._store.transact([CreatedAt(self._keys.roster, written)], [Delete(self._keys.roster)])
 
     def _here(self) -> tuple[Present, ...]:
         return tuple(loads(Present, each.value) for each in self._store.range(self._keys.meeting).values())
 
     def _roster(self, me: Present, expected: int, session: str, lease: int) -> tuple[Roster, int]:
-        """Written by whoever sees all first, or has waited for long enough; and the revision that did. One of agents that were killed,
-        which names a predecessor of this one, is deleted when none of them is left."""
+        """The roster, and the revision that created it. The first node that sees all nodes, or has waited long enough, writes it. A roster
+        of killed agents, which names a predecessor of this one, is deleted once none of them is left."""
         ends = monotonic_s() + self._policy.wait_s
         list_s = 0.0
         while True:
             over = monotonic_s() >= ends
-            if over or monotonic_s() >= list_s:  # whoever comes last sees all at once
+            if over or monotonic_s() >= list_s:  # the node that comes last sees all in its first look
                 here, list_s = self._here(), monotonic_s() + expected / _LISTS_PER_S
             entry = self._store.get(self._keys.roster)
             if entry is None and (len(here) >= expected or over):
@@ -203,7 +203,7 @@ class Meeting:
         return (*first, *second)
 
     def _round(self, roster: Roster, number: int, pairs: Sequence[tuple[str, str]], lease: int) -> tuple[Link, ...]:
-        """Measure our own link, where we are the first of a pair, and wait for the others'. One that does not come is not known."""
+        """Measure this node's link if it is the first of a pair, and wait for the others'. Return the links that came in time."""
         prefix = self._keys.links(roster.session, number)
         by_name = {each.node: each for each in roster.nodes}
         for one, other in pairs:

@@ -1,4 +1,4 @@
-"""Short looks at this node before it joins: its devices, memory and storage → `preflight`'s readings. Links are `link_test.py`'s."""
+"""Short tests of this node before it joins: its devices, memory and storage → readings for `rules`. `link_test.py` tests the links."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from ...resilience.ipc import die_with_parent
 from .rules import MIB, DeviceReading, DiskReading
 
 _STARTS_S = 120.0
-"""Importing torch and making a context takes seconds, and minutes on a shared file system; a driver whose device is gone never answers."""
+"""Time for the check's start. Importing torch and making a context takes seconds, and minutes on a shared file system. A driver whose
+device is gone never answers."""
 _OBJECT_BYTES = 4 * MIB
 _NAME = ".preflight"
 
 
 def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tuple[DeviceReading, ...]:
-    """Each device of this node, checked one after the other for so long by `training.device_check` in `python`."""
+    """Readings of this node's devices. `training.device_check` in `python` checks them one after the other, for `seconds` each."""
     command = [python, "-P", "-m", "mt_resilient.training.device_check", str(seconds)]
     process = die_with_parent.spawn(
         command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -54,8 +55,8 @@ def available_memory() -> int:
 
 
 def storage(place: Place, mib: int) -> DiskReading:
-    """Space, and a block of `mib` that is written, synced, read past the page cache where the file system can, and compared. In an object
-    store a small one."""
+    """Free space and the result of a test write. It writes and syncs `mib` MiB, reads them back and compares. The read bypasses the page
+    cache if the file system can. In an object store, the block is small."""
     if not isinstance(place, Files):
         return _objects(place, bool(mib))
     try:
@@ -70,7 +71,7 @@ def storage(place: Place, mib: int) -> DiskReading:
 
 def _file(folder: Path, free: int, mib: int) -> DiskReading:
     path = folder / f"{_NAME}-{own_name()}"
-    with mmap.mmap(-1, MIB) as block:  # starts on a page, as direct I/O wants
+    with mmap.mmap(-1, MIB) as block:  # page-aligned, as direct I/O needs
         block.write(os.urandom(MIB))
         crc = crc32c.crc32c(block)
         try:
@@ -97,7 +98,7 @@ def _file(folder: Path, free: int, mib: int) -> DiskReading:
 
 
 def _through(path: Path, flags: int, act: Any, times: int) -> None:
-    """Open `path`, past the page cache where that is possible (tmpfs and some network file systems refuse), act, sync, close."""
+    """Open `path`, past the page cache if possible (tmpfs and some network file systems refuse). Act `times` times, sync, close."""
     try:
         fd = os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError:

@@ -1,11 +1,12 @@
-"""Whether a node is fit to train, by what short checks have shown before it joins. Pure: readings and thresholds in, reasons out.
+"""Judges whether a node is fit to train, by short checks before it joins. Pure: readings and thresholds in, reasons out.
 
-    devices   matrices of whole numbers, whose product is exact in any order of sums: other bits are a broken device; free memory
-    memory    what is free of the host's
-    disk      space, and a block that is written, read past the page cache, and compared
-    links     bandwidth and clocks, pairwise in two pairings: who is bad in both is the bad one
+    devices   products of integer matrices, exact in any order of sums: other bits mean a broken device; free memory
+    memory    free memory of the host
+    disk      free space, and a block that is written, read past the page cache, and compared
+    links     bandwidth and clocks, in two pairings: a node that is bad in both is to blame
 
-Three answers about links: to blame, not, or not known, which counts as not: of two nodes nobody can say which one is slow.
+A node is to blame for a link, not to blame, or not known, which counts as not to blame. Of two nodes alone, it cannot be known which one is
+slow.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ class PreflightPolicy:
     """How long each device multiplies matrices of whole numbers, whose product has only one right answer. 0: no such
     check.
 
-    An H200 takes 11 ms for a product in float32, 0.3 for one in bfloat16 (measured): some hundred of each."""
+    An H200 takes 11 ms for a product in float32 and 0.3 ms for one in bfloat16 (measured): so it computes some
+    hundred of each."""
     device_free_share: float = 0.8
     """Share of a device's memory that must be free.
 
-    Less, and a process of somebody else's is still there. The check's own context takes about half a GB."""
+    If less is free, another process still holds the rest. The check's own context takes about half a GB."""
     memory_free_mib: int = 1024
     """Host memory that must be free, in MiB."""
     disk_free_mib: int = 1024
@@ -48,17 +50,17 @@ class PreflightPolicy:
     link_s: float = 0.5
     """Duration of such a measurement, in each direction of two pairings.
 
-    Several times what TCP takes to find its window."""
+    Several times as long as TCP takes to find its window."""
     link_share: float = 0.5
     """A link is slow below this share of the median bandwidth of all links. A node all of whose links are slow is
     not used.
 
-    DLRover calls a node a straggler whose check takes twice the median time (`rdzv_manager._detect_stragglers`)."""
+    DLRover calls a node a straggler if its check takes twice the median time (`rdzv_manager._detect_stragglers`)."""
     clock_s: float = 1.0
     """Largest allowed difference between two clocks.
 
-    Half the round trip is taken off. etcd warns of the same between its members (rafthttp's `maxClockDifference`).
-    Leases do not depend on it; times in stories do."""
+    The check first subtracts half the round trip. etcd warns of the same difference between its members (rafthttp's
+    `maxClockDifference`). Leases do not depend on clocks; the times that `explain` shows do."""
     wait_s: float = 30.0
     """How long a node waits for the others. Then it measures with the nodes that are present."""
 
@@ -79,38 +81,38 @@ class DeviceReading:
     """As torch calls it: `cuda:0`."""
     products: int = 0
     wrong: int = 0
-    """Products of which an element had other bits than it must have."""
+    """Products with an element of wrong bits."""
     free_bytes: int = 0
     total_bytes: int = 0
-    """0: not told."""
+    """0: not reported."""
     error: str = ""
-    """What the device's runtime said."""
+    """The error of the device's runtime."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskReading:
     place: str
     free_bytes: int = -1
-    """-1: an object store has no end."""
+    """-1: an object store, which has no limit."""
     mb_per_s: float = 0.0
-    """Of writing, or of reading, whichever was slower; 0: not measured."""
+    """Speed of writing or reading, whichever was slower; 0: not measured."""
     error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """Two nodes, as the first one has measured it."""
+    """The link between two nodes, as the first one has measured it."""
 
     one: str
     other: str
     mb_per_s: float = 0.0
     """10⁶ bytes a second, in the slower direction."""
     ahead_s: float = 0.0
-    """How far the other's clock is ahead,"""
+    """How far the other's clock is ahead."""
     within_s: float = 0.0
-    """give or take so much: half of the shortest round trip."""
+    """Uncertainty of `ahead_s`: half of the shortest round trip."""
     error: str = ""
-    """Why there is nothing of that."""
+    """Why nothing could be measured; empty: it could."""
 
 
 def clocks_agree(link: Link, policy: PreflightPolicy) -> bool:
@@ -118,13 +120,13 @@ def clocks_agree(link: Link, policy: PreflightPolicy) -> bool:
 
 
 def figures(link: Link, policy: PreflightPolicy) -> str:
-    """What was measured; clocks only where they are apart, for of two nodes nobody can say whose is wrong."""
+    """The measured bandwidth, and how far clocks are apart if too far. Of two nodes alone, it is unknown whose clock is wrong."""
     apart = "" if clocks_agree(link, policy) else f", clocks {abs(link.ahead_s):.0f} s apart"
     return f"{link.mb_per_s:.0f} MB/s{apart}"
 
 
 def devices(readings: Sequence[DeviceReading], ranks: int, policy: PreflightPolicy) -> tuple[str, ...]:
-    """What is wrong with the devices of a node. ranks: that want one each; 0: not known."""
+    """Faults of a node's devices. ranks: number of ranks, which need one device each; 0: not known."""
     there = sum(each.device.partition(":")[0] != "cpu" and bool(each.products) for each in readings)
     broken = any(each.error for each in readings)
     found = [f"only {there} of {ranks} devices are there"] if 0 < there < ranks and not broken else []
@@ -163,14 +165,14 @@ def disk(reading: DiskReading, policy: PreflightPolicy) -> tuple[str, ...]:
 
 
 def first_pairs(nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Node i with i ^ 1, in the order of names; of an odd number the last one has none."""
+    """Pair node i with node i ^ 1, in the order of names. With an odd number of nodes, the last one has no partner."""
     names = sorted(nodes)
     return tuple(zip(names[::2], names[1::2], strict=False))
 
 
 def second_pairs(nodes: Sequence[str], first: Sequence[Link]) -> tuple[tuple[str, str], ...]:
-    """Everybody with another one than before: the slow with the quick, so that whoever was slow through no fault of its own is so no
-    more. By what the first pairing has shown; of two nodes there is no other pairing."""
+    """Pair each node with a new partner: slow nodes with fast ones, by the first pairing's speeds. A node that was slow only because of its
+    partner is then fast. Two nodes have no second pairing."""
     speed = {node: link.mb_per_s for link in first for node in (link.one, link.other)}
     together = {node: min(link.one, link.other) for link in first for node in (link.one, link.other)}
     quickest_last = sorted(nodes, key=lambda node: (speed.get(node, float("inf")), together.get(node, ""), node))
@@ -180,8 +182,8 @@ def second_pairs(nodes: Sequence[str], first: Sequence[Link]) -> tuple[tuple[str
 
 
 def blamed(good: Mapping[tuple[str, str], bool]) -> frozenset[str]:
-    """Nodes that are at fault for links that are not good: no link of theirs is good, and either somebody at the other end of one has a
-    good one, or it has two and those at their other ends only the one with it."""
+    """Nodes to blame for bad links. Such a node has no good link. Besides, a node at the other end of one of its links has a good link; or
+    the node has several links, and the nodes at their other ends have no others."""
     links: dict[str, list[tuple[str, bool]]] = {}
     for (one, other), fine in good.items():
         links.setdefault(one, []).append((other, fine))
@@ -199,19 +201,19 @@ def blamed(good: Mapping[tuple[str, str], bool]) -> frozenset[str]:
 
 
 def slow(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
-    """Each pair, and whether it is as quick as others are. A link that could not be measured is not."""
+    """Each pair, and whether its link is as fast as others are. A link that could not be measured is not."""
     known = [link.mb_per_s for link in links if not link.error]
     least = policy.link_share * statistics.median_high(known) if known else 0.0
     return {(link.one, link.other): not link.error and link.mb_per_s >= least for link in links}
 
 
 def apart(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
-    """Each pair whose clocks have been compared, and whether they may be the same."""
+    """Each pair with compared clocks, and whether they agree."""
     return {(each.one, each.other): clocks_agree(each, policy) for each in links if not each.error}
 
 
 def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tuple[str, ...]:
-    """What is wrong with `node`, by all links of both pairings. All nodes come to the same about each other."""
+    """Faults of `node`, judged by all links of both pairings. All nodes reach the same verdict about each other."""
     found = []
     if node in blamed(slow(links, policy)):
         ours = [link for link in links if node in (link.one, link.other)]
@@ -231,7 +233,7 @@ def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tup
 
 
 def unfit(node: str, reasons: Sequence[str]) -> str:
-    """One sentence, and what to do; empty: the node is fit."""
+    """Why the node is unfit, and what to do, as one message; empty: the node is fit."""
     if not reasons:
         return ""
     return f"{node} is not fit: {'; '.join(reasons)}. Mend it and start its agent again, or leave the check out (preflight.enabled)"

@@ -1,1 +1,1 @@
-"""The processes of one generation: started, watched, reported, ended."""
+"""The processes of one generation: starts, watches, reports and ends them."""

@@ -1,7 +1,8 @@
-"""Ends what ranks have started when the agent itself is killed: data loaders' workers, servers, programs.
+"""Ends the processes that ranks have started, when the agent itself is killed: data loaders' workers, servers, programs.
 
-Ranks die with their launcher, and it with the agent; what they have started need not. A tiny program waits for the agent's end, outside of
-its process group. All that descends from a rank carries the agent's token in its environment, and so is found.
+Ranks die with their launcher, and the launcher dies with the agent. Processes that ranks have started may survive. So a tiny program
+outside the agent's process group waits for the agent's end. It finds these processes by the agent's token, which every descendant of a rank
+carries in its environment.
 
     agent ──a pipe, which the kernel closes at its death──▶ this file, as a program ──SIGKILL──▶ every process with the token
 """
@@ -16,9 +17,9 @@ import time
 from contextlib import suppress
 
 TRIES_S = 30.0
-"""For so long processes are looked for that do not end although killed, or that start others meanwhile."""
+"""How long the program looks for processes that survive SIGKILL, or that start others meanwhile."""
 TIDY_S = 5.0
-"""How long processes may take that put away what killed ones have left. Python's take 20 ms, torch's rests 2 s before it ends."""
+"""How long processes may take to clean up after killed ones. Python's take 20 ms; torch's rests 2 s before it ends."""
 _LOOK_S = 0.05
 _IN_ORDER = b"in order\n"
 
@@ -27,7 +28,7 @@ class AfterDeath:
     def __init__(self, token: str) -> None:
         """token: in the environment of every rank of this agent."""
         command = [sys.executable, "-I", "-S", __file__]
-        quiet = subprocess.DEVNULL  # a reader of the agent's output does not wait for this program
+        quiet = subprocess.DEVNULL  # so that no reader of the agent's output waits for this program
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
         )
@@ -41,19 +42,19 @@ class AfterDeath:
         return self._process.pid
 
     def not_needed(self) -> None:
-        """The agent ends in order: what is still there is meant to be."""
+        """End the program: the agent ends in order, so remaining processes are intended."""
         with suppress(OSError):
             self._process.communicate(_IN_ORDER)
 
 
 def tidies(command_line: str) -> bool:
-    """Whether such a process waits for the end of those that it serves, and then unlinks what these have left: shared memory and semaphores
-    (Python's `multiprocessing`, joblib's loky), tensors that are shared by file (torch's `file_system`)."""
+    """Whether a process with this command line cleans up after others. It waits for their end, then unlinks what they left: shared memory
+    and semaphores (Python's `multiprocessing`, joblib's loky), or tensors shared by file (torch's `file_system`)."""
     return ".resource_tracker" in command_line or "torch_shm_manager" in command_line
 
 
 def _with(token: bytes) -> list[tuple[int, str]]:
-    """Number and command line of each process that has it in its environment."""
+    """Pid and command line of each process that has the token in its environment."""
     found = []
     for name in os.listdir("/proc"):
         with suppress(OSError):

@@ -1,7 +1,7 @@
 """The agent's side of the board: it owns the shared memory, reads every page, and writes orders.
 
-A rank may write anything on its page, at any time. So a page is copied, the copy is judged (`page_validation`), and nobody reads another
-one.
+A rank may write anything on its page, at any time. So the agent copies a page, validates the copy (`page_validation`), and reads only valid
+copies.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from ...resilience.model.types import Order, OrderedBy, RankPhase
 
 class Board:
     def __init__(self, ranks: int) -> None:
-        """One cleared page per local rank, in a file in memory that lives as long as this process."""
+        """Create one cleared page per local rank, in a file in memory that lives as long as this process."""
         self.fd = memory("mt-resilient-board", ranks * PAGE_BYTES)
         shared = mapped(self.fd, ranks * PAGE_BYTES)
         self._live = [Page(shared[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
         self.pages = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(ranks)]
-        """What the ranks have said, as far as it was believed."""
+        """The last valid copy of each rank's page."""
         self.orders = Orders()
-        """What the agent has."""
+        """What the agent has written."""
         self._wrong: set[int] = set()
 
     @property
     def path(self) -> str:
-        """Where ranks open it."""
+        """Path by which ranks open the board."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def look(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """Read what the ranks say. Gives what is newly wrong on whose page, by local rank: nothing more on it is believed in this
-        generation. pids: that pages are known to be claimed with."""
+        """Read the ranks' pages. Return what is newly wrong, by local rank: such a page is ignored for the rest of the generation. pids:
+        the process that has claimed each page, where known."""
         found: dict[int, str] = {}
         for local_rank, (live, page) in enumerate(zip(self._live, self.pages, strict=True)):
             copy = bytearray(live.raw)
@@ -59,16 +59,16 @@ class Board:
         return min(page.step for page in self.pages)
 
     def unsavable(self) -> bool:
-        """Whether the state of a rank has come to hold something that no snapshot can hold."""
+        """Whether the state of some rank now holds something that no snapshot can hold."""
         return any(page.unsaved for page in self.pages)
 
     def refuse(self, local_rank: int) -> None:
-        """Whoever has claimed the page is no rank: nothing on it is believed in this generation."""
+        """Ignore the page for the rest of the generation: the process that claimed it is no rank."""
         self._wrong.add(local_rank)
         self.pages[local_rank].pid = 0
 
     def clear(self, generation: int) -> None:
-        """For a new generation; only while no rank is alive."""
+        """Clear all pages for a new generation. No rank may be alive."""
         self._wrong.clear()
         self.orders = Orders(generation=generation, until_ns=self.orders.until_ns)
         for page in (*self._live, *self.pages):
@@ -76,38 +76,38 @@ class Board:
             page.until_ns = self.orders.until_ns
 
     def leased(self, until_s: float) -> None:
-        """No rank shall cross a boundary after this time of the monotonic clock, in this generation or a later one; 0: they may."""
+        """Forbid every rank to cross a boundary after this time of the monotonic clock, in this generation or a later one; 0: no limit."""
         self._write(until_ns=int(until_s * 1e9))
 
     def fetching(self, on_its_way: bool) -> None:
-        """All ranks shall wait for their part of the state before they restore it; or it has come, or never will."""
+        """Order all ranks to wait for their part of the state before they restore it. False: it has come, or never will."""
         self._write(fetching=int(on_its_way))
 
     def ask_durable(self) -> None:
-        """One more snapshot on disk."""
+        """Order one more snapshot on disk."""
         for page in (*self._live, *self.pages):
             page.durable_step = -1
         self._write(durable=self.orders.durable + 1)
 
     def ask_copy(self) -> None:
-        """One more snapshot for the memory of other nodes."""
+        """Order one more snapshot for the memory of other nodes."""
         self._write(copies=self.orders.copies + 1)
 
     def turn_back(self, order: RewindOrder) -> None:
-        """All ranks shall go back; the number last, since they look for it."""
+        """Order all ranks to go back. The order's number is written last, because ranks watch it."""
         by = tuple(OrderedBy).index(order.cause)
         self._write(ordered_to=order.to, ordered_skip=order.skip, ordered_by=by, ordered=order.number)
 
     def pause(self, paused: bool) -> None:
-        """All ranks shall wait at their next boundary; or go on."""
+        """Order all ranks to wait at their next boundary, or to go on."""
         self._write(paused=int(paused))
 
     def order(self, order: Order) -> None:
-        """What all ranks shall do at their next boundary."""
+        """Order what all ranks do at their next boundary."""
         self._write(order=int(order))
 
     def _write(self, **orders: int) -> None:
-        """In their order, on all pages."""
+        """Write the given fields, in their order, on all pages."""
         self.orders = replace(self.orders, **orders)
         for page in (*self._live, *self.pages):
             for name, value in orders.items():

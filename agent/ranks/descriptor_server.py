@@ -1,5 +1,5 @@
-"""Gives the agent's files to ranks that do not see its process (`resilience/ipc/descriptor_client.py`), and learns by which number it sees
-theirs."""
+"""Serves the agent's files to ranks that cannot see its process (`resilience/ipc/descriptor_client.py`). So it also learns the pids by
+which the agent sees those ranks."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PEER = struct.Struct("3i")
 
 
 class Door:
-    """Open for as long as this process lives, to processes of the same user that have the token, and to those below it that have become
-    another user."""
+    """A socket that serves as long as this process lives. It serves processes with the token that run as the same user or root, and
+    descendants that have become another user."""
 
     def __init__(self, paths: Collection[str]) -> None:
-        """paths: of the files that are given, in this agent's own /proc."""
+        """paths: the files that are served, as paths in this agent's own /proc."""
         name, self.token = f"mt-resilient-{secrets.token_hex(8)}", secrets.token_hex(16)
         self._paths = frozenset(paths)
         self.pids: dict[tuple[int, int], int] = {}
-        """Local rank, and the number that its process has where it lives → the number by which this agent sees it."""
+        """Local rank and its pid in its own namespace → its pid as this agent sees it."""
         self.environment = sign(name, self.token)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listening.bind(f"\0{name}")
@@ -47,7 +47,7 @@ class Door:
             except OSError:  # no descriptor is free
                 sleep(_AGAIN_S)
                 continue
-            with closing(asking), suppress(Exception):  # whatever somebody sends: the door stays open to the others
+            with closing(asking), suppress(Exception):  # a bad request must not close the door to the others
                 self._answer(asking)
 
     def _answer(self, asking: socket.socket) -> None:
@@ -63,7 +63,7 @@ class Door:
             asking.send(b"the agent does not see this process: it is in a container of its own beside the agent's")
         else:
             self.pids[rank, inner] = pid
-            fd = os.open(path, flags & _FLAGS | os.O_CLOEXEC)  # with locks of its own
+            fd = os.open(path, flags & _FLAGS | os.O_CLOEXEC)  # a new open file, with its own locks
             try:
                 socket.send_fds(asking, [b"."], [fd])
             finally:

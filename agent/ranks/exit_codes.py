@@ -1,7 +1,7 @@
-"""How a process ended, though it is not our child: a descriptor to wait on, and the exit code from where the kernel keeps it.
+"""Tells how a process has ended that is not our child: gives a descriptor to wait on, and the exit code that the kernel keeps.
 
-The descriptor is a pidfd; where the kernel refuses those, a pipe that a thread closes which looks into /proc. Until its parent reaps it,
-`/proc/<pid>/stat` has the code (field 52, any Linux); afterwards, from Linux 6.15 on, its pidfd.
+The descriptor is a pidfd. If the kernel refuses pidfds, it is a pipe that a thread closes after polling /proc. Until its parent reaps the
+process, `/proc/<pid>/stat` has the exit code (field 52, any Linux). Afterwards its pidfd has it, from Linux 6.15 on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...resilience.ipc.file_descriptors import high
 from ...resilience.store.poll import readable
 
 LOOK_S = 0.02
-"""Between looks into /proc. torchrun reaps its ranks ten times a second, and with it goes the exit code."""
+"""Time between looks into /proc. torchrun reaps its ranks ten times a second, and reaping removes the exit code."""
 
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit code
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
@@ -37,7 +37,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def _looked_at(pid: int) -> int | None:
-    """The same without the kernel's help."""
+    """The same without a pidfd: a pipe that a polling thread closes."""
     if not os.path.exists(f"/proc/{pid}"):
         return None
     since = born(pid)
@@ -53,7 +53,7 @@ def _looked_at(pid: int) -> int | None:
 
 
 def send(pid: int, pidfd: int, number: int) -> None:
-    """A signal to the process, unless it has ended."""
+    """Send a signal to the process, unless it has ended."""
     try:
         signal.pidfd_send_signal(pidfd, number)
     except ProcessLookupError:
@@ -65,8 +65,8 @@ def send(pid: int, pidfd: int, number: int) -> None:
 
 
 def born(pid: int) -> str:
-    """When that process was started, in the kernel's words: its number alone may be another one's by now. Empty where it is none, or dead
-    and not reaped. While other threads of it still end, the kernel does not give its exit code: then it counts as alive."""
+    """Start time of the process, in the kernel's words: its pid alone may be another process's by now. Empty if there is none, or if it is
+    dead and not reaped. While other threads of it still end, the kernel gives no exit code: then it counts as alive."""
     try:
         state, *fields = _stat(pid)
     except OSError:
@@ -84,7 +84,7 @@ def exit_code(pid: int, pidfd: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """From field 3 on: the name before need not be text."""
+    """Fields of `/proc/<pid>/stat` from field 3 on: the name before them need not be text."""
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 

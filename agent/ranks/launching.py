@@ -1,4 +1,4 @@
-"""Starts the launcher of one generation: forked from the warm process where that is ready, else as torchrun starts."""
+"""Starts the launcher of one generation: forked from the warm process if that is ready, else as a fresh torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def started(
     environment: Mapping[str, str],
     end_others: Callable[[], None],
 ) -> WorkerGroup:
-    """The worker group whose launcher was started. end_others: end every process that nobody has to watch. Raises OSError."""
+    """Start the launcher and return its worker group. end_others: ends every process that has no watcher. Raises OSError."""
     why = warm.why
     if warm.ready:
         try:
@@ -27,11 +27,11 @@ def started(
             return WorkerGroup(generation, watched(pid), how)
         except MachineError as error:
             why = str(error)
-            end_others()  # it may have forked all the same, and answered too late
+            end_others()  # it may have forked a launcher, and answered too late
     try:
         process = die_with_parent.spawn([*launch.program, *arguments], env=environment, start_new_session=True)
         process.returncode = 0  # the worker group reaps it: without this, Popen would look for it again
         return WorkerGroup(generation, watched(process.pid), f"cold: {why}")
     except OSError:
-        end_others()  # nobody watches it: the next round starts another one
+        end_others()  # a started launcher has no watcher: the next round starts another one
         raise

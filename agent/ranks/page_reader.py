@@ -1,4 +1,4 @@
-"""Reads the board for the agent: pages ──▶ whose process writes which page; what no rank of ours can have written is not believed."""
+"""Reads the board for the agent: pages ──▶ which process writes which page. It ignores what no rank of ours can have written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .worker_group import WorkerGroup
 
 
 def read(board: Board, door: Door, group: WorkerGroup, helpers: Set[int], *, observe: bool) -> list[str]:
-    """Copy what the ranks say, adopt the processes that claim pages, and end those that wrote nonsense. Gives a sentence for each thing
-    that is newly wrong. helpers: processes of the agent that are no ranks. observe: nothing is ended."""
-    # Before its loop begins, a process may leave the page to one that it has started.
+    """Copy the ranks' pages, adopt the processes that claim pages, and end those that wrote nonsense. Return a sentence for each new fault.
+    helpers: processes of the agent that are no ranks. observe: end nothing."""
+    # Before its loop begins, a process may hand its page to a process that it has started.
     trains = (local_rank for local_rank in group.ranks if board.pages[local_rank].phase > RankPhase.ATTACHED)
     wrong = board.look({local_rank: board.pages[local_rank].pid for local_rank in trains})
     sentences = []

@@ -17,15 +17,15 @@ from ...resilience.model.types import Doing, Generation, Rank, RankPhase, Step
 from .worker_group import Watched, WorkerGroup
 
 _ORPHANED_S = 1.0
-"""Within so long of its launcher's death a rank is dead by it."""
+"""A rank counts as ended by its launcher's death if it ended at most this long before the launcher."""
 
 
 def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bool = False) -> bool | None:
-    """Whether a rank that is gone was meant to be; None: not yet known.
+    """Whether a rank that has ended did so as intended; None: not yet known.
 
-    One that left with code 0 did, and one that a signal ended in the interpreter's teardown, when the script was over (`left`). Where
-    the kernel does not tell the code of a rank that never entered a loop of ours, or whose loop was over, the launcher, which reaps
-    it, knows.
+    It did if its exit code is 0, or if a signal ended it in the interpreter's teardown, after the script (`left`). If the kernel does not
+    tell the code, the launcher's code decides, because the launcher reaps its ranks. That holds for a rank that never entered a loop of
+    ours, or whose loop was over. Any other such rank has failed.
     """
     if code is not None:
         return code == 0 or (left and code < 0)
@@ -35,8 +35,8 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
 
 
 def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
-    """Ranks that are gone and were not meant to be, and the launcher where none of its ranks explains its failure. One that has left its
-    loop with code 0 is among them where others have failed: they may have waited for it."""
+    """Ranks that ended and should not have; or the launcher, if none of its ranks explains its failure. If ranks failed, those that left
+    their loop with code 0 are included: the others may have waited for them."""
     launcher = group.launcher
     gone = {n: (pages[n], process) for n, process in group.ranks.items() if process.ended_s}
     failed = [
@@ -66,18 +66,18 @@ def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
                 kind="no torch" if group.unimportable else "exit",
             )
         )
-    # All ranks of thousands of nodes may raise at once, and what is read is one traceback.
+    # All ranks of thousands of nodes may raise at once, and people read only one traceback.
     told = next((gone for gone in found if gone.traceback), None)
     return tuple(gone if gone is told else replace(gone, traceback="") for gone in found)
 
 
 def _code(page: Page, process: Watched) -> int | None:
-    """Exit code of a rank: from the launcher, where its own end came before the agent could watch it."""
+    """Exit code of a rank. The launcher tells it if the rank ended before the agent could watch it."""
     return page.seen_code if process.code is None else process.code
 
 
 def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
-    """Whether this rank has ended only because the launcher has ended it, or the launcher or its own wrapper has died."""
+    """Whether this rank has ended only as a consequence: the launcher ended it, or the launcher or the rank's wrapper died."""
     if page.farewell() or process.out_of_memory or process.fenced or process.nonsense:
         return False
     orphaned = (launcher.code or 0) < 0 and process.ended_s > launcher.ended_s - _ORPHANED_S
@@ -86,7 +86,7 @@ def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
 
 
 def _seen_exit(page: Page, at_s: float) -> RankExit:
-    """Of the process that the launcher had started as a rank, and that a signal has ended: a wrapper, where another one trains."""
+    """The exit of a process that the launcher had started as a rank, and that a signal ended. It is a wrapper if another process trains."""
     return RankExit(
         rank=Rank(page.rank),
         at_s=at_s,
@@ -97,7 +97,7 @@ def _seen_exit(page: Page, at_s: float) -> RankExit:
 
 
 def _all_done(group: WorkerGroup, pages: Sequence[Page]) -> bool:
-    """Whether every rank has ended, and ended well, one of them in its teardown: then that is what the launcher complains of."""
+    """Whether every rank has ended well, at least one by a signal in its teardown: the launcher then complains only of that."""
     launcher_code = group.launcher.code
     well = [
         process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True
@@ -110,7 +110,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
     words = page.farewell()
     code, step = _code(page, process), words.get("step")
     if words and (code is None or (code < 0 and code != -signal.SIGINT)):
-        code = 1  # an exception ended it, whatever signal met it on its way out: the launcher's, where another rank had failed as well
+        code = 1  # an exception ended it. A signal that met it on its way out was the launcher's, after another rank's failure
     kind = str(words.get("kind", "exit"))
     kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
     kind = "broken" if process.missing and not words else kind
@@ -133,15 +133,15 @@ def _any_word(pages: Sequence[Page]) -> str:
 
 
 def reached(pages: Sequence[Page], resume_step: int) -> tuple[Reached, ...]:
-    """The last step of each local rank, where ranks that begin at `resume_step` compute it again and use the same data."""
+    """The last step of each local rank, if ranks that begin at `resume_step` replay it with the same data; else empty."""
     said = (Reached(page.step, page.loss, page.grad_norm) for page in pages)
     again = all(page.tells == 2 and page.step > resume_step for page in pages)
     return tuple(said) if again else ()
 
 
 def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
-    """The rewinds after the `told`-th that all local ranks are through with (of more than eight at once, the last eight; not one whose
-    place the next is being written to)."""
+    """Rewinds after the `told`-th that all local ranks have finished. Of more than eight at once, only the last eight are kept. A rewind is
+    left out while the next one is being written over it."""
     done = min((page.rewinds for page in pages), default=0)
     found = []
     for ordinal in range(max(told, done - REWINDS.kept) + 1, done + 1):
@@ -162,7 +162,7 @@ def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) 
 
 
 def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[Sighting, ...]:
-    """The last faults that the local ranks have all noted, and done nothing about."""
+    """The last faults that all local ranks have noted without acting on them."""
     done = min((page.sightings for page in pages), default=0)
     found = []
     for ordinal in range(max(0, done - SIGHTINGS.kept) + 1, done + 1):
@@ -177,7 +177,8 @@ def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[
 
 
 def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float) -> dict[str, Any]:
-    """What all ranks have noted, as the first of them says it. (Who only observes may have less to go back to than another.)"""
+    """Fields of a fault that all ranks have noted, as the first of them reports it. `to` is the lowest of all: a rank that only observes
+    may have less to go back to than another."""
     first = seen[0]
     return {
         "ordinal": ordinal,
@@ -204,9 +205,9 @@ def status(
     stuck: bool = False,
     snapshot: str = "",
 ) -> NodeStatus:
-    """kept: what is told without a worker group, too; offset_s: wall clock minus monotonic clock; told: rewinds in place so far; stuck: all
-    loops are over, and what is left of the worker group hangs in its teardown; snapshot: the last request for one that the ranks were told
-    of."""
+    """Return the node's status. kept: its part that needs no worker group; offset_s: wall clock minus monotonic clock; told: rewinds in
+    place so far; stuck: all loops are over, and the rest of the worker group hangs in its teardown; snapshot: the last request for a
+    snapshot that the ranks were told of."""
     if group is None:
         return kept
 
@@ -216,7 +217,7 @@ def status(
 
     steps = [page.step for page in pages]
     over = stuck or (group.launcher.ended_s > 0 and (group.launcher.code == 0 or _all_done(group, pages)))
-    # In their loop, and yet they left with code 0: the script has broken out of it.
+    # The rank was in its loop, but left with code 0: the script has broken out of the loop.
     early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
     stopped = any(page.phase in early for page in pages)
     return replace(

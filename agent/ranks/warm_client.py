@@ -1,8 +1,8 @@
-"""The agent's end of the warm process: a rank's interpreter that has been prepared, and forks the next launcher and its ranks.
+"""The agent's side of the warm process: a prepared interpreter of a rank, which forks the next launcher and its ranks.
 
-The first start is torchrun's own: only its launcher is forked, from a process that has imported torchrun. Once the ranks have noted what
-they import, another process runs the opening of their script (`training/warm/preload.py`). Where ranks cannot be forked from that, `why`
-has the reason, the launcher's process stays, and the next start is cold.
+At the first start, torchrun starts the ranks itself: only its launcher is forked, from a process that has imported torchrun. Once the ranks
+have noted what they import, another process runs the opening of their script (`training/warm/preload.py`). If ranks cannot be forked from
+that one, `why` has the reason. The launchers' process then stays, and the next start is cold.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ...resilience.ipc import die_with_parent
 from ...resilience.ipc.file_descriptors import appending
 
 ANSWER_S = 10.0
-"""A fork answers in milliseconds; a warm process that does not has a problem of its own."""
+"""How long a warm process may take to answer. A fork answers in milliseconds; a slower process has a problem of its own."""
 _ENDS_S = 0.5
-"""From the end of what a process says to its own."""
+"""How long a process may take to end after its last message."""
 TRIES = 2
-"""How often in one generation a process is started that ends by itself."""
+"""How often in one generation the agent starts a warm process that ends by itself."""
 VARIABLE = "MT_RESILIENT_WARM"
 
 
@@ -39,7 +39,7 @@ class ForkServer:
     """One process that launchers are forked from (`training/warm/forkserver.py`)."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: int, **plan: Any) -> None:
-        """command: a rank's. log: a descriptor. plan: what `forkserver.serve` is told beside the agent's own."""
+        """command: a rank's command. log: a descriptor. plan: what `forkserver.serve` is told besides the agent's own values."""
         self.ready = False
         self.channel, theirs = socket.socketpair()
         self.channel.settimeout(ANSWER_S)
@@ -54,7 +54,7 @@ class ForkServer:
             )
 
     def heard(self) -> dict[str, Any] | None:
-        """What it says, if anything; empty where it has ended."""
+        """The process's new message; None if there is none, empty if the process has ended."""
         if not select.select([self.channel], [], [], 0)[0]:
             return None
         words = self._hear()
@@ -62,7 +62,7 @@ class ForkServer:
         return words
 
     def launch(self, order: Mapping[str, Any]) -> int:
-        """Fork a launcher; its pid. Raises MachineError when the process does not answer."""
+        """Fork a launcher and return its pid. Raises MachineError when the process does not answer."""
         try:
             self.channel.sendall(json.dumps(order).encode() + b"\n")
             words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
@@ -82,12 +82,12 @@ class ForkServer:
                 if not part:
                     break
                 line += part
-        with suppress(ValueError, TypeError, RecursionError):  # an import may have written there
+        with suppress(ValueError, TypeError, RecursionError):  # an import may have written to the channel
             return dict(json.loads(line))
         return {}
 
     def ending(self) -> str:
-        """What has become of it, once it says no more."""
+        """How the process has ended, in words, once it sends no more messages."""
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(_ENDS_S)
             return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}; see its log"
@@ -101,7 +101,7 @@ class ForkServer:
 
 
 class WarmProcess:
-    """The process that forks launchers, and the one that forks their ranks as well, which takes its place when it is ready."""
+    """The process that forks launchers, and a second one that also forks their ranks. The second replaces the first when it is ready."""
 
     def __init__(
         self,
@@ -111,15 +111,15 @@ class WarmProcess:
         log: Path,
         refused: str = "",
     ) -> None:
-        """command: what torchrun would start a rank with. environment: gives what all ranks get, at each start. modules: the file in which
-        ranks note what they import. refused: why ranks are never to be forked; empty: they may be."""
+        """command: what torchrun would start a rank with. environment: returns the ranks' common variables, at each start. modules: the
+        file in which ranks note what they import. refused: why ranks are never to be forked; empty: they may be."""
         self._command, self._environment, self._modules, self._log = command, environment, modules, log
         self._log_fd = -1
         self._launchers: ForkServer | None = None
         self._ranks: ForkServer | None = None
         self._tries: Counter[int] = Counter()
         self._less: dict[str, Any] = {}
-        """What the warm process is not to do, since that has turned out not to be the same in a fork."""
+        """What the warm process must not do, because it has proved different in a fork."""
         self._left = ""
         self._refused = bool(refused)
         self.why = refused
@@ -131,7 +131,7 @@ class WarmProcess:
 
     @property
     def fds(self) -> list[int]:
-        """Readable when a process has something to say, or is gone."""
+        """Descriptors that become readable when a process has sent a message, or has ended."""
         return [server.channel.fileno() for server in self._servers()]
 
     def _servers(self) -> list[ForkServer]:
@@ -147,13 +147,14 @@ class WarmProcess:
 
     @property
     def importing(self) -> bool:
-        """Under way, for the first time: waiting for it is not slower than a cold start, which imports the same from the beginning."""
+        """Whether the first imports are under way. Waiting for them is not slower than a cold start, which imports the same from the
+        beginning."""
         newest = self._ranks or self._launchers
         again = bool(self._less) and self._launchers is not None and self._launchers.ready
         return newest is not None and not newest.ready and not again
 
     def keep(self, generation: int, *, ranks: bool) -> None:
-        """See to it that there is a process to fork from. ranks: they may be forked, too, and have noted what they import."""
+        """Ensure that there is a process to fork from. ranks: ranks may be forked too, and have noted what they import."""
         if not self._command or self._ranks or self._tries[generation] >= TRIES:
             return
         if ranks and not self._refused and self._modules.exists():
@@ -174,7 +175,8 @@ class WarmProcess:
         return ForkServer(self._command, self._environment(), self._log_fd, **plan)
 
     def observe(self) -> tuple[bool, str]:
-        """Hear what the processes say, and do what follows. Whether a start may go another way now; and a sentence to tell, or none."""
+        """Read the processes' messages and act on them. Return whether the next start may now go another way (warm or cold), and a sentence
+        to report, or an empty one."""
         said = self._launchers.heard() if self._launchers else None
         if said == {}:
             self._stop_launchers()
@@ -198,15 +200,15 @@ class WarmProcess:
         return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:
-        """Do not wait for the one that imports: the next start is cold."""
+        """Stop the process that still imports: the next start is cold."""
         self.why = why
         self._stop_ranks()
 
     def launch(
         self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], ranks: int
     ) -> tuple[int, str]:
-        """Fork the worker group's launcher; its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when no
-        process answers; then there is none any more."""
+        """Fork the worker group's launcher. Return its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when
+        no process answers; both processes are then stopped."""
         server = self._ranks if self.forks_ranks else self._launchers
         order = {
             "program": program,

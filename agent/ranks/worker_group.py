@@ -1,7 +1,7 @@
-"""The processes of one generation: started, watched by pidfd, ended to the last, reaped.
+"""The processes of one generation: started, watched by pidfd, all ended, and reaped.
 
-The agent is a child subreaper, so whatever loses its parent becomes the agent's own child and cannot get lost: torchrun's workers have
-sessions of their own, and killing its process group leaves them alive.
+The agent is a child subreaper: a process that loses its parent becomes the agent's own child and cannot get lost. Killing torchrun's
+process group would leave its workers alive, because they have sessions of their own.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Watched:
     pid: int
     pidfd: int
     ended_s: float = 0.0
-    """Wall-clock time when it was seen to be gone; 0 while it lives."""
+    """Wall-clock time when the agent saw that it had ended; 0 while it lives."""
     code: int | None = None
     out_of_memory: bool = False
-    """The kernel has killed it for want of memory."""
+    """The kernel has killed it because memory ran out."""
     fenced: bool = False
-    """It was ended because its agent had no lease any more."""
+    """The agent has ended it because the agent's lease had expired."""
     missing: str = ""
-    """The script, where Python has not found it; empty: it has."""
+    """The script that Python did not find; empty: Python found it."""
     nonsense: str = ""
-    """What stood on its page, and could not be, so that it was ended; empty: it was not."""
+    """The impossible value on its page for which the agent ended it; empty: there was none."""
 
 
 @dataclass
@@ -43,21 +43,21 @@ class WorkerGroup:
     how: str
     """`warm`, or `cold: why`."""
     ranks: dict[int, Watched] = field(default_factory=dict)
-    """By local rank, from the moment each has claimed its page."""
+    """The ranks by local rank, each from the moment it claims its page."""
     fenced: bool = False
-    """Its own agent has ended it, for another generation may have begun."""
+    """The agent has ended it because another generation may have begun."""
     unimportable: str = ""
-    """Why the launcher's Python cannot import torch, where it has ended before it started a rank; empty: it can."""
+    """Why the launcher's Python cannot import torch, if the launcher ended before it started a rank; empty: it can."""
 
     def adopt(self, local_rank: int, pid: int) -> None:
-        """Watch a rank that has shown up on the board, or another process of it that trains."""
+        """Watch a rank that has claimed its page, or another process that now trains as this rank."""
         known = self.ranks.get(local_rank)
         if known and known.pidfd >= 0:
             os.close(known.pidfd)
         self.ranks[local_rank] = watched(pid)
 
     def condemn(self, local_rank: int, why: str) -> None:
-        """End a rank for what stands on its page; or, where it is not known yet which process that is, the launcher, and all with it."""
+        """End a rank for what it wrote on its page. If the rank's process is not known yet, end the launcher, and all ranks with it."""
         process = self.ranks.get(local_rank, self.launcher)
         process.nonsense = why
         _kill(process)
@@ -66,7 +66,7 @@ class WorkerGroup:
         return (self.launcher, *self.ranks.values())
 
     def observe(self) -> bool:
-        """Take note of who has ended; True when somebody has."""
+        """Note which processes have ended. Return True if any has."""
         news, ended_fds = False, readable(self.living_fds())
         for process in self.watched():
             if process.pidfd in ended_fds:
@@ -81,7 +81,7 @@ class WorkerGroup:
         return {p.pid for p in self.watched() if not p.ended_s}
 
     def fence(self) -> None:
-        """`kill`, and say so of each of them."""
+        """`kill`, and mark each living process as fenced."""
         living = [process for process in self.watched() if not process.ended_s]
         self.kill()
         self.fenced = True
@@ -89,13 +89,13 @@ class WorkerGroup:
             process.ended_s, process.code, process.fenced = wall_s(), -signal.SIGKILL, True
 
     def stop(self, number: int) -> None:
-        """As a signal to torchrun alone would: it passes that on, waits for its ranks, and ends those that stay."""
+        """Send a signal to torchrun alone: it passes the signal on, waits for its ranks, and ends those that stay."""
         if self.launcher.pidfd >= 0 and not self.launcher.ended_s:
             send(self.launcher.pid, self.launcher.pidfd, number)
 
     def kill(self) -> None:
-        """SIGKILL every process of this worker group that is known, at once; `Orphans.end` finds the others. SIGKILL and nothing softer:
-        under Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
+        """SIGKILL every known process of this worker group at once; `Orphans.end` finds the others. No softer signal is safe: under
+        Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
         """
         for process in self.watched():
             _kill(process)

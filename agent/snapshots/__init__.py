@@ -1,1 +1,1 @@
-"""What a node holds of the training in memory and on disk, what of that is to be trusted, and the drain process."""
+"""The snapshots that a node holds in memory and on disk, which of them are to be trusted, and the drain process."""

@@ -1,4 +1,4 @@
-"""The agent's end of the drain process: kept running, listened to, and asked to finish."""
+"""The agent's side of the drain process: keeps it running, reads its events, and asks it to finish."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ...resilience.ipc import die_with_parent
 from ...resilience.ipc.file_descriptors import appending
 
 LAST_TRIES = 3
-"""How often it may die over its last work, or over what it fetches."""
+"""How often the drain process may die over its last work, or over a fetch."""
 STOP_S = 5.0
-"""How long a killed one may take to end."""
+"""How long a killed drain process may take to end."""
 RESTART_S = (1.0, 60.0)
 """Wait before a dead drain process is started again, doubled after each death in a row."""
 
@@ -40,11 +40,11 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "buddy lost": {"reason": str},
     "deaf": {"reason": str},
 }
-"""What an event of each kind says at least."""
+"""The fields that an event of each kind must have."""
 
 
 def heard(line: bytes) -> dict[str, Any] | None:
-    """The event in a line; None where it is none: a library may have printed something."""
+    """The event in a line; None if the line is none: a library may have printed it."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -56,7 +56,8 @@ def heard(line: bytes) -> dict[str, Any] | None:
 
 
 def drain_config(arena: Sequence[Sequence[str]], root: Place, run: str, policy: SnapshotPolicy) -> dict[str, Any]:
-    """What the drain process is told of a job. arena: paths of slots, by local rank; run: eight hex digits that name its life."""
+    """The drain process's configuration for a job. arena: paths of slots, by local rank; run: eight hex digits that name this life of the
+    job."""
     return {
         "arena": arena,
         "root": root.address,
@@ -68,10 +69,10 @@ def drain_config(arena: Sequence[Sequence[str]], root: Place, run: str, policy: 
 
 
 class Draining:
-    """Training never depends on it: when it dies it is started again, and snapshots wait in memory meanwhile."""
+    """The drain process. Training never depends on it: when it dies, the agent starts it again, and snapshots wait in memory meanwhile."""
 
     def __init__(self, config: dict[str, Any], log: Path, secrets: Mapping[str, str]) -> None:
-        """secrets: what it finds in its environment beside ours."""
+        """secrets: variables that the process gets besides the agent's own environment."""
         self._config, self._log, self._secrets = config, log, secrets
         self._log_fd = -1
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,13 +81,13 @@ class Draining:
         self._not_before_s = 0.0
         self.finished = False
         self.lost = ""
-        """Why the newest snapshot that was wanted on disk is not there; empty while all is well."""
+        """Why the newest snapshot that was wanted on disk is missing; empty while all is well."""
         self._newest = -1
         self._asked = False
         self._fetches: tuple[str, ...] = ()
-        """What it is to fetch, and has not told the end of;"""
+        """The fetch that the process has not finished; empty: none."""
         self._lost = 0
-        """so often it has died over it."""
+        """How often the process has died during this fetch."""
 
     @property
     def pid(self) -> int | None:
@@ -94,15 +95,15 @@ class Draining:
 
     @property
     def fd(self) -> int | None:
-        """Readable when it has something to say, or is gone."""
+        """Descriptor that becomes readable when the process has sent an event, or has ended."""
         return self._process.stdout.fileno() if self._process and self._process.stdout else None
 
     def keep_running(self, now_s: float) -> None:
-        """Start it if it is not there, and its back-off is over. now_s: monotonic."""
+        """Start the process if it does not run, and its back-off is over. now_s: monotonic."""
         waited_for = self._asked or self._fetches
         if self._process is not None or self.finished or (now_s < self._not_before_s and not waited_for):
             return
-        self._not_before_s = now_s + RESTART_S[0]  # should it not start
+        self._not_before_s = now_s + RESTART_S[0]  # in case it does not start
         command = [sys.executable, "-m", "mt_resilient.agent.snapshots.drain_process", json.dumps(self._config)]
         if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
             self._log_fd = appending(self._log)
@@ -117,7 +118,7 @@ class Draining:
             self.finish()
 
     def events(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """What it has said since the last call; its death is an event as well."""
+        """Yield the process's events since the last call; its death is an event as well."""
         if self._process is None or self._process.stdout is None:
             return
         data = self._process.stdout.read()
@@ -154,37 +155,38 @@ class Draining:
                 yield {"event": "not fetched", "step": step, "reason": "the drain process died over it again and again"}
 
     def finish(self) -> None:
-        """Ask it to write what is pending and end; `finished` tells when it has. One that dies over it is started again."""
+        """Ask the process to write what is pending and end; `finished` tells when it has. If it dies over this, the agent starts it
+        again."""
         self._asked = True
         self._tell("finish")
 
     def give_up(self) -> None:
-        """End it with what it has not written yet."""
+        """End the process, and leave what it has not written yet."""
         self.stop()
         self.finished = True
 
     def begin_again(self) -> None:
-        """The job goes on after `finish`: what it was at is left, for it may wait for a dead node's part; the next one starts."""
+        """Allow a new process, because the job goes on after `finish`. End the old one, which may be waiting for a dead node's part."""
         self.stop()
         self._asked, self.finished, self.lost = False, False, ""
 
     def protect(self, names: Sequence[str]) -> None:
-        """From now on these snapshots are not to be retired, and no others are spared; also when it is started again."""
+        """Protect exactly these snapshots from retirement from now on. This also holds after a restart of the process."""
         self._config = {**self._config, "protected": [*names]}
         self._tell("protect", *names)
 
     def copy_to(self, address: str) -> None:
-        """From now on copies of snapshots go there; empty: nowhere. Also when it is started again."""
+        """Send copies of snapshots to this address from now on; empty: nowhere. This also holds after a restart of the process."""
         self._config = {**self._config, "buddy": {**self._config["buddy"], "send_to": address}}
         self._tell("copy", address)
 
     def reserve(self, nbytes: int) -> None:
-        """Take so much memory for each rank now, for what is fetched later; also when it is started again."""
+        """Reserve `nbytes` of memory for each rank now, for a later fetch. This also holds after a restart of the process."""
         self._config = {**self._config, "reserve_bytes": nbytes}
         self._tell("reserve", str(nbytes))
 
     def fetch(self, address: str, *numbers: int) -> None:
-        """Get a snapshot back: generation, rewinds, step, the first of our ranks. An event tells how it has ended."""
+        """Fetch a snapshot back. numbers: generation, rewinds, step, the first of our ranks. An event tells how the fetch has ended."""
         self._fetches, self._lost = (address, *map(str, numbers)), 0
         self._tell("fetch", *self._fetches)
 
@@ -195,13 +197,13 @@ class Draining:
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """End it at once. An unfinished attempt has no COMMIT and is swept later."""
+        """End the process at once. An unfinished attempt has no COMMIT and is swept later."""
         if self._process is not None:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # storage hangs, and it within: it ends when that does
+            with suppress(subprocess.TimeoutExpired):  # storage hangs, and the process with it
                 self._process.wait(STOP_S)
             for pipe in (self._process.stdin, self._process.stdout):
-                with suppress(OSError):  # a word that it has not read any more
+                with suppress(OSError):  # it has not read the last line
                     pipe.close()  # type: ignore[union-attr]
             self._process, self._rest = None, b""
         self._not_before_s, self._fetches = 0.0, ()

@@ -1,11 +1,11 @@
 """The process beside the ranks that makes sealed snapshots durable: arena → store, one JSON line on stdout per event.
 
-`python -m mt_resilient.agent.snapshots.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: a
-`DrainConfig`. Neither its load nor its death touches the ranks. A line "protect NAME …" on its stdin says which snapshots
-the job needs now, whatever their age. It goes on until a line "finish" or the end of its stdin; then it drains what is
-pending, with a few tries, and ends. Where it has a buddy, threads of `buddy/service.py` go about that tier meanwhile, as lines
-"copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" say; "reserve BYTES" takes memory for what will be fetched.
-What is said on either side waits for no write: a slow disk takes minutes.
+`python -m mt_resilient.agent.snapshots.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: the argument is a
+`DrainConfig`. Neither the load nor the death of this process touches the ranks. It obeys lines on its stdin. "protect NAME …" says which
+snapshots the job needs now, whatever their age. At "finish", or at the end of stdin, the process drains what is pending, with a few tries,
+and ends. If it has a buddy, threads of `buddy/service.py` exchange copies meanwhile. The lines "copy [HOST:PORT]" and "fetch HOST:PORT
+GENERATION REWINDS STEP FIRST-RANK" control them. "reserve BYTES" takes memory for a later fetch. Neither lines nor events wait for a write:
+a slow disk takes minutes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ..buddy.buddy_config import BuddyConfig, Event, Tell
 from ..buddy.service import Buddy
 
 BACKOFF_S = (1.0, 60.0)
-"""Wait after the first failure in a row, doubled after each further one up to the last."""
+"""Wait after the first failure in a row, and the limit up to which each further failure doubles it."""
 OUTDATED_S = 5.0
-"""How long, at the end, other nodes' parts are waited for of a snapshot that is older than one which is committed."""
+"""How long, at the end, the process waits for other nodes' parts of a snapshot that is older than a committed one."""
 LAST_TRIES = 5
-"""How often what is pending at the end is tried: within 15 s and what the tries themselves take."""
+"""How often each pending snapshot is tried at the end: within 15 s, plus the time of the tries themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,17 @@ class DrainConfig(RetentionPolicy):
     local_ranks: int
     """How many of the arena's ranks take part."""
     reserve_bytes: int = 0
-    """Memory that is taken at once in the first slot of each rank, for what will be fetched."""
+    """Memory that is taken at once in the first slot of each rank, for a later fetch."""
     protected: Sequence[str] = ()
-    """Names of snapshots that are not retired, until another line says which ones are not."""
+    """Names of snapshots that are not retired, until a `protect` line names others."""
     max_write_mb_per_s: float = 0.0
     """Limit of the stream to the store, in 10^6 bytes a second; 0 for none."""
     poll_s: float = 0.05
-    """Between looks at the headers."""
+    """Time between looks at the slots' headers."""
     deadline_s: float = 600.0
-    """How long other nodes may take with their parts."""
+    """How long other nodes may take to write their parts."""
     buddy: BuddyConfig | None = None
-    """Copies in another node's memory, and of another node in this one's."""
+    """Copies of this node's snapshots in another node's memory, and of another node's in this one's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,7 +82,7 @@ class DrainConfig(RetentionPolicy):
 
 
 class Orders:
-    """What the agent says, line by line."""
+    """Reads the agent's lines from stdin, and obeys them."""
 
     def __init__(self, fd: int, protected: Sequence[str], reserve_bytes: int = 0, buddy: Buddy | None = None) -> None:
         self._fd, self._buddy = fd, buddy
@@ -91,7 +91,7 @@ class Orders:
         self.protected = _attempts(protected)
 
     def listen(self) -> None:
-        """Until it is to finish, or nobody is there who would say so: for a thread of its own."""
+        """Obey lines until "finish", or until the agent is gone. Runs on a thread of its own."""
         try:
             with os.fdopen(self._fd, "rb", closefd=False) as lines:
                 for line in lines:
@@ -119,7 +119,7 @@ def _attempts(names: Sequence[str]) -> frozenset[Attempt]:
 
 
 class Drain:
-    """The loop's memory: the slots, what was given up, and when to try again."""
+    """The state of the drain loop: the slots, what was given up, and when to try again."""
 
     def __init__(self, config: DrainConfig, orders: Orders) -> None:
         self._config, self._orders = config, orders
@@ -132,10 +132,10 @@ class Drain:
         self._not_before_s = 0.0
         self._reserved_bytes = 0
         self._newest: Stamp | None = None
-        """Of those that this process has committed."""
+        """The newest snapshot that this process has committed."""
 
     def tick(self, *, finishing: bool = False) -> Iterator[Event]:
-        """Drain the one snapshot that is due, if any. While finishing, each is tried a few times."""
+        """Drain the one snapshot that is due, if any. While finishing, each one gets a few tries."""
         if clock.monotonic_s() < self._not_before_s:
             return
         stamp = self.due()
@@ -147,15 +147,16 @@ class Drain:
             outdated = finishing and older
 
             def left() -> bool:
-                """A newer one is due; or this process is to finish amid the wait for an older one, and tries that for OUTDATED_S then."""
+                """Whether to leave this snapshot: a newer one is due, or "finish" came during the wait for an outdated one. `tick` then
+                tries the outdated one for OUTDATED_S."""
                 return (self.due() or stamp) > stamp or (older and not finishing and self._orders.finish.is_set())
 
             deadline_s = OUTDATED_S if outdated else self._config.deadline_s
             report = drain(self._slots, attempt, self._root, deadline_s, self._write, left)
-        except Exception as error:  # of a slot that somebody has written over: it is given up, and the others are not
+        except Exception as error:  # as of an overwritten slot: give this snapshot up, not the others
             last = outdated or (finishing and self._failures + 1 >= LAST_TRIES)
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
-            yield from self._retire()  # what was killed before it got to this, or is too old by now, may be the space that is lacking
+            yield from self._retire()  # snapshots that are too old by now, or that a killed process left, may hold the lacking space
             return
         self._failures, self._not_before_s = 0, 0.0
         if report is None:
@@ -177,7 +178,7 @@ class Drain:
             yield from self._retire()
 
     def _retire(self) -> Iterator[Event]:
-        """By the node that commits."""
+        """Retire old snapshots, if this node is the one that commits."""
         if not any(slot.header().rank == 0 for slot in self._slots[0]):
             return
         with suppress(MachineError):  # the next snapshot tries again
@@ -188,14 +189,14 @@ class Drain:
                 yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
 
     def _undrained(self) -> frozenset[Attempt]:
-        """What is written again, by the same name, after a kill amid its COMMIT: in an object store a deletion that hung may be carried
-        out over it."""
+        """Snapshots still to be written from memory, which must not be retired. After a kill amid its COMMIT, one is written again by the
+        same name. In an object store, a deletion that hung may then hit the new one."""
         headers = [slot.header() for slots in self._slots for slot in slots]
         waiting = {header.stamp for header in headers if header.whole and header.durable and not header.drained}
         return frozenset(Attempt(run=self._config.run, stamp=stamp) for stamp in waiting)
 
     def reserve(self, nbytes: int) -> Iterator[Event]:
-        """Take memory ahead of need, where not as much was taken before."""
+        """Take memory ahead of need, unless as much was taken before."""
         if nbytes <= self._reserved_bytes:
             return
         self._reserved_bytes = nbytes
@@ -208,7 +209,7 @@ class Drain:
             yield {"event": "reserved", "bytes": nbytes * len(self._slots)}
 
     def hurry(self) -> None:
-        """Forget what failed before: the last tries begin."""
+        """Forget earlier failures: the last tries begin."""
         self._failures, self._not_before_s = 0, 0.0
 
     def due(self) -> Stamp | None:
@@ -230,7 +231,7 @@ def _words(error: Exception) -> str:
 
 
 def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
-    """Until "finish" or the end of `stdin_fd`, and what was pending then. tell: for events, on whatever thread."""
+    """Drain until "finish" or the end of `stdin_fd`, then drain what is pending. tell: takes events, on any thread."""
     buddy = Buddy(config.buddy, config.arena[: config.local_ranks], tell) if config.buddy else None
     orders = Orders(stdin_fd, config.protected, config.reserve_bytes, buddy)
     state = Drain(config, orders)
@@ -249,7 +250,7 @@ def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
 
 
 class Lines:
-    """Events on stdout, each in one piece."""
+    """Prints events on stdout, each in one piece."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -263,7 +264,7 @@ def main(arguments: list[str]) -> int:
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
-    ):  # they may reach all processes of the job; the agent says when to end
+    ):  # they may reach all processes of the job; the agent tells this one when to end
         signal.signal(number, signal.SIG_IGN)
     try:
         run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), Lines().tell)

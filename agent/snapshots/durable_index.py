@@ -1,4 +1,4 @@
-"""The durable snapshots as the agent knows them, looked at by a thread of their own: storage that hangs holds up nobody else."""
+"""The snapshots on disk that the agent knows. A thread of its own asks storage, so that hanging storage delays nothing else."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from ...resilience.model.types import Step
 from ..run_directory import MARK
 
 LOOK_S = {Files: 1.0, Objects: 5.0}
-"""Between looks; each lists one directory and asks for a file or two in every snapshot, or lists a prefix, which is billed."""
+"""Time between looks. In a directory, each look lists it and asks for a file or two per snapshot. In an object store, each look lists a
+prefix, which is billed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """At one moment. Steps ascend."""
+    """What storage held at one moment. Steps ascend."""
 
     there: bool = False
-    """The place is there, and this job's."""
+    """The place exists, and is this job's."""
     durable: tuple[tuple[Step, str], ...] = ()
-    """And the names of their attempts."""
+    """Their steps, and the names of their attempts."""
     certified: frozenset[str] = frozenset()
-    """Names of those whose state has proved stable."""
+    """Names of the certified ones."""
     rejected: tuple[Step, ...] = ()
 
 
@@ -39,13 +40,13 @@ class Shelf:
         self._turn = threading.Condition()
         self._asked, self._answered = 0, 0
         self._silent_s = 0.0
-        """Since when there is no answer, on the monotonic clock."""
+        """Since when storage has not answered, on the monotonic clock."""
         self.seen = Seen()
         threading.Thread(target=self._watch, name="shelf", daemon=True).start()
 
     def fresh(self, deadline_s: float) -> Seen:
-        """What there is now; what was there last where storage takes longer than `deadline_s` to say. That it hangs is waited for once,
-        however often this is asked."""
+        """What storage holds now; or what it last held, if it takes longer than `deadline_s` to answer. Repeated calls wait only once for
+        storage that hangs."""
         with self._turn:
             if not self.silent:
                 self._silent_s = monotonic_s()
@@ -59,7 +60,7 @@ class Shelf:
 
     @property
     def silent(self) -> bool:
-        """Storage has not answered what was asked last."""
+        """Whether storage has not yet answered the last question."""
         return self._answered < self._asked
 
     def _watch(self) -> None:

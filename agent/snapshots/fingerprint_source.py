@@ -1,4 +1,4 @@
-"""A snapshot's fingerprints as they lie: in the slots of memory, or in the manifests on disk."""
+"""Reads a snapshot's fingerprints from the slots in memory, or from the manifests on disk."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Sight:
 
     stamp: Stamp
     ranks: tuple[int, ...]
-    """Global, in the order of what follows."""
+    """Global ranks, in the order of the fields below."""
     tables: tuple[bytes, ...]
-    """The pieces of each, as JSON: the same text for the same layout."""
+    """The pieces of each rank's table, as JSON: equal layouts have equal text."""
     words: tuple[Words, ...]
     values: bytes = b""
-    """A whole table, for the plain values in it."""
+    """The first rank's whole table, for the plain values in it."""
     everywhere: bool = True
-    """It is a snapshot that all nodes look at: it goes to disk, or into another node's memory."""
+    """Whether all nodes compare this snapshot, because it goes to disk or into another node's memory."""
 
 
 def seen(slots: Sequence[Sequence[Slot]], stamp: Stamp) -> Sight | None:
-    """What the slots of a node's ranks tell of a snapshot; None when one of the ranks does not hold it any more."""
+    """A snapshot's fingerprints from the slots of a node's ranks; None if one of the ranks no longer holds it."""
     found = []
     for row in slots:
         slot = next((slot for slot in row if (h := slot.header()).whole and h.stamp == stamp), None)
@@ -48,7 +48,7 @@ def seen(slots: Sequence[Sequence[Slot]], stamp: Stamp) -> Sight | None:
 
 
 def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
-    """What the manifests of a snapshot on disk tell."""
+    """A snapshot's fingerprints from its manifests on disk."""
     texts = (f',"pieces":{pieces_json(m.table.pieces)},"payload_bytes":{m.table.payload_bytes}}}' for m in manifests)
     return Sight(
         stamp=stamp,
@@ -59,5 +59,5 @@ def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
 
 
 def layout_of(table: bytes) -> bytes:
-    """A table in JSON, from where the plain values end: in no text within JSON are these quotes bare."""
+    """The part of a JSON table after the plain values. JSON escapes quotes in text, so this pattern occurs only there."""
     return table[max(0, table.find(b',"pieces":[')) :]

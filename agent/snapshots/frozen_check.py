@@ -1,4 +1,4 @@
-"""Whether the parameters stand still although steps are done."""
+"""Detects parameters that do not change although steps are done."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ...resilience.model.types import Step
 from .fingerprint_source import Sight
 
 STILL_SNAPSHOTS, STILL_STEPS = 10, 100
-"""So many snapshots over so many steps with the same parameters are worth a word: a script may add up gradients over many steps."""
+"""How many snapshots, over how many steps, must have the same parameters for a warning. A script may add up gradients over many steps."""
 
 
 class Stillness:
     def __init__(self) -> None:
         self._since: Stamp | None = None
-        """Since that snapshot they have not changed,"""
+        """The first snapshot with the present parameters."""
         self._snapshots = 0
-        """for so many, it included."""
+        """How many snapshots had them, the first included."""
         self._words: list[bytes] = []
         self._frozen = Step(-1)
 
     def look(self, sight: Sight, parameters: Sequence[Numbers]) -> Step:
-        """The step since which nothing has changed, over many; -1: it changes, or it is too early to tell."""
+        """The step since which no parameter has changed, over many steps; -1: they change, or it is too early to tell."""
         words = [each[numbers].tobytes() for each, numbers in zip(sight.words, parameters, strict=True)]
         since = self._since
         if since is None or words != self._words or not any(words) or sight.stamp.generation != since.generation:
@@ -47,6 +47,6 @@ def _learns(table: bytes) -> bool:
     try:
         values = pytree.values(Table.from_json(table).skeleton)
         rates = [value for name, value in values if name.endswith("/lr")]
-    except SnapshotError:  # damaged in memory: whoever restores it will say so
+    except SnapshotError:  # damaged in memory: a rank that restores it will report it
         return False
     return not rates or any(json.dumps(rate) not in ("0", "0.0") for rate in rates)

@@ -1,8 +1,8 @@
-"""What this node holds of the training, in memory and on disk, and what of that its ranks may go back to.
+"""The snapshots that this node holds in memory and on disk, and which of them its ranks may go back to.
 
     arena slots, Shelf (what is on disk), Soundness (what it is worth), Copies (of another node's) ──▶ Holdings ──▶ steps for the status
 
-Where the training takes another course, all of them let go of the steps that it leaves behind.
+When the training goes back, all of them discard the steps that no longer belong to its lineage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .storage_worker import Urgent
 from .trust import Soundness
 
 FRESH_S = 1.0
-"""How long storage may take to say what it holds where that matters; a stale answer costs steps, never bits. Less than a lease."""
+"""How long storage may take to list its snapshots when a fresh answer matters. A stale answer costs steps, never bits. Less than a lease's
+life."""
 
 
 class Holdings:
@@ -41,27 +42,27 @@ class Holdings:
         self.sound = Soundness(slots, self.shelf, root, run, stability)
         self._urgent = Urgent()
         self.unfit: set[str] = set()
-        """Names of snapshots that are damaged."""
+        """Names of snapshots that are damaged, or that left the lineage."""
         self.generation = 0
-        """Of the newest record that this node has obeyed."""
+        """Generation of the newest record that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
-        """Node rank, and number of nodes, of the ranks whose snapshots memory holds."""
+        """Node rank and number of nodes of the ranks whose snapshots memory holds."""
         self._fetched: dict[Stamp, int] = {}
-        """What came from other nodes, for which generation: they have had a part in the training while this one had none."""
+        """Snapshots that came from other nodes, and for which generation. Those nodes trained while this one did not."""
         self._settled = 0
         self._ended = -1
         self._left: list[tuple[int, tuple[int, int]]] = []
-        """Steps that the training went back to, and the generation and rewind since which it takes another course."""
+        """Steps that the training went back to, each with the generation and rewind number of the lineage since then."""
 
     def settle(self, record: GenerationRecord, node_rank: int) -> None:
-        """Keep what the ranks of `record` can go back to, and nothing else; once, for what is fetched comes after it. No rank may be
-        alive."""
+        """Keep only what the ranks of `record` can go back to. Done once per record, because fetched snapshots come afterwards. No rank may
+        be alive."""
         if self._settled == record.number:
             return
         self._settled = self.generation = record.number
         seat = (node_rank, len(record.members))
         newcomers = record.number in record.joined.values()
-        upto = record.resume_step if seat == self.seat else -1  # of other ranks it is of no use
+        upto = record.resume_step if seat == self.seat else -1  # other ranks cannot use it
         settle(self.slots, upto, torn=newcomers)
         self.seat = seat
         self.sound.went_back(record.resume_step, record.number)
@@ -72,7 +73,8 @@ class Holdings:
             self.copies.begin()
 
     def end(self, record: GenerationRecord) -> None:
-        """The job ends, and what it has computed since `record.onset` is wrong: nobody is to go on from it. No rank may be alive."""
+        """Discard what the job has computed since `record.onset`: the job ends, that state is wrong, and no later start may use it. No rank
+        may be alive."""
         if record.onset < 0 or record.onset == self._ended:
             return
         self._ended = record.onset
@@ -82,8 +84,8 @@ class Holdings:
         self._set_aside(record.onset - 1, (record.number + 1, 0))
 
     def clear(self, generation: int, finished: int, since: int) -> None:
-        """A look at what the next ranks may go on from: nothing of generations before `since`, while this node had no part in the
-        training. finished: step that all the ranks before them have done. No rank may be alive."""
+        """Check what the next ranks may go on from. Free snapshots of generations before `since`: they are older than this node's last
+        absence, in which the lineage may have changed. finished: last step that all the previous ranks have done. No rank may be alive."""
         for slot in chain(*self.slots):
             header = slot.header()
             if header.whole and max(header.generation, self._fetched.get(header.stamp, 0)) < since:
@@ -95,13 +97,13 @@ class Holdings:
         self.shelf.fresh(FRESH_S)
 
     def look(self, finished: int, generation: int = 0, *, every: bool = False) -> bool:
-        """`Soundness.look`. generation: a newer one that this node is in now."""
+        """Compare new snapshots by `Soundness.look`. generation: a newer one, if this node is in one now."""
         self.generation = max(self.generation, generation)
         self._refuse_the_left(self.shelf.seen.durable)
         return self.sound.look(self.generation, finished, every=every)
 
     def want_newest_on_disk(self) -> None:
-        """The newest that memory holds whole, where the disk has nothing as new. No rank may be alive."""
+        """Mark the newest whole snapshot in memory for the disk, unless the disk has one as new. No rank may be alive."""
         settle(self.slots, sys.maxsize)
         newest = max(self.memory(), default=None)
         if newest is None or newest.step <= max(self.durable_steps(), default=-1):
@@ -111,7 +113,7 @@ class Holdings:
                 slot.want_durable()
 
     def went_back(self, rewinds: Sequence[InPlaceRewind]) -> None:
-        """What was written of the steps that the ranks have gone back behind, in place, is of another course of the training."""
+        """Discard snapshots of the steps that these rewinds in place have undone: they no longer belong to the lineage."""
         for rewind in rewinds:
             life = (rewind.generation, rewind.ordinal)
             if self.copies:
@@ -120,42 +122,43 @@ class Holdings:
             self.sound.went_back(rewind.to, *life)
 
     def fetches(self, stamp: Stamp, generation: int) -> None:
-        """This node's part of it comes from another one, for that generation."""
+        """Note that this node's part of a snapshot comes from another node, for that generation."""
         self._fetched[stamp] = generation
 
     def room(self) -> int:
-        """Bytes of memory that a snapshot of one rank takes, at most."""
+        """The most bytes of memory that a snapshot of one rank takes."""
         headers = [slot.header() for slot in chain(*self.slots)]
         return max((header.end for header in headers if header.whole), default=0)
 
     def memory(self) -> list[Stamp]:
-        """What the ranks can go on from in memory, ascending."""
+        """Snapshots in memory that the ranks can go on from, ascending."""
         return self.sound.memory()
 
     def live_steps(self) -> list[int]:
-        """Of states that no disk ever had, for no new process could take them."""
+        """Steps of states that only the present processes can go back to, so that they never go to disk."""
         return [header.step for slot in chain(*self.slots) if (header := slot.header()).state is State.LIVE]
 
     def durable_steps(self) -> list[int]:
-        """Committed and not rejected, ascending."""
+        """Steps on disk that are committed and not rejected, ascending."""
         seen = self.shelf.seen.durable
         there = ((step, name) for step, name in seen if name not in self.unfit and self._was_left(name) is None)
         return sorted({step for step, name in there if self.sound.fit(name)})
 
     def reject(self, name: str, reason: str) -> None:
-        """Take a damaged snapshot out of the world; where storage does not let us, or not at once (ResilientError), out of our own."""
+        """Ignore a damaged snapshot, or one that left the lineage, from now on, and mark it as rejected in storage. Raises ResilientError
+        if storage refuses the mark, or does not answer at once."""
         self.unfit.add(name)
         self._urgent.do(lambda: _reject(self.root / paths.SNAPSHOTS / name, reason), FRESH_S)
         self.shelf.fresh(FRESH_S)
 
     def _set_aside(self, to: int, life: tuple[int, int]) -> None:
-        """What is on disk of later steps than `to`, of generations and rewinds before `life`; and what will be: a node that was cut off,
-        or stopped, may commit it when it is back."""
+        """Reject snapshots on disk of later steps than `to`, of generations and rewinds before `life`. This also holds for later ones: a
+        node that was cut off, or stopped, may commit one when it is back."""
         self._left.append((to, life))
         self._refuse_the_left(self.shelf.fresh(FRESH_S).durable)
 
     def _was_left(self, name: str) -> int | None:
-        """To which step the training went back to take another course than the one that this snapshot is of; None: to none."""
+        """The step that the training went back to when it left this snapshot's lineage; None: it did not leave it."""
         attempt = Attempt.parse(name)
         if attempt is None:
             return None

@@ -1,9 +1,9 @@
-"""Whether this node's data-parallel ranks still hold the same bits: each newly sealed snapshot's fingerprints, compared as they lie.
+"""Checks whether this node's data-parallel ranks still hold the same bits, by the fingerprints of newly sealed snapshots.
 
     slots, or manifests on disk ──▶ tables, fingerprints ──`replica_agreement.Ledger`──▶ agreed, or apart ──▶ `Mismatch`, and what is unfit
 
-Ranks notice nothing: fingerprints are read without a lock. In calm times the newest snapshot is compared once in LOOK_S; what goes to disk
-always is, and all that memory holds is before anybody chooses among it.
+Ranks notice nothing: the agent reads fingerprints without a lock. Normally it compares the newest snapshot once per LOOK_S, and each one
+that goes to disk. Before a snapshot is chosen to go back to, it compares all that memory holds.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from .frozen_check import Stillness
 
 LOOK_S = 1.0
 TOLD = 5
-"""Tensors that a mismatch names, and mismatches that a status tells."""
+"""Limit of tensors that a mismatch names, and of mismatches that a status reports."""
 REMEMBERED = 4096
-"""Compared snapshots, the latest ones."""
+"""How many of the latest compared snapshots are remembered."""
 
 
 @dataclass
 class Bad:
-    """Replicas were found apart: from `first` on a snapshot is unfit,"""
+    """Replicas have diverged: snapshots from `first` on are unfit."""
 
     first: Stamp
     cure: int | None = None
-    """until the same ranks had gone back so often, and behind it. None: they have not."""
+    """Snapshots after this many rewinds are fit again: by then the same ranks had gone back behind `first`. None: they have not."""
 
     def cured(self, stamp: Stamp) -> bool:
         return self.cure is not None and stamp.rewinds >= self.cure
 
 
 class Replicas:
-    """What this agent has seen of them; it forgets with its end. Not for several threads at once."""
+    """What this agent knows of the replicas; it is lost when the agent ends. Not for several threads at once."""
 
     def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy) -> None:
         self._slots, self._policy = slots, policy
@@ -54,30 +54,31 @@ class Replicas:
         self._looked_s = -LOOK_S
         self._agreed: dict[Stamp, bool] = {}
         self._line: set[Stamp] = set()
-        """Of those that agreed, the ones that the present ranks' state descends from."""
+        """Agreed snapshots in the lineage of the present ranks' state."""
         self._certified: set[Stamp] = set()
         self._bad: dict[int, list[Bad]] = {}
-        """By generation of the ranks."""
+        """Divergences, by generation of the ranks."""
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
-        """By step: the mismatch (its place among all) of which nobody knows who was wrong, and what was held."""
+        """By step: mismatches for which it is not known which rank was wrong. Each as its index in `mismatches`, and what the ranks
+        held."""
         self._parted: Stamp | None = None
-        """The first snapshot in which no moment was alike, and nobody in a minority."""
+        """The first snapshot in which every optimizer moment differed, and no rank was in a minority."""
         self.left = Step(-1)
-        """From that step on nothing is compared any more: the script trains its ranks each by itself."""
+        """Step from which nothing is compared any more, because the script trains each rank by itself; -1: none."""
         self._stillness = Stillness()
         self._held: dict[Snapshot, int] = {}
-        """The digests of the last snapshots that all nodes look at,"""
+        """The digests of the last snapshots that all nodes compare."""
         self._model = ""
-        """of this model."""
+        """The model that these digests belong to."""
         self._left: list[tuple[int, tuple[int, int]]] = []
-        """Steps that the ranks went back to, and the generation and rewind since which they take another course."""
+        """Steps that the ranks went back to, each with the generation and rewind number of the lineage since then."""
         self.mismatches: tuple[Mismatch, ...] = ()
         self.frozen = Step(-1)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float, wall_s: float, generation: int, *, every: bool = False) -> bool:
-        """Compare what has been sealed: the newest, if it is time (now_s: monotonic), and what goes to disk; or `every` one. True when
+        """Compare sealed snapshots: the newest, if it is time (now_s: monotonic), and those for the disk; or `every` one. Return True when
         something new is wrong. generation: the one that the node is in."""
         headers = [[slot.header() for slot in row] for row in self._slots]
         held = complete(headers, len(self._slots)) - self._agreed.keys()
@@ -99,8 +100,8 @@ class Replicas:
         rest: Iterable[Sight] = (),
         wait: bool = True,
     ) -> bool:
-        """Compare these snapshots, but for those that have been; where one is apart, the rest too, for the first may be an older one. True
-        when something new is wrong. wait: also for a layout that has not been read yet."""
+        """Compare those of `sights` that were not compared before. If one diverges, compare `rest` too, because the first divergence may be
+        older. Return True when something new is wrong. wait: also for a layout that has not been read yet."""
         apart = self._apart(sights, wait)
         apart += self._apart(rest, True) if apart else []
         return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
@@ -113,7 +114,7 @@ class Replicas:
         return [(sight, found) for sight in fresh if (found := self._compare(sight, wait))]
 
     def _compare(self, sight: Sight, wait: bool) -> list[Apart] | None:
-        """What of it is apart; None where its layout is not read yet and nobody waits for that."""
+        """The snapshot's tensors that diverge; None if its layout is not read yet and `wait` is False."""
         layout = self._layout(sight.tables, wait)
         if layout is None:
             return None
@@ -135,8 +136,8 @@ class Replicas:
         return found
 
     def _on_purpose(self, stamp: Stamp, found: Sequence[Apart]) -> bool:
-        """Whether ranks whose moments are all apart were so already when they came by here before. Then the script trains each
-        by itself, as local SGD does behind its warm-up: bits flip in one tensor, and seldom twice."""
+        """Whether all moments differ again after the ranks went back and computed the same steps. Then the script trains each rank by
+        itself, as local SGD does after its warm-up. A bit flip hits one tensor, and seldom twice."""
         if any(replica_agreement.wrong(each.words) is not None for each in found):
             return False
         first = self._parted
@@ -144,7 +145,7 @@ class Replicas:
             self._parted = min(stamp, first or stamp)
             return False
         later = (seen for seen, agreed in self._agreed.items() if agreed and seen[:2] > first[:2])
-        if any(seen.step >= first.step for seen in later):  # it was not so when it was computed again
+        if any(seen.step >= first.step for seen in later):  # the replay agreed
             self._parted = stamp
             return False
         return True
@@ -156,12 +157,12 @@ class Replicas:
             self._layouts = [
                 *self._layouts[-3:],
                 (tables, future),
-            ]  # a start has another layout than what comes after a step
+            ]  # the layout at a start differs from that after a step
         return future.result() if wait or future.done() else None
 
     def _hold(self, sight: Sight, digest: replica_agreement.Digest | None) -> None:
-        """What other nodes' agents say of the same snapshot is to be the same."""
-        left = any(sight.stamp.left(to, life) for to, life in self._left)  # read late, from disk
+        """Keep the snapshot's digest: other nodes whose ranks are replicas of these must report the same one."""
+        left = any(sight.stamp.left(to, life) for to, life in self._left)  # it was read late, from disk
         if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
             return
         if digest.model != self._model:
@@ -172,14 +173,14 @@ class Replicas:
     # -- judging ----------------------------------------------------------------------------------------------------------
 
     def _told(self, apart: list[tuple[Sight, list[Apart]]], wall_s: float, generation: int) -> bool:
-        """Keep the first of each life of the ranks as a mismatch; True when there is one."""
+        """Record the first divergence in each life of the ranks as a mismatch. Return True when there is one."""
         news = False
         for sight, found in apart:
             if not self.fit(sight.stamp):
                 continue
             found_before = self._bad.setdefault(sight.stamp.generation, [])
             same = next((bad for bad in found_before if not bad.cured(sight.stamp)), None)
-            if same:  # of what has been told it is only an earlier sign
+            if same:  # only an earlier sign of a mismatch that was reported
                 same.first = sight.stamp
                 continue
             found_before.append(Bad(first=sight.stamp))
@@ -204,7 +205,7 @@ class Replicas:
         return news
 
     def _convict(self, sight: Sight, ledger: Ledger) -> None:
-        """The step of an open dispute has been computed again, and all agree on it: who had held something else was wrong."""
+        """Settle an open dispute: its step was computed again, and all ranks agree on it. Ranks that had held another value were wrong."""
         if sight.stamp.step not in self._disputes:
             return
         number, held = self._disputes.pop(sight.stamp.step)
@@ -219,7 +220,7 @@ class Replicas:
     # -- what follows from it ----------------------------------------------------------------------------------------------
 
     def fit(self, stamp: Stamp) -> bool:
-        """Whether it may be gone on from, as far as is known: it is not computed from a state that was found apart."""
+        """Whether training may go on from this snapshot, as far as is known. It may not if a diverged state led to it."""
         return all(
             stamp.rewinds < bad.first.rewinds or stamp.step < bad.first.step or bad.cured(stamp)
             for bad in self._bad.get(stamp.generation, ())
@@ -232,8 +233,8 @@ class Replicas:
         return stamp in self._agreed
 
     def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
-        """The ranks go on from that step: later ones are not followed by the steps that come now. generation, rewinds: of these, where they
-        are the same ranks."""
+        """Note that the ranks go on from `step`: later snapshots leave the lineage. generation, rewinds: those of the ranks' next steps, if
+        they are the same ranks."""
         self._line = {stamp for stamp in self._line if stamp.step <= step}
         self._left = [*self._left[-KEPT:], (step, (generation, rewinds))]
         self._held = {at: word for at, word in self._held.items() if at[-1] <= step}
@@ -242,7 +243,7 @@ class Replicas:
                 bad.cure = rewinds
 
     def certified(self, held: Iterable[Stamp], finished: int) -> set[Stamp]:
-        """Of the snapshots `held`, the certified ones, now that all ranks have finished that step."""
+        """The certified ones of the snapshots `held`. finished: step that all ranks have finished."""
         ours = {stamp.step: stamp for stamp in held if stamp in self._line and self.fit(stamp)}
         now = stable(map(Step, ours), Step(finished), self._policy)
         self._certified |= {ours[step] for step in now}
@@ -250,11 +251,11 @@ class Replicas:
 
     @property
     def held(self) -> str:
-        """What this node's ranks have held, for whoever leads to compare with other nodes'."""
+        """Digests of this node's snapshots, as text. The leader compares them with other nodes'."""
         return str(Held(model=self._model, words=self._held)) if self._held else ""
 
     def copies(self) -> str:
-        """What is compared, in words; empty as long as nothing is."""
+        """A sentence that tells what is compared; empty as long as nothing is."""
         ledgers = [future.result().ledger for _, future in self._layouts if future.done()]
         ledger = max(ledgers, key=lambda each: each.compared, default=None)
         if ledger is None or not ledger.compared:
@@ -276,7 +277,7 @@ class _Layout:
     def read(cls, tables: tuple[bytes, ...]) -> _Layout:
         try:
             found = [Table.from_json(b'{"skeleton":null' + each) for each in tables]
-        except SnapshotError:  # damaged in memory: whoever restores it will say so
+        except SnapshotError:  # damaged in memory: a rank that restores it will report it
             found = []
         return cls.of(found, len(tables))
 
@@ -287,5 +288,5 @@ class _Layout:
         return cls(Ledger(tables), parameters, digest, tuple(len(table.pieces) for table in tables))
 
     def fits(self, sight: Sight) -> bool:
-        """Whether it has as many fingerprints as tensors; else it is damaged in memory."""
+        """Whether the snapshot has as many fingerprints as tensors; else it is damaged in memory."""
         return not self.pieces or self.pieces == tuple(map(len, sight.words))

@@ -1,23 +1,23 @@
-"""When the next snapshot on disk is asked for, where the user has not fixed it in steps."""
+"""Decides when to ask for the next snapshot on disk, unless the user has fixed that in steps."""
 
 from __future__ import annotations
 
 from ...checkpoint.durable.save_interval import durable_interval_s
 
 FIRST_S = 60.0
-"""After the start: a first one, whatever the figures will say."""
+"""Time from the start to the first snapshot on disk, whatever interval the figures will give."""
 
 
 class Pacing:
     def __init__(self, devices: int, now_s: float) -> None:
-        """devices: that can fail; now_s: monotonic."""
+        """devices: how many can fail; now_s: monotonic."""
         self._devices = devices
         self._started_s, self._next_s = now_s, now_s + FIRST_S
         self._save_s = 0.0
         self.failures = 0
 
     def saved(self, took_s: float) -> None:
-        """A snapshot has been written in so many seconds."""
+        """Note that a snapshot took `took_s` seconds to write."""
         self._save_s = took_s
 
     def due(self, now_s: float) -> bool:

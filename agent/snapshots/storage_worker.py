@@ -1,4 +1,4 @@
-"""Small things to be done in storage, one after the other, by a thread of their own: storage that hangs holds up nobody else."""
+"""Does small tasks in storage, one after the other, on a thread of its own: storage that hangs delays nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...resilience.clock import sleep
 from ...resilience.errors import MachineError, ResilientError
 
 PAUSE_S = 5.0
-"""After storage has failed."""
+"""Pause after storage has failed."""
 
 
 class Errands:
@@ -21,13 +21,13 @@ class Errands:
         threading.Thread(target=self._run, name="errands", daemon=True).start()
 
     def ask(self, name: str, act: Callable[[], object]) -> None:
-        """Have it done; nothing when one of that name is under way, or has been done. What storage has failed may be asked for anew."""
+        """Queue a task, unless one of that name is under way or done. A task that storage has failed may be queued again."""
         if name not in self._known:
             self._known.add(name)
             self._wanted.put((name, act))
 
     def results(self) -> list[tuple[str, object]]:
-        """What has come of them since the last call, by name: what they gave, or the ResilientError."""
+        """Results since the last call, by the task's name: what it returned, or its error."""
         return [self._done.get() for _ in range(self._done.qsize())]
 
     def _run(self) -> None:
@@ -42,14 +42,14 @@ class Errands:
 
 
 class Urgent:
-    """What cannot wait for its turn."""
+    """Runs tasks that cannot wait for their turn."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
     def do(self, act: Callable[[], object], deadline_s: float) -> None:
-        """Have it done, and wait for it; no longer than `deadline_s`, and not at all while another one hangs. Raises what it raises, and
-        MachineError where it is not done yet."""
+        """Run a task and wait for it, no longer than `deadline_s`, and not at all while an earlier one hangs. Raises the task's error, or
+        MachineError if the task is not done yet."""
         outcome: SimpleQueue[Exception | None] = SimpleQueue()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         patience_s = 0.0 if self._threads else deadline_s

@@ -1,4 +1,4 @@
-"""What this node's snapshots are worth, in memory and on disk: compared, fit to go on from, certified; and marked so where they lie.
+"""Judges this node's snapshots in memory and on disk: whether they agree, are fit to go on from, are certified. It marks them in storage.
 
 Replicas (what agreed) + Shelf (what is on disk) ──▶ agreed and certified steps for the status; CERTIFIED and REJECTED in storage
 """
@@ -43,16 +43,17 @@ class Soundness:
         self._refused: set[str] = set()
         self._introduced = self._left = False
         self.sentences: list[tuple[str, str]] = []
-        """For people, with their mood; whoever tells them takes them out."""
+        """Sentences for people, each with its mood. The caller that reports them takes them out."""
 
     def doubt(self, onset: int) -> None:
-        """Something was wrong with that step, and the ranks went on: nothing that it follows within the time of a certificate, or that
-        is computed from it, is certified. The ranks of the next start know nothing of it: they begin elsewhere."""
+        """Note that step `onset` was wrong, and that the ranks went on. Then no snapshot is certified that was computed from it, or up to
+        `certify_after_steps` before it. `went_back` clears this: the ranks then begin elsewhere."""
         self._doubted = min(self._doubted, onset)
 
     def look(self, generation: int, finished: int, *, every: bool = False) -> bool:
-        """Compare what is new, mark what has become certain. True when replicas were found apart. generation: the one that the node is in;
-        finished: step that all its ranks have done; every: whatever memory holds, for somebody is about to choose."""
+        """Compare new snapshots, and mark in storage what has become certain. Return True when replicas have newly diverged. generation:
+        the one that the node is in; finished: step that all its ranks have done; every: compare all that memory holds, before a choice
+        among it."""
         self._finished = min(finished, self._doubted - 1)
         news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
         read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
@@ -81,30 +82,30 @@ class Soundness:
                 self._errands.ask(f"certify {name}", lambda place=place: commit.certify(place))  # type: ignore[misc]
 
     def _read(self, place: Place, stamp: Stamp) -> Sight:
-        """Of one that was written, and overwritten in memory, between two looks."""
+        """Fingerprints from disk of a snapshot that was written, and overwritten in memory, between two looks."""
         ranks = [max(slot.header().rank for slot in row) for row in self._slots]
         with commit.reading(place):
             return stored(stamp, [load.open_rank(place, rank) for rank in ranks])
 
     def _durable(self) -> Iterator[tuple[str, Stamp]]:
-        """Those on disk that this agent's ranks have written."""
+        """Names and stamps of the snapshots on disk that this life of the job has written."""
         for _, name in self._shelf.seen.durable:
             attempt = Attempt.parse(name)
             if attempt and attempt.run == self._run:
                 yield name, attempt.stamp
 
     def fit(self, name: str) -> bool:
-        """Whether the snapshot on disk may be gone on from, as far as is known."""
+        """Whether training may go on from the snapshot on disk, as far as is known."""
         attempt = Attempt.parse(name)
         return attempt is None or attempt.run != self._run or self._replicas.fit(attempt.stamp)
 
     def memory(self) -> list[Stamp]:
-        """What the ranks can go on from in memory."""
+        """Snapshots in memory that the ranks can go on from."""
         headers = [[slot.header() for slot in row] for row in self._slots]
         return sorted(stamp for stamp in complete(headers, len(self._slots)) if self._replicas.fit(stamp))
 
     def free_unfit(self) -> None:
-        """Out of memory with what nobody is to go on from. No rank may be alive."""
+        """Free the snapshots in memory that are not fit to go on from. No rank may be alive."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.whole and not self._replicas.fit(header.stamp):
@@ -115,7 +116,7 @@ class Soundness:
         self._replicas.went_back(step, generation, rewinds)
 
     def told(self, said: NodeStatus) -> dict[str, object]:
-        """The fields of `said` that this module knows."""
+        """The fields of the status `said` that this module knows."""
         held = {*self.memory(), *(stamp for _, stamp in self._durable())}
         here = {*said.memory_steps, *said.durable_steps}
         marked = {step for step, name in self._shelf.seen.durable if name in self._shelf.seen.certified}

@@ -1,4 +1,4 @@
-"""What has become of the agents that `run --hostfile` has started: whether the job can still begin, and how it has ended. Pure."""
+"""Judges the agents that `run --hostfile` has started: whether the job can still begin, and how it has ended. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from enum import StrEnum
 from ...resilience.errors import MachineError
 
 SSH_FAILED = 255
-"""ssh's own exit code, for all that is wrong with the connection (ssh(1), EXIT STATUS)."""
+"""ssh's own exit code, for any error of the connection (ssh(1), EXIT STATUS)."""
 _KILLED = 128 + 9
 _LATE_S = 60.0
-"""A connection that breaks so long after the last agent has left in order was of a job that went on: ssh itself takes 45 s to find out."""
+"""If a connection breaks this long after the last agent left in order, the job was still going on. ssh itself takes 45 s to notice a
+break."""
 
 
 class Phase(StrEnum):
@@ -21,7 +22,7 @@ class Phase(StrEnum):
     UP = "up"
     """Its agent was started."""
     UNUSABLE = "unusable"
-    """It never was: ssh, or the host, could not."""
+    """Its agent was never started: ssh, or the host, could not."""
     LOST = "lost"
     """The connection broke, or the agent was killed."""
     ENDED = "ended"
@@ -33,28 +34,28 @@ class Member:
     node: str
     phase: Phase = Phase.CONNECTING
     code: int = 0
-    """Of the agent, or of ssh."""
+    """Exit code of the agent, or of ssh."""
     ended_s: float = 0.0
-    """Monotonic."""
+    """When ssh ended, on the monotonic clock."""
 
 
 def gone(started: bool, code: int) -> Phase:
-    """What it means that ssh has ended with `code`."""
+    """The phase of a node whose ssh has ended with `code`. started: its agent had been started."""
     if not started:
         return Phase.UNUSABLE
     return Phase.LOST if code in (SSH_FAILED, _KILLED) or code < 0 else Phase.ENDED
 
 
 def how_lost(code: int) -> str:
-    """code: ssh's."""
+    """How a node was lost, in words. code: ssh's."""
     if code < 0:
         return f"the connection is cut, for its ssh was ended by {signal.Signals(-code).name}"
     return "the connection broke" if code == SSH_FAILED else "its agent was killed"
 
 
 def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
-    """Why the job cannot begin any more; empty: it can, or may yet. begun: it has; who leaves then, with whatever code, has had a part in
-    it."""
+    """Why the job can no longer begin; empty: it can, or may yet. begun: it has begun; an agent that leaves then has had a part in it,
+    whatever its code."""
     unusable = [member.node for member in members if member.phase is Phase.UNUSABLE]
     failed = [member for member in members if member.phase is Phase.ENDED and member.code and not begun]
     left = len(members) - len(unusable) - len(failed)
@@ -69,8 +70,8 @@ def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
 
 
 def exit_code(members: Sequence[Member]) -> int:
-    """The job's: that of the agent which left last in order. One that has left before was not needed for the end. MachineError's where
-    none has, or others were lost long after: those that had left were drained."""
+    """Exit code of the job: that of the agent which left last in order. An agent that left earlier is ignored: the job did not need it to
+    finish. MachineError's code if none left in order, or if nodes were lost long after: those that had left were drained."""
     ended = [member for member in members if member.phase is Phase.ENDED]
     if not ended:
         return MachineError.exit_code

@@ -1,11 +1,11 @@
-"""A hostfile → hosts. Pure.
+"""Parses a hostfile into hosts. Pure.
 
     # DeepSpeed's, Open MPI's and FlagScale's lines, and bare addresses
     gpu-01 slots=8
     gpu-02 slots=8 rack=r1
     train@10.0.0.7 port=2222 name=gpu-03
 
-`slots` has to be the same everywhere: each node has as many ranks as the command says with --nproc-per-node. What else is a label
+`slots` must be the same everywhere: each node has as many ranks as the command says with --nproc-per-node. Any other key is a label
 (`rack`: which nodes are lost together).
 """
 
@@ -18,29 +18,28 @@ from dataclasses import dataclass, field
 from ...resilience.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._%:-]*")
-"""A host name, an address of either kind or an alias of ssh's; nothing that a shell, an option or etcd's keys could take for something
-else."""
+"""A host name, an address of either kind or an ssh alias. It allows nothing that a shell, an option or an etcd key could misread."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MPI_WORDS = {"max_slots", "max-slots", "max"}
-"""Open MPI's limits: one agent a node goes beyond none."""
+"""Open MPI's limits, which are ignored: one agent per node exceeds none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
     node: str
-    """What the node is called: `name=`, or the host."""
+    """Name of the node: `name=`, or the host."""
     host: str
     user: str = ""
     port: int = 0
-    """0: ssh's own."""
+    """0: ssh's default."""
     slots: int = 0
-    """Ranks; 0: not said."""
+    """Number of ranks; 0: not given."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse(text: str, file: str) -> tuple[Host, ...]:
-    """The hosts in their order. file: how errors call it. Raises UsageError with the line's number."""
+    """The hosts, in the file's order. file: its name in errors. Raises UsageError with the line's number."""
     hosts: list[Host] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
@@ -60,7 +59,7 @@ def parse(text: str, file: str) -> tuple[Host, ...]:
 
 
 def alike(hosts: Sequence[Host]) -> None:
-    """Raises UsageError where hosts have different numbers of slots."""
+    """Raise UsageError if hosts have different numbers of slots."""
     said = {host.slots: host.node for host in hosts if host.slots}
     if len(said) > 1:
         few, many = min(said), max(said)

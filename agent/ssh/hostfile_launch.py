@@ -1,7 +1,7 @@
-"""`run --hostfile`: hosts, an etcd where none is named, a folder for each node, and an agent on each host.
+"""`run --hostfile`: reads the hosts, starts an etcd if none is named, and starts an agent on each host.
 
-The launching terminal has the run directory's lock, its etcd and its `endpoint`; node N has `nodes/N` in it, on its own disk or on a
-shared one, and all have one place for the snapshots.
+The launching terminal holds the run directory's lock, its etcd and its `endpoint`. Node N has the folder `nodes/N` in that directory, on
+its own disk or on a shared one. All nodes have one place for the snapshots.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ EXPORTED = (
 )
 EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MT_RESILIENT_", "MUSA_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_",
                      "TORCH", "TRITON_", "UCX_")  # fmt: skip
-"""What the agents get of this terminal's environment; the rest is the host's own, as ssh gives it. `--export NAME` for one more."""
+"""Variables that the agents get from this terminal; all others are the host's own, as ssh gives them. `--export NAME` adds one."""
 _RESOLVE_S = 20.0
 _REVIVE_S = 5.0
-"""Between two tries to start a dead etcd again."""
+"""Time between two tries to start a dead etcd again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the command line says about such a launch."""
+    """The command line's settings for such a launch."""
 
     hostfile: Path
     ssh_options: tuple[str, ...] = ()
@@ -70,18 +70,18 @@ class Wanted:
     export: tuple[str, ...] = ()
     """Names of further variables."""
     endpoints: str = ""
-    """Of an etcd; empty: one of our own."""
+    """Endpoints of an etcd; empty: start one."""
     papers: Papers
-    """What lets this terminal's commands into it."""
+    """What gives this terminal's commands access to that etcd."""
     nodes: str = ""
-    """As `--nodes` has it; empty: by torchrun's `--nnodes`, or all hosts but the spares."""
+    """As in `--nodes`; empty: by torchrun's `--nnodes`, or all hosts except the spares."""
     spares: int = 0
     job: str = ""
-    """Empty: by the run directory."""
+    """Empty: named after the run directory."""
     snapshots: str = ""
     """Empty: in the run directory."""
     kept: SnapshotPolicy = field(default_factory=SnapshotPolicy)
-    """Says which object store that is."""
+    """Its endpoint and region say which object store that is."""
     ending_s: float
     """How long an agent may take to leave when its connection is gone."""
     words: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Wanted:
 
 
 def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], directory: Path, terminal: Terminal) -> int:
-    """Until all agents have left; the job's exit code. Raises ResilientError for what keeps it from starting."""
+    """Start the agents, wait until all have left, and return the job's exit code. Raises ResilientError if the job cannot start."""
     hosts = _hosts(wanted.hostfile)
     nodes, spares = seats(wanted, launch, len(hosts))
     environment = exported(os.environ, wanted.export)
@@ -108,7 +108,7 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
             with suppress(ResilientError), closing(EtcdStore([endpoints])) as store:
                 forget_leaving(
                     store, Keys(job)
-                )  # of a launch whose terminal was killed, which told its agents to leave
+                )  # an earlier launch told its agents to leave when its terminal was killed
         place = stores.at(stores.address(wanted.snapshots or str(run.root), wanted.kept.endpoint, wanted.kept.region))
         journal.write("start", wall_s(), command=list(command), snapshots=place.address, pid=os.getpid())
         run.publish(job, endpoints.split(","), wanted.papers)
@@ -154,7 +154,7 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
 def _etcd(
     wanted: Wanted, hosts: Sequence[Host], run: RunDirectory, terminal: Terminal, stack: ExitStack
 ) -> tuple[str, Callable[[], None]]:
-    """Endpoints of the one that was named, or of our own, and what keeps that alive."""
+    """Endpoints of the named etcd, or of our own, and a function that keeps our own alive."""
     if wanted.endpoints:
         return wanted.endpoints, lambda: None
     binary = find_server()
@@ -167,7 +167,7 @@ def _etcd(
 
 
 def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
-    """How many train, as `--nodes` has it, and how many wait. Raises UsageError."""
+    """How many nodes train, as in `--nodes`, and how many are spares. Raises UsageError."""
     if not wanted.nodes:
         return scheduler_env.reconciled(launch.nodes, wanted.spares, hosts, "the hostfile has"), wanted.spares
     numbers = sizes(wanted.nodes)
@@ -181,7 +181,7 @@ def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
 
 
 def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
-    """ranks: of a node, by the command, as this machine reads it."""
+    """Warn if the hostfile's slots differ from the ranks. ranks: of a node, by the command as this machine reads it."""
     slots = max(host.slots for host in hosts)
     if slots and slots != ranks:
         terminal.say(
@@ -193,7 +193,7 @@ def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
 
 
 def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Raises UsageError for a name that is not set here."""
+    """Variables for the agents. Raises UsageError for a name that is not set here."""
     for name in names:
         if name not in environ:
             raise UsageError(f"--export {name}: there is no such variable here; nothing was started")
@@ -205,15 +205,15 @@ def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
 
 
 def reachable(hosts: Sequence[Host], options: Sequence[str]) -> str:
-    """This machine's address (IPv4) on the way to the hosts; where it has several, the one that most of the others are reached from.
-    Raises MachineError."""
+    """This machine's address (IPv4) on the route to the hosts. If it has several, the one that most hosts are reached from. Raises
+    MachineError."""
     found = Counter(_address_towards(host, options) for host in hosts)
     others = {address: count for address, count in found.items() if not address.startswith("127.")}
     return max(others or found, key=lambda address: found[address])
 
 
 def _address_towards(host: Host, options: Sequence[str]) -> str:
-    """ssh knows what its aliases mean; the kernel knows the way. Nothing is sent."""
+    """This machine's address on the route to `host`. ssh resolves its aliases, and the kernel knows the route. Nothing is sent."""
     asked = [*ssh.command(host, options), "-G", host.host]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, timeout=_RESOLVE_S, check=True).stdout
@@ -243,12 +243,12 @@ def _hosts(file: Path) -> tuple[Host, ...]:
 
 
 def named_after(folder: str, identity: str) -> str:
-    """What a job is called that nobody has named."""
+    """The name of a job that was given none."""
     return re.sub(r"[^\w.:@-]", "_", f"{folder}-{identity}", flags=re.ASCII)
 
 
 def _identity(run: RunDirectory) -> str:
-    """The same for each launch from this directory, and no other's."""
+    """Eight digits, the same for each launch from this directory and from no other."""
     file = run.root / "launch"
     if not file.exists():
         file.write_text(uuid.uuid4().hex)
@@ -256,11 +256,11 @@ def _identity(run: RunDirectory) -> str:
 
 
 class Begun:
-    """Whether the job has since this was made: there is a generation that was not there before. Where the store does not answer, it may
-    have."""
+    """Whether the job has begun since this object was made: there is a new generation. If the store does not answer, it may have begun:
+    True."""
 
     def __init__(self, last: Callable[[], GenerationRecord | None]) -> None:
-        """last: the newest generation. Raises ResilientError where the store does not answer."""
+        """last: returns the newest generation. Raises ResilientError if the store does not answer."""
         self._last = last
         self._before = self._number()
 
@@ -268,7 +268,7 @@ class Begun:
         return (now := self._number()) != self._before or now is None
 
     def _number(self) -> int | None:
-        """0: there is none; None: not known."""
+        """Number of the newest generation; 0: there is none; None: not known."""
         with suppress(ResilientError):
             record = self._last()
             return record.number if record else 0

@@ -1,9 +1,9 @@
-"""One agent on each host, through the `ssh` program: started together, heard together, ended together.
+"""Runs one agent on each host, through the `ssh` program: starts them together, reads them together, ends them together.
 
 hosts ──▶ ssh … agent.ssh.ssh_remote ──▶ an agent each          stdout and stderr come back line by line, behind the node's name
 Ctrl-C, SIGTERM … ──▶ a word to each far end ──▶ the agents' own ending; a second one ends them at once; a third leaves without them
 
-Nothing here waits for whoever reads (`output/async_output.py`): words go to the far ends all the same.
+Nothing here waits for a reader of the output (`output/async_output.py`): messages reach the far ends in any case.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .hostfile import Host
 from .ssh_remote import SIGNALS
 
 ALIVE_S, SILENCE_S = 5.0, 60.0
-"""Between two words to each far end, and how long a silence it takes for the end."""
+"""Time between two messages to each far end, and the silence after which a far end ends its agent."""
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=3", "LogLevel=ERROR")
-"""Never ask; find out within 45 s that a host has vanished. What the user gives comes first, and the first one counts (ssh_config(5))."""
+"""Never prompt; notice within 45 s that a host has vanished. The user's options come first, and the first one counts (ssh_config(5))."""
 _READ_S = 5.0
-"""How long the last lines may take to be read, once somebody has asked for the end."""
+"""How long the last lines may take to be read, once the user has asked for the end."""
 _WORDS = 3
-"""Last lines of ssh's own that are repeated."""
+"""How many of ssh's last lines a message repeats."""
 
 
 class Reached:
-    """One host: the ssh to it, and what it has said."""
+    """One host: the ssh process to it, and what it has printed."""
 
     def __init__(self, host: Host, options: Sequence[str], order: Mapping[str, object]) -> None:
         self.host, self.member = host, Member(node=host.node)
@@ -57,7 +57,7 @@ class Reached:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C is handed on as a word, after which there is still much to hear
+            start_new_session=True,  # Ctrl-C must not end it: the far end is told of it, and more output follows
         )
         assert self.process.stdout
         assert self.process.stderr
@@ -66,12 +66,12 @@ class Reached:
 
     def tell(self, word: str) -> None:
         assert self.process.stdin
-        with suppress(OSError):  # gone: seen at the end of its output
+        with suppress(OSError):  # ssh is gone: seen at the end of its output
             self.process.stdin.write(word.encode() + b"\n")
             self.process.stdin.flush()
 
     def hear(self, fd: int, show: Callable[[int, bytes], None]) -> bool:
-        """Show what has come, line by line. False: that was all from this descriptor."""
+        """Show new output, line by line. Return False at the end of this descriptor."""
         stream = self.outputs[fd]
         part = os.read(fd, 1 << 16)
         *lines, self._rest[stream] = (self._rest[stream] + part).split(b"\n")
@@ -81,14 +81,14 @@ class Reached:
         for line in lines:
             if self.member.phase is Phase.UP:
                 show(stream, line)
-            elif line.endswith(self._hello) and stream == 1:  # behind what a .bashrc has printed without an end of line
+            elif line.endswith(self._hello) and stream == 1:  # after output of a .bashrc without a line end
                 self.member = replace(self.member, phase=Phase.UP)
             else:
                 self._said.append(line.decode(errors="replace").strip())
         return bool(part)
 
     def settle(self) -> None:
-        """ssh has said all: what that means."""
+        """Note how ssh has ended, and the phase that follows from it."""
         code = self.process.wait()
         phase = fleet_status.gone(self.member.phase is Phase.UP, code)
         self.member = replace(self.member, phase=phase, code=code, ended_s=monotonic_s())
@@ -98,17 +98,18 @@ class Reached:
 
     @property
     def words(self) -> str:
-        """What was said before there was an agent, by ssh or the host."""
+        """The last output of ssh or the host from before the agent started."""
         return last_words(self._said) or f"ssh ended with code {self.member.code}"
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Of ssh, on one line."""
+    """ssh's last lines, joined on one line."""
     return " | ".join([line for line in lines if line][-_WORDS:])
 
 
 def command(host: Host, options: Sequence[str]) -> list[str]:
-    """ssh and its options. options: `Key=value` as for `ssh -o`; they outweigh ours, and the hostfile's port outweighs them."""
+    """The ssh command with its options. options: `Key=value` as for `ssh -o`; they override ours, and the hostfile's port overrides
+    them."""
     port = [f"Port={host.port}"] if host.port else []
     return ["ssh", "-T", *(word for option in (*port, *options, *_OPTIONS) for word in ("-o", option))]
 
@@ -120,7 +121,7 @@ class Start:
     options: Sequence[str]
     """For `ssh -o`."""
     agent: Callable[[Host], Sequence[str]]
-    """The command, whose program is at the same place there."""
+    """Returns the agent's command, whose program is at the same path there."""
     environment: Mapping[str, str]
 
 
@@ -135,8 +136,8 @@ class SshLaunch:
         watch: Callable[[], None] = lambda: None,
         begun: Callable[[], bool] = lambda: True,
     ) -> None:
-        """least: hosts without which the job cannot begin; ending_s: how long an agent may take to leave when its connection is gone;
-        watch: called about once a second; begun: whether the job has, as far as is known."""
+        """least: how many hosts the job needs to begin; ending_s: how long an agent may take to leave when its connection is gone; watch:
+        called about once a second; begun: whether the job has begun, as far as is known."""
         self._hosts, self._how, self._least = hosts, start, least
         self._ending_s = ending_s
         self._terminal, self._watch, self._has_begun = terminal, watch, begun
@@ -144,18 +145,18 @@ class SshLaunch:
         self._signals: list[int] = []
         self._obeyed = 0
         self._gave_up = 0
-        """The exit code for it."""
+        """The exit code, once the launch has given up; else 0."""
         self._reached: list[Reached] = []
         self._printing: dict[int, Printing] = {}
 
     def run(self) -> int:
-        """Until all agents have left; the job's exit code, or that of what has kept it from beginning. Raises MachineError where no ssh
-        can be started."""
+        """Run until all agents have left. Return the job's exit code, or that of what has kept it from beginning. Raises MachineError if an
+        ssh cannot be started."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.signal(number, self._on_signal) for number in heard(SIGNALS.values())}
         before[signal.SIGTSTP] = signal.signal(
             signal.SIGTSTP, signal.SIG_IGN
-        )  # stopped by Ctrl-Z, this would fall silent
+        )  # stopped by Ctrl-Z, this process would fall silent
         previous = signal.set_wakeup_fd(woken)
         self._printing = {fd: Printing(fd) for fd in (1, 2)}
         try:
@@ -247,7 +248,7 @@ class SshLaunch:
                 self._say(f"the agent on {member.node} has left, with code {member.code}")
         if reason:
             self._gave_up = member.code if member.phase is Phase.ENDED else MachineError.exit_code
-            self._tell_all(signal.SIGINT.name)  # which ends the job; SIGTERM is a word to one node
+            self._tell_all(signal.SIGINT.name)  # SIGINT ends the job; SIGTERM is for one node
             self._say(reason, "bad")
 
     def _hopeless(self) -> str:
@@ -279,7 +280,7 @@ class SshLaunch:
         return show
 
     def _let_read(self, printing: Printing) -> None:
-        """What was said last; a word meanwhile, and nobody is waited for."""
+        """Let the last output be read. From a signal on, wait for the reader at most _READ_S."""
         printing.end()
         while printing.thread.is_alive() and not self._signals:
             printing.thread.join(1.0)

@@ -1,4 +1,4 @@
-"""The far end of `run --hostfile`: started through ssh, starts this host's agent, and stands between it and the connection.
+"""The far end of `run --hostfile`: ssh starts it. It starts this host's agent, and stands between the agent and the connection.
 
     stdin, from the launching terminal                    here                              the agent
     one line of JSON: folder, environment, command   ──▶  starts it                    ──▶  on a leash: it dies with this
@@ -6,8 +6,8 @@
     an empty line every few seconds
     the end, or silence for `silence_s`              ──▶  SIGTERM: as a scheduler that takes the machine away
 
-Output goes through here, so that a connection that breaks costs no rank its life at the next `print`. The first line is the order's
-`hello`: what came before it was ssh or a shell.
+Output passes through this process, so that a broken connection does not kill a rank at its next `print`. The first line is the order's
+`hello`: any output before it came from ssh or a shell.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ...resilience.ipc import die_with_parent
 from ...resilience.model.generation import PASSED_ON
 
 KILL_S = 10.0
-"""How long the second SIGTERM may take, which ends at once, before SIGKILL."""
+"""How long after the second SIGTERM, which ends the agent at once, SIGKILL follows."""
 SIGNALS = {number.name: number for number in (*PASSED_ON, signal.SIGUSR1, signal.SIGUSR2)}
 UNUSABLE = 3
 """MachineError's exit code: this host cannot start the agent."""
 
 
 def main() -> int:
-    """The agent's exit code, as a shell tells it."""
+    """Run the agent; return its exit code, as a shell tells it."""
     words = _Lines(0)
     order = words.first()
     if order is None:
@@ -50,7 +50,7 @@ def main() -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # what sshd does to its session at the end is not meant for the agent
+        start_new_session=True,  # so that sshd's signals to its own session do not reach the agent
     )
     _Between(agent, words, order["silence_s"], order["ending_s"]).run()
     code = agent.wait()
@@ -58,16 +58,16 @@ def main() -> int:
 
 
 class _Lines:
-    """Lines of a descriptor, as far as they have come."""
+    """Reads lines from a descriptor, as far as they have come."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.early: list[str] = []
-        """What came with the first line."""
+        """Lines that came together with the first one."""
         self._rest = b""
 
     def read(self) -> list[str] | None:
-        """Blocks while there is nothing. None: the end."""
+        """The complete lines that have come. Blocks while there is nothing. None: the end."""
         part = os.read(self.fd, 1 << 16)
         if not part:
             return None
@@ -75,7 +75,7 @@ class _Lines:
         return [line.decode() for line in whole]
 
     def first(self) -> dict[str, Any] | None:
-        """The order. None: the connection ended before it was whole."""
+        """The order, from the first line. None: the connection ended before the line was complete."""
         while (lines := self.read()) is not None:
             if lines:
                 self.early = lines[1:]
@@ -85,8 +85,8 @@ class _Lines:
 
 class _Between:
     def __init__(self, agent: subprocess.Popen[bytes], words: _Lines, silence_s: float, ending_s: float) -> None:
-        """silence_s: a launching machine that has vanished closes no connection, and sshd looks after that only where it is told to;
-        ending_s: how long the first SIGTERM may take, before the next one."""
+        """silence_s: how long the launching machine may be silent. One that has vanished closes no connection, and sshd checks for that
+        only where it is told to. ending_s: how long the first SIGTERM may take, before the next one."""
         self._agent, self._words, self._silence_s = agent, words, silence_s
         self._patience_s = (ending_s, KILL_S)
         assert agent.stdout
@@ -98,7 +98,7 @@ class _Between:
         self._asked = 0
 
     def run(self) -> None:
-        """Until the agent's output has ended, which its death brings about: its ranks die with it."""
+        """Relay until the agent's output ends. The agent's death ends the output, because its ranks die with it."""
         poller = select.poll()
         for fd in (self._words.fd, *self._outputs):
             poller.register(fd, select.POLLIN)
@@ -122,7 +122,7 @@ class _Between:
         while part and self._outputs[fd]:
             try:
                 part = part[os.write(self._outputs[fd], part) :]
-            except OSError:  # nobody listens any more: read on all the same
+            except OSError:  # the reader is gone: keep reading from the agent
                 self._outputs[fd] = 0
         return True
 
@@ -139,7 +139,8 @@ class _Between:
                 self._agent.send_signal(SIGNALS[line])
 
     def _end(self, now_s: float) -> None:
-        """The connection is gone. The agent's own time for an end comes first, then less and less of it."""
+        """End the agent, because the connection is gone. After the first SIGTERM, wait `ending_s`; after the second, KILL_S; then
+        SIGKILL."""
         self._agent.send_signal(signal.SIGTERM if self._asked < 2 else signal.SIGKILL)
         self._next_end_s = now_s + self._patience_s[min(self._asked, 1)]
         self._asked += 1

@@ -1,7 +1,7 @@
 """The shared memory that snapshots live in: state flows rank → slot → drain process, and back into a rank.
 
-The agent owns it (one memfd a slot), so a snapshot outlives the rank that staged it, and nothing outlives the agent. How a slot is kept
-is `slot.py`'s; here is which of a rank's is taken.
+The agent owns it (one memfd a slot). So a snapshot survives the rank that staged it, and nothing survives the agent. `slot.py` has a single
+slot; this module chooses among a rank's slots.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .slot_header import Header, State, complete, overwrite_order, restorable
 __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
 
 HUNG_S = 30.0
-"""A rank that has found no slot for so long has a reader that hangs."""
+"""If a rank finds no slot for this long, a reader of its slots is taken to hang."""
 
 
 def create(ranks: int, slots: int) -> list[list[int]]:
-    """File descriptors of `slots` empty slots for each of `ranks` local ranks; the caller keeps them open."""
+    """Return file descriptors of `slots` empty slots for each of `ranks` local ranks; the caller keeps them open."""
     return [[memory(f"mt-resilient-{rank}-{slot}") for slot in range(slots)] for rank in range(ranks)]
 
 
 def paths(fds: Sequence[Sequence[int]], agent_pid: int) -> list[list[str]]:
-    """Where other processes of the same user open the slots, in the shape of `fds`."""
+    """Return where other processes of the same user open the slots, in the shape of `fds`."""
     return [[f"/proc/{agent_pid}/fd/{fd}" for fd in row] for row in fds]
 
 
@@ -34,7 +34,7 @@ class RankArena:
     """The slots of one local rank, as that rank uses them."""
 
     def __init__(self, paths: Sequence[str], turn: str = "", reach_steps: int = REACH_STEPS) -> None:
-        """reach_steps: how old the oldest snapshot is that slots beyond the least number are to hold (`memory_ring.kept`)."""
+        """reach_steps: age of the oldest snapshot that slots beyond the least number are to hold (`memory_ring.kept`)."""
         self.slots = [Slot(path, turn) for path in paths]
         self._reach_steps = reach_steps
         self._none_since_s: float | None = None
@@ -42,10 +42,10 @@ class RankArena:
     def claim(
         self, wanted: Header, table: bytes, among: Collection[Slot] | None = None, *, now_s: float = 0.0
     ) -> tuple[Slot, View] | None:
-        """A slot (`among` these) begun for the snapshot that `wanted` describes; None when readers hold all that may go. now_s: monotonic;
-        without it no reader is ever taken to hang.
+        """Return a slot (`among` these), begun for the snapshot that `wanted` describes; None if readers hold all slots that may be
+        overwritten. now_s: monotonic; without it no reader is ever taken to hang.
 
-        Raises MachineError when memory runs out for each that may go; the next snapshot may try again.
+        Raises MachineError if memory runs out for each of these slots; the next snapshot may try again.
         """
         scarce: MachineError | None = None
         hung = self._none_since_s is not None and now_s - self._none_since_s > HUNG_S
@@ -54,7 +54,7 @@ class RankArena:
             try:
                 view = slot.begin(wanted, table) if among is None or slot in among else None
             except MachineError as error:
-                scarce, view = error, None  # another one has grown already
+                scarce, view = error, None  # another slot may be large enough already
             if view is not None:
                 self._none_since_s = None
                 return slot, view
@@ -65,20 +65,20 @@ class RankArena:
         return None
 
     def holding(self, step: int) -> Slot | None:
-        """The slot that holds `step` whole (of the newest lineage, should there be two)."""
+        """Return the slot that holds `step` whole (of the newest lineage, should there be two)."""
         held = [(slot.header(), slot) for slot in self.slots]
         fitting = [(header.stamp, slot) for header, slot in held if header.held and header.step == step]
         return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
     def seal(self, step: int, *, live: bool = False) -> bool:
-        """Seal `step`, for live ranks alone or for any; False when no slot holds it (any more)."""
+        """Seal `step`, for live ranks alone or for any. Return False if no slot holds it (any more)."""
         slot = self.holding(step)
         if slot is not None:
             slot.seal(live=live or slot.header().state is State.LIVE)
         return slot is not None
 
     def drop_after(self, step: int) -> None:
-        """Free what is later than `step`: the job has gone back, and those steps will be other ones."""
+        """Free all slots later than `step`: the job has gone back, and will compute other steps."""
         for slot in self.slots:
             if slot.header().step > step:
                 slot.free()

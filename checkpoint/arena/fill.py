@@ -1,4 +1,4 @@
-"""A slot's image, or the files of a snapshot → live tensors, with the proof that they have arrived as they left."""
+"""A slot's image, or the files of a snapshot → live tensors. Fingerprints prove that they have arrived as they left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A tensor for each piece to be filled: the one that `live` has by that name, if it fits, so that nothing has to be copied again; a
+    """Return a tensor for each piece to be filled: the one of that name in `live`, if it fits, so that nothing has to be copied again; a
     new one on the CPU otherwise."""
     import torch
 
@@ -47,8 +47,8 @@ def fill(
     chunks: Iterable[tuple[int, memoryview]],
     fingerprints: NDArray[np.uint64],
 ) -> None:
-    """Copy what `chunks` bring, all of them in any order, into the tensors that `destinations` gave, or some of them, and compare what has
-    arrived with `fingerprints`. A chunk's memory is not used after the next one is asked for.
+    """Copy `chunks`, all of them in any order, into the tensors that `destinations` gave, or some of them. Then compare the tensors with
+    `fingerprints`. A chunk's memory is not used after the next one is asked for.
 
     Raises SnapshotError, naming the first tensor that has not arrived as it left.
     """
@@ -71,7 +71,7 @@ def fill(
             else:
                 target = lying(flats[number])
                 np.copyto(target[done : done + run], content)
-                if missing[number] == 0:  # while the storage works on
+                if missing[number] == 0:  # while the storage reads on
                     found[number] = fingerprint.of_bytes(target.data)
     if away:
         words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
@@ -80,7 +80,7 @@ def fill(
 
 
 def arrived(layout: Layout, found: Mapping[int, int], fingerprints: NDArray[np.uint64]) -> None:
-    """Compare the fingerprints found, by number of the piece, with those that the pieces left with. Raises as `fill` does."""
+    """Compare the fingerprints found, by number of the piece, with those taken when the pieces left. Raises as `fill` does."""
     for number, word in sorted(found.items()):
         if word != fingerprints[number]:
             raise SnapshotError(

@@ -1,7 +1,7 @@
-"""How much memory may still be taken here: by the machine's count, and by that of every control group that this process is in. And
-whether somebody has been killed for want of it.
+"""How much memory this process may still take, by the limits of the machine and of all its control groups. And how many processes the
+kernel has killed for lack of memory.
 
-Shared memory is charged to the group of whoever touches it first, and a group at its limit has one of its processes killed.
+The kernel charges shared memory to the group of the process that touches it first. It kills a process of a group that is at its limit.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ...resilience.errors import MachineError
 
 
 def room(nbytes: int, what: str) -> NDArray[np.uint8]:
-    """Zeros. Raises MachineError where there is no memory for so many."""
+    """Return `nbytes` zeros. Raises MachineError if there is no memory for them."""
     try:
         return np.zeros(nbytes, np.uint8)
-    except (MemoryError, ValueError) as error:  # the latter for more than an address can say
+    except (MemoryError, ValueError) as error:  # the latter for more than an address can express
         raise MachineError(f"{what} has {nbytes} bytes, and there is no memory for them. Nothing was read") from error
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes. root: where proc/ and sys/ are."""
+    """Return the bytes that this process may still take. root: where proc/ and sys/ are."""
     meminfo = (root / "proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
     return min([free, *_left_in_groups(root)])
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """How many processes the kernel has killed for want of memory, on this machine and in the groups of this process; what it does
-    not tell counts 0."""
+    """Return how many processes the kernel has killed for lack of memory, on this machine and in the groups of this process. What the
+    kernel does not tell counts 0."""
     files = [root / "proc/vmstat"]
     files += [directory / name for directory, *_ in _groups(root) for name in ("memory.events", "memory.oom_control")]
     found = 0
@@ -44,7 +44,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Limit less use, of each group with a limit; page cache that can be dropped is no use."""
+    """Yield limit minus use for each group with a limit. Page cache that can be dropped does not count as use."""
     for directory, limit, used, stat in _groups(root):
         with suppress(OSError, ValueError):  # no limit ("max"), or another version's files
             reclaimable = dict(line.split() for line in (directory / stat).read_text().splitlines())
@@ -53,7 +53,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """This process's memory groups, up to the root, and the names of their files: version 2's and version 1's."""
+    """Yield this process's memory groups, up to the root, each with the names of its files: version 2's and version 1's."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

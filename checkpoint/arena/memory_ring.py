@@ -1,12 +1,12 @@
-"""Which older snapshots memory keeps beside the newest: one for each octave of ages, the last of which begins at a reach. Pure.
+"""Which older snapshots memory keeps beside the newest: one for each octave of ages. The last octave begins at the reach. Pure.
 
     periods   p, 2p, 4p … P, the longest no less than the reach; one fewer than there are places
-    marks     of each period the last two multiples that the newest step has passed: of all periods together as many as there are places
-    kept      for each mark the newest step that is held and not later than it
+    marks     the last two multiples of each period that the newest step has passed: in all as many as there are places
+    kept      for each mark, the newest step that is held and not later than the mark
 
-So what is kept is between q and 2q steps old for each period q (and as much older as snapshots are apart), and the newest multiple grows
-into each next place. Marks lie at fixed steps, whatever is held: ranks that have lost different steps keep the same ones again as soon as
-new marks are passed, with nothing to remember and no word to each other.
+So for each period q, a kept snapshot is between q and 2q steps old, plus the distance between snapshots. As the newest multiple ages, it
+moves into each next place. Marks lie at fixed steps, whatever is held. So ranks that have lost different steps keep the same ones again as
+soon as they pass new marks. They need not remember anything or communicate.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 AT_WORK = 3
-"""Slots that are no places of the ring: one sealed, one being staged, one being written to disk."""
+"""Slots that do not belong to the ring: one sealed, one being staged, one being written to disk."""
 REACH_STEPS = 100
 
 
 def kept(held: Collection[int], slots: int, reach_steps: int) -> set[int]:
-    """Of the steps `held` that can be gone back to, those that `slots` slots are to go on holding for their age, the newest aside.
+    """Return those of the steps `held` that `slots` slots keep for their age, besides the newest. held: steps that ranks can go back to.
 
-    No more than there are slots beyond AT_WORK. Where nothing is as old as a mark, the oldest stands in for it: it will be.
+    They are no more than the slots beyond AT_WORK. If no step is as old as a mark, the oldest stands in for it: it will be that old one
+    day.
     """
     if not held:
         return set()
@@ -32,7 +33,7 @@ def kept(held: Collection[int], slots: int, reach_steps: int) -> set[int]:
 
 
 def marks(newest: int, places: int, reach_steps: int) -> set[int]:
-    """Multiples of the periods that `newest` has passed; one place keeps the last multiple of the reach alone."""
+    """Return the multiples of the periods that `newest` has passed. If there is one place, return only the last multiple of the reach."""
     if places < 2:
         return {newest // reach_steps * reach_steps} if places == 1 else set()
     octaves = range(places - 1)

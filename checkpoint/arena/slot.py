@@ -1,11 +1,11 @@
-"""One slot of shared memory as one process sees it: mapped, grown, locked, and told by its header.
+"""One slot of shared memory as one process sees it: mapped, grown, locked, and described by its header.
 
-Others open a slot through /proc/<agent pid>/fd/<n>, each with an open file description of its own, on which the kernel
-keeps reader and writer apart: the rank holds the exclusive lock from `begin` to `staged`, a reader the shared one. Both
-vanish with their process, hence a slot found in STAGING with no lock on it is torn.
+Other processes open a slot through /proc/<agent pid>/fd/<n>. Each has an open file description of its own, on which the kernel keeps reader
+and writer apart: the rank holds the exclusive lock from `begin` to `staged`, a reader the shared one. Both locks end with their process. So
+a slot found in STAGING with no lock on it is torn.
 
-A slot: one header page | table (JSON) | a fingerprint a tensor | image of the shard file, which starts on a page. The state is one
-aligned store, made last.
+A slot: one header page | table (JSON) | a fingerprint a tensor | image of the shard file, which starts on a page. The writer stores the
+state last, as one aligned word.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .memory_limits import available_bytes
 from .slot_header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
 
 RESERVE_BYTES = 512 << 20
-"""Memory that growing a slot leaves to everyone else: the kernel would rather kill a rank than refuse a page."""
+"""Memory that growing a slot leaves to all other processes: the kernel would rather kill a rank than refuse a page."""
 
 
 _LOOKS = 1000
-"""Until a header that is another one each time counts as none: what writes there is no writer of ours."""
+"""If the header differs at each of this many reads, it counts as none: this program is not its writer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A slot's own memory, under its lock: the writer's to fill; a reader copies out of it, and only puts checksums in."""
+    """A slot's own memory, under its lock. The writer fills it. A reader copies out of it, and writes only checksums into it."""
 
     header: Header
     table: bytes
@@ -54,46 +54,49 @@ class View:
 
 
 class Slot:
-    """One slot as one process sees it. One thread may `reserve` while another looks at headers; else not for several threads at once.
+    """One slot as one process sees it. One thread may `reserve` while another reads headers. Otherwise only one thread may use it at a
+    time.
 
     Raises MachineError when the agent that owned it is gone.
     """
 
     def __init__(self, path: str, turn: str = "") -> None:
-        """turn: a file that all ranks of the node lock in turn while they look for memory and take it."""
+        """turn: a file that all ranks of the node lock in turn while they check for free memory and take it."""
         self._turn = turn or path
         try:
             self._fd = high(opened(path, os.O_RDWR))
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
         self._mapping = threading.Lock()
-        """Held by who maps it anew: of two threads, the one that wants the header's page alone must not put that in the place of all."""
+        """Held by the thread that maps the slot anew: a mapping of the header's page alone must not replace another thread's mapping of
+        all."""
         self._map: memoryview | None = None
         self._words: memoryview | None = None
         self._memory: memoryview | None = None
         self._place = 0, 0
         self._offset = 0
-        """Of the image, as `reserve` has promised it."""
+        """Offset of the image, as `reserve` has promised it."""
 
     def header(self) -> Header:
-        """What the slot says now. Without a lock: enough to choose by; `reading` looks again."""
+        """Return what the header says now. It is read without a lock: good enough to choose a slot by, and `reading` reads it again."""
         if not self._mapped(HEADER_BYTES):
             return Header()
         assert self._map is not None
         for _ in range(_LOOKS):
             page = bytes(self._map[:HEADER_BYTES])
-            if page == self._map[:HEADER_BYTES]:  # else its writer is at the fields right now
+            if page == self._map[:HEADER_BYTES]:  # else its writer is changing the fields right now
                 header = Header.unpack(page)
                 return header if not header.held or self._holds(header) else Header()
         return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
-        """Make the slot ready for the snapshot that `wanted` describes (state and the places are filled in here).
+        """Make the slot ready for the snapshot that `wanted` describes, and return its memory. State and offsets of the header are set
+        here.
 
-        None while a reader holds the slot. What was in it is gone from here on. The memory stays where it is from one snapshot to the
-        next unless it has to grow.
+        Returns None while a reader holds the slot. The old content is lost from here on. The memory stays where it is from one snapshot to
+        the next unless it has to grow.
 
-        Raises MachineError, the old content untouched, when there is not enough memory.
+        Raises MachineError, with the old content untouched, if there is not enough memory.
         """
         if not self._lock(fcntl.LOCK_EX):
             return None
@@ -111,8 +114,8 @@ class Slot:
         return self._view(header, table)
 
     def reserve(self, wanted: Header, table_bytes: int) -> tuple[int, memoryview]:
-        """See to it that `begin` finds room for such a snapshot, and give offset and memory of its image, whose pages need not be mapped
-        yet. Content and lock stay as they are. Raises MachineError as `begin` does."""
+        """Make sure that `begin` finds room for such a snapshot. Return offset and memory of its image, whose pages need not be mapped yet.
+        Content and lock stay as they are. Raises MachineError as `begin` does."""
         self._offset = self._room(wanted, table_bytes)
         end = self._offset + wanted.image.memory_bytes
         self._grow(end, populate=False)
@@ -120,39 +123,39 @@ class Slot:
         return self._offset, self._map[self._offset : end]
 
     def take(self, nbytes: int) -> None:
-        """Take memory for so much, header and table included. Raises MachineError as `begin` does."""
+        """Take memory for `nbytes`, header and table included. Raises MachineError as `begin` does."""
         self._grow(nbytes, populate=False)
 
     def staged(self) -> None:
-        """The view that `begin` gave is filled: readers may have it."""
+        """Mark the view that `begin` gave as filled, so that readers may have it."""
         self._store(STATE_OFFSET, State.STAGED)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def seal(self, *, live: bool = False) -> None:
-        """Every rank of the job has staged this step. live: and no other process can go back to it."""
+        """Mark the step as staged by every rank of the job. live: no process but the ranks alive now can go back to it."""
         self._store(STATE_OFFSET, State.LIVE if live else State.SEALED)
 
     def release(self) -> None:
-        """Let go of the lock alone: what `begin` began and nobody has staged or sealed stays torn."""
+        """Release only the lock. A slot that was begun, and neither staged nor sealed, stays torn."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def free(self) -> None:
-        """The content is not wanted any more. A reader that is at it may finish; it finds out by `header`."""
+        """Mark the content as no longer wanted. A process that is reading it may finish; `header` tells it afterwards."""
         if self._mapped(HEADER_BYTES):
             self._store(STATE_OFFSET, State.FREE)
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def want_durable(self) -> None:
-        """The content is wanted on disk after all."""
+        """Mark the content as wanted on disk after all."""
         self._store(DURABLE_OFFSET, 1)
 
     def mark_drained(self) -> None:
-        """The content is on disk, committed. Call it within `reading`, or the content may have become another one."""
+        """Mark the content as committed on disk. Call it within `reading`; otherwise the slot may hold other content by now."""
         self._store(DRAINED_OFFSET, 1)
 
     @contextmanager
     def reading(self) -> Iterator[View | None]:
-        """The content, held still for the time of the block; None when there is none, or while its writer is at it."""
+        """Yield the content, which does not change during the block; None if there is none, or while its writer has the slot."""
         if not self._lock(fcntl.LOCK_SH):
             yield None
             return
@@ -167,14 +170,15 @@ class Slot:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go. Memory that somebody still views is unmapped when the last view is gone."""
-        self.release()  # by hand: the mapping keeps the file open
+        """Close the slot. Memory that is still in use through a view is unmapped when the last view is gone."""
+        self.release()  # explicitly: the mapping keeps the file open, and its lock
         os.close(self._fd)
         self._map = self._words = self._memory = None
 
     def words(self) -> tuple[Header, bytes, NDArray[np.uint64]] | None:
-        """Header, table and fingerprints of a whole snapshot; None where there is none, or its writer has begun anew meanwhile. Without a
-        lock, so that no rank ever finds its slot taken, and without mapping the rest: `begin` says STAGING before it touches any of it."""
+        """Return header, table and fingerprints of a whole snapshot; None if there is none, or if its writer has begun anew meanwhile.
+        Takes no lock, so that no rank ever finds its slot taken. Does not map the rest: `begin` stores STAGING before it changes any of
+        it."""
         header = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
         if not header.whole or not self._holds(header):
             return None
@@ -185,7 +189,7 @@ class Slot:
         return (header, table, np.frombuffer(found, np.uint64)) if same else None
 
     def _holds(self, header: Header) -> bool:
-        """Whether all that it describes lies within the slot, one behind the other."""
+        """Return whether everything that the header describes lies within the slot, one after the other."""
         ends = image_offset(header.table_bytes, header.pieces), header.image_offset, header.end
         return (
             header.image_offset % PAGE_BYTES == 0 and [*ends] == sorted(ends) and ends[-1] <= os.fstat(self._fd).st_size
@@ -199,7 +203,7 @@ class Slot:
         return True
 
     def _mapped(self, size: int, populate: bool = True) -> bool:
-        """See to it that the first `size` bytes are mapped, if the slot has as many: the header's page, or all there is."""
+        """Map the first `size` bytes: the header's page, or all there is. Return False if the slot is smaller."""
         with self._mapping:
             if self._map is None or len(self._map) < size:
                 there = os.fstat(self._fd).st_size
@@ -213,7 +217,7 @@ class Slot:
             return True
 
     def _room(self, wanted: Header, table_bytes: int) -> int:
-        """Where the image is to lie: where it has lain, if the table fits before it."""
+        """Return the image's offset: the old one, if the table fits before it."""
         offset = max(self.header().image_offset, self._offset)
         if offset >= image_offset(table_bytes, wanted.pieces):
             return offset
@@ -226,14 +230,14 @@ class Slot:
         if growth <= 0:
             self._mapped(size, populate)
             return
-        # POSIX locks and those of `_lock` do not know of each other. Ranks that looked at the same time would all find room.
+        # POSIX locks and those of `_lock` are independent. Without this lock, ranks that look at the same time would all find room.
         with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
             free = available_bytes() - RESERVE_BYTES
             try:
                 if growth > free:
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-                os.posix_fallocate(self._fd, 0, size)  # now: a page found missing later kills whoever touches it
+                os.posix_fallocate(self._fd, 0, size)  # now: a page missing later would kill the process that uses it
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                     raise
@@ -244,7 +248,7 @@ class Slot:
         self._mapped(size, populate)
 
     def _view(self, header: Header, table: bytes) -> View:
-        """`memory` is the same object while it is the same memory: callers keep what they made of it."""
+        """Return the view. `memory` is the same object while it is the same memory, because callers keep what they made of it."""
         assert self._map is not None
         place = header.image_offset, header.image.memory_bytes
         if self._memory is None or place != self._place:
@@ -267,7 +271,7 @@ def image_offset(table_bytes: int, pieces: int) -> int:
 
 
 def table_of(header: Header, data: bytes) -> Table:
-    """The table of a slot's content. Raises SnapshotError for anything else, and for one of another content."""
+    """Return the table of a slot's content. Raises SnapshotError for anything else, and for the table of another content."""
     table = Table.from_json(data)
     described, held = (table.payload_bytes, len(table.pieces)), (header.payload_bytes, header.pieces)
     if described != held:

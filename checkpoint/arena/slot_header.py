@@ -1,6 +1,6 @@
-"""What a slot says about itself, and what may be concluded from many such headers. Pure.
+"""What a slot's header tells, and what follows from many headers. Pure.
 
-Data goes one way: a slot's first page → `Header` → what a worker group can go back to, what goes to disk, what may be lost.
+Data goes one way: a slot's first page → `Header` → which snapshots a worker group can go back to, go to disk, or may be lost.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ DRAINED_OFFSET = 16
 DURABLE_OFFSET = 24
 _MAGIC = b"MTSLOT04"
 MOST_BYTES = 1 << 44
-"""Of a rank's payload."""
+"""Limit of a rank's payload."""
 MARKS = 2
-"""Slots for what is copied to another node: the last snapshot that is there, and the one that is on its way."""
+"""Slots for snapshots that are copied to another node: the last one that is there, and the one that is on its way."""
 
 
 class State(IntEnum):
     FREE = 0
-    STAGING = 1  # its writer is at work, or died at it: torn
+    STAGING = 1  # its writer is at work, or died while writing: torn
     STAGED = 2  # this rank's bytes are complete
     SEALED = 3  # every rank of the job had staged the step when this was set
-    LIVE = 4  # so they had, and only these very processes can go back to it
+    LIVE = 4  # the same, but only the processes alive then can go back to it
 
 
 class Stamp(NamedTuple):
-    """Which run of which step: two stagings with the same stamp hold the same bytes. Ordered by lineage, then step."""
+    """Which computation of which step: two stagings with the same stamp hold the same bytes. Ordered by lineage, then step."""
 
     generation: int
     rewinds: int
     step: int
 
     def left(self, to: int, life: tuple[int, int]) -> bool:
-        """Whether it is of the course that was left when ranks went back to step `to`; life: generation and rewinds of the next one."""
+        """Return whether ranks left this step behind when they went back to step `to`. life: generation and rewinds of the lineage that
+        follows."""
         return self.step > to and self[:2] < life
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """In a slot's first page: the magic, then these, 8 bytes each, in this order, and a checksum of those that never change: a script
-    may have written over the page."""
+    """A slot's first page: the magic, then these fields, 8 bytes each, in this order, and a checksum of the fields that never change. The
+    checksum is needed because a script may have written over the page."""
 
     state: State = State.FREE
     drained: bool = False
@@ -57,10 +58,10 @@ class Header:
     durable: bool = False
     """This step is wanted on disk."""
     marked: bool = False
-    """This step is wanted in another node's memory, as it is of all other ranks."""
+    """This step is wanted in another node's memory, as the same step of all other ranks is."""
     generation: int = -1
     rewinds: int = 0
-    """How often this generation has gone back in place so far: tells apart two stagings of one step."""
+    """How often this generation has gone back in place so far. It tells two stagings of one step apart."""
     step: int = -1
     rank: int = -1
     """Global rank."""
@@ -78,7 +79,7 @@ class Header:
 
     @property
     def end(self) -> int:
-        """Where the image ends: so many bytes of memory the slot has taken at least."""
+        """Where the image ends. The slot has taken at least this many bytes of memory."""
         return self.image_offset + self.image.memory_bytes
 
     @property
@@ -88,7 +89,7 @@ class Header:
 
     @property
     def held(self) -> bool:
-        """The same; or what is whole for the ranks that live now, and is gone with them."""
+        """The part is whole, or it is whole only for the ranks alive now and lost when they end."""
         return self.whole or self.state is State.LIVE
 
     @property
@@ -101,7 +102,8 @@ class Header:
 
     @classmethod
     def unpack(cls, page: bytes) -> Header:
-        """The header in `page`; one in state FREE for a page that was never written, that another version wrote, or that is damaged."""
+        """Return the header in `page`. A page that was never written, that another version wrote, or that is damaged gives one in state
+        FREE."""
         magic, state, drained, durable, marked, *numbers, check = _LAYOUT.unpack_from(page)
         known = magic == _MAGIC and state in State._value2member_map_
         if not known or check != crc32c(_FIXED.pack(marked, *numbers)):
@@ -113,7 +115,7 @@ class Header:
 
     @property
     def measured(self) -> bool:
-        """Whether a snapshot can be of these sizes. `slot.py` looks whether they fit its slot."""
+        """Whether a snapshot can have these sizes. `slot.py` checks whether they fit its slot."""
         sizes = (self.table_bytes, self.pieces, self.image_offset)
         return min(sizes) >= 0 and max(sizes) <= MOST_BYTES and 0 < self.payload_bytes <= MOST_BYTES
 
@@ -126,10 +128,10 @@ HEADER_BYTES = _LAYOUT.size
 
 
 def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[Stamp]:
-    """The snapshots that all `world_local` local ranks hold whole and at least one holds sealed.
+    """Return the snapshots that all `world_local` local ranks hold whole and at least one holds sealed.
 
-    One seal proves all: a rank seals only after a consensus in which every rank of the job had staged the step.
-    A slot knows the global rank it was written by; whether its reader is that rank is the reader's question.
+    One seal proves all: a rank seals only after a consensus in which every rank of the job had staged the step. A slot names the global
+    rank that wrote it; its reader has to check whether it is that rank.
     """
     if world_local < 1 or len(headers_by_rank) < world_local:
         return set()
@@ -140,12 +142,12 @@ def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> s
 
 
 def restorable(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[int]:
-    """The steps that this node's ranks can go back to from memory: those of `complete`."""
+    """Return the steps that this node's ranks can go back to from memory: those of `complete`."""
     return {stamp.step for stamp in complete(headers_by_rank, world_local)}
 
 
 def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: Collection[Stamp] = ()) -> Stamp | None:
-    """The newest snapshot of `complete` that is wanted on disk, is not there, and is not among `already`."""
+    """Return the newest snapshot of `complete` that is wanted on disk, is not there, and is not among `already`."""
     local = [header for headers in headers_by_rank[:world_local] for header in headers if header.whole]
     wanted = {header.stamp for header in local if header.durable}
     lacking = {header.stamp for header in local if not header.drained}
@@ -153,13 +155,14 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
 
 
 def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *, hung: bool = False) -> list[int]:
-    """Indexes of the slots that a new snapshot may overwrite, best first: free and torn ones, then the oldest, but those that the ring
-    keeps for their age (`memory_ring.kept`) after all others, and after these the MARKS newest that are marked: whoever takes a lost node's
-    place comes with a copy of one of them, and goes back to it with all others.
+    """Return the indexes of the slots that a new snapshot may overwrite, best first. Free and torn slots come first, then the oldest ones.
+    After them come the slots that the ring keeps for their age (`memory_ring.kept`), and then the MARKS newest marked ones. A node that
+    replaces a lost node brings a copy of one marked snapshot; all ranks then go back to that one.
 
-    Never the newest sealed one, nor a later one that is staged and may be sealed yet, nor the newest that live ranks alone can go back to,
-    nor the newest that is still to be written to disk: rather some steps are left out. It never is for the ring's sake, and where storage
-    has `hung` long, with a slot in hand, that one goes after all others.
+    Some slots are never overwritten: the newest sealed one; a later one that is staged and may be sealed yet; the newest that live ranks
+    alone can go back to; and the newest that is still to be written to disk. Rather than overwrite one of these, the rank skips the new
+    snapshot. It never skips it for the ring's sake. If storage has `hung` for long with a slot in hand, the slot that waits for the disk
+    may be overwritten, after all others.
     """
     sealed = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
     certain = [header.stamp for header in headers if header.state in (State.SEALED, State.LIVE)]

@@ -1,6 +1,6 @@
-"""Tensors → a slot's image: the training state is copied down by `Stager.stage`; `fill.py` has the way up.
+"""Tensors → a slot's image: `Stager.stage` copies the training state into the slot; `fill.py` copies it back.
 
-The only modules of checkpoint/ that handle tensors are these two and `format/fingerprint.py`; torch is imported when one arrives.
+Of checkpoint/, only these two modules and `format/fingerprint.py` handle tensors. They import torch when the first tensor arrives.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = NDArray[np.uint8]
 _LARGE_BYTES = 32 << 20
-"""From here on it is worth it to copy with several threads."""
+"""From this size on, copying with several threads is worth it."""
 _HOW = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _OF_TENSOR, _OF_ARRAY = attrgetter("dtype", "shape", "layout", "device"), attrgetter("dtype", "shape")
-"""What may change about a live tensor that is still the same object, and an array: with it, the layout does."""
+"""What may change about a live tensor, or an array, that is still the same object. If it does, the layout changes."""
 
 
 class Stager:
-    """Copies states into slots; remembers how the last state was made and laid out, and where each slot's pieces lie, until one is made
-    otherwise."""
+    """Copies states into slots. Remembers how the last state was made and laid out, and where each slot's pieces lie, until a state
+    differs."""
 
     def __init__(self) -> None:
         self._form: Form | None = None
@@ -56,10 +56,10 @@ class Stager:
         parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
         trained: Callable[[], Collection[str]] = frozenset,
     ) -> tuple[Layout, bytes, list[Leaf]]:
-        """Where each leaf will lie, its table in JSON, and the leaves in that order.
+        """Return where each leaf will lie, the table in JSON, and the leaves in that order.
 
-        When the layout has changed, `parts` is asked for their places in global tensors, and `trained` for the names of the parameters that
-        optimizers have. Raises SnapshotError for what `refuse` and `pytree_walk.Form` refuse."""
+        If the layout has changed, calls `parts` for the leaves' places in global tensors, and `trained` for the names of optimizers'
+        parameters. Raises SnapshotError for what `refuse` and `pytree_walk.Form` refuse."""
         walk = Walk(state)
         form = self._form if self._form is not None and self._form.fits(walk) else Form(walk, is_leaf)
         described = [_OF_ARRAY(leaf) if type(leaf) is np.ndarray else _OF_TENSOR(leaf) for leaf in walk.leaves]
@@ -73,8 +73,8 @@ class Stager:
         return self._layout, encoded, [walk.leaves[index] for index in self._order]
 
     def stage(self, leaves: Sequence[Leaf], layout: Layout, view: View, only: Sequence[int] | None = None) -> None:
-        """Copy the leaves (`only` these, by index), one for each piece of `layout`, with their fingerprints into the slot: any strides, any
-        device. Complete on return."""
+        """Copy the leaves, one for each piece of `layout`, with their fingerprints into the slot: any strides, any device. only: the
+        indexes of the leaves to copy. The copy is complete on return."""
         import torch
 
         runs = self.runs(layout, view.memory)
@@ -91,7 +91,7 @@ class Stager:
             flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf)))
             for leaf in (leaves[index] for index in indexes)
         ]
-        sources = list(map(lying, flats))  # as long as `flats` are there
+        sources = list(map(lying, flats))  # valid as long as `flats` exist
         copies: list[tuple[Bytes, Bytes, int]] = []
         owners: list[int] = []
         for index, source in zip(indexes, sources, strict=True):
@@ -105,8 +105,8 @@ class Stager:
             view.fingerprints[index] ^= np.uint64(word)
 
     def runs(self, layout: Layout, memory: memoryview) -> list[list[Bytes]]:
-        """For each piece the runs of `memory` that hold it."""
-        known = self._runs.get(id(memory))  # the view is kept along with its id, so the id can't come to mean another
+        """Return for each piece the runs of `memory` that hold it."""
+        known = self._runs.get(id(memory))  # the view is kept along with its id, so no other view can get that id
         if known is None:
             zero_gaps(layout, memory)
             known = self._runs[id(memory)] = memory, [_runs(layout.image, piece, memory) for piece in layout.pieces]
@@ -114,8 +114,8 @@ class Stager:
 
 
 def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
-    """Those of the leaves `indexes` that are one number on the CPU, by type: torch's Adam counts its steps in one a parameter, and each by
-    itself takes longer than it takes to launch the copy of a large tensor."""
+    """Return those of the leaves `indexes` that are one number on the CPU, by type. torch's Adam counts its steps in such a number for each
+    parameter. Copying one of them takes longer than launching the copy of a large tensor."""
     import torch
 
     found: dict[torch.dtype, list[int]] = {}
@@ -127,7 +127,7 @@ def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
 
 
 def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
-    """The bytes of each, filled up to those of a word, which is its fingerprint."""
+    """Return the bytes of each number, filled up to a word. That word is its fingerprint."""
     import torch
 
     with torch.no_grad():
@@ -142,9 +142,9 @@ def lay_out(
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     trained: Collection[str] = (),
 ) -> Layout:
-    """Where these leaves will lie, in this order. Raises SnapshotError for one that has no plain bytes."""
+    """Return where these leaves will lie, in this order. Raises SnapshotError for a leaf that has no plain bytes."""
     for name, leaf in leaves:
-        if not (isinstance(leaf, np.ndarray) or leaf.is_meta):  # a layout can be planned without any memory
+        if not (isinstance(leaf, np.ndarray) or leaf.is_meta):  # a meta tensor will do: planning needs no memory
             refuse(f"tensor {name!r}", leaf)
     dtypes = {each: str(each).removeprefix("torch.") for each in {leaf.dtype for _, leaf in leaves}}
     described = ((name, dtypes[leaf.dtype], tuple(leaf.shape)) for name, leaf in leaves)
@@ -152,7 +152,8 @@ def lay_out(
 
 
 def refuse(called: str, tensor: Tensor) -> None:
-    """Raises SnapshotError for a tensor that has no plain bytes: which one, of which type, and what to do. called: its name in that."""
+    """Raise SnapshotError for a tensor that has no plain bytes. The message gives the tensor's name and type, and says what to do. called:
+    the tensor's name in the message."""
     import torch
 
     layout, meta, quantized, nested = _HOW(tensor)
@@ -170,8 +171,9 @@ def refusal(called: str, tensor: Tensor, why: str) -> SnapshotError:
 
 
 def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]]) -> list[int]:
-    """The leaves' indexes so that replicas have as much as possible in the same place: first what is not cut at all, then what is, then
-    the flat shards of a distributed optimizer, then what no one else has; each with the large ones first."""
+    """Return the leaves' indexes, ordered so that replicas have as much as possible in the same place. First come tensors that are not cut
+    at all, then those that are cut into boxes. Then come the flat shards of a distributed optimizer, then what no other rank has. Within
+    each group the large ones come first."""
 
     def rank(index: int) -> tuple[int, int, str]:
         name, leaf = leaves[index]
@@ -182,9 +184,10 @@ def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]
 
 
 def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]:
-    """What each part of a source, so many bytes from its start, gives to its fingerprint: looked at while it is in the cache.
+    """Copy each part of a source. Return what each adds to its tensor's fingerprint, computed while the part is in the cache. The last
+    number of each copy is the part's distance from the source's start.
 
-    Not by torch: the threads of its copies spin while they wait for each other, and cores are scarce beside a training (facts)."""
+    torch does not copy: the threads of its copies spin while they wait for each other, and cores are scarce beside a training (facts)."""
 
     def copy(to: Bytes, content: Bytes, at: int) -> int:
         np.copyto(to, content)
@@ -197,17 +200,18 @@ def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """The bytes of `tensor`, row-major, in one dimension: its own memory where it lies so, a copy otherwise."""
+    """Return the bytes of `tensor`, row-major, in one dimension: its own memory if it lies so, a copy otherwise."""
     import torch
 
     row = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if row.stride() != (1,):  # one element alone, cut out of a matrix: contiguous all the same
+    if row.stride() != (1,):  # one element cut out of a matrix: torch calls it contiguous all the same
         row = row.as_strided(row.shape, (1,))
     return row.view(torch.uint8)
 
 
 def lying(content: Tensor) -> Bytes:
-    """The bytes of a `flat` tensor where they lie, as long as it is there. `numpy()` would forbid its script to resize it from then on."""
+    """Return the bytes of a `flat` tensor where they lie, valid as long as it exists. After `numpy()` its script could no longer resize
+    it."""
     if not content.is_cpu:
         return content.numpy(force=True)
     if not content.numel():
@@ -222,7 +226,7 @@ def _runs(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:
 
 
 def zero_gaps(layout: Layout, memory: memoryview) -> None:
-    """Make the payload's bytes depend on nothing but the state, whatever the slot held before."""
+    """Zero the gaps between pieces, so that the payload depends on nothing but the state, whatever the slot held before."""
     image, end = layout.image, 0
     for offset, nbytes in [*((piece.offset, piece.nbytes) for piece in layout.pieces), (layout.payload_bytes, 0)]:
         for chunk, at, run in image.segments(end, offset - end):

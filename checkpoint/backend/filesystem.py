@@ -1,4 +1,4 @@
-"""Names and bytes below a directory: what is written is there whole and durably or, after a crash, not at all."""
+"""Files below a directory: a written file is there whole and durably or, after a crash, not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from ...resilience.errors import MachineError, SnapshotError, UsageError
 
 MOST_BYTES = 16 << 20
-"""What is read of a file that nothing has promised the size of: a COMMIT of 100,000 ranks has fewer."""
+"""Limit for reading a file of unknown size. A COMMIT of 100,000 ranks has fewer bytes."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Files:
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
         with ExitStack() as stack:
-            # Not there, or no file, which is found out soon; being deleted; or a file system without locks.
+            # Not there, or not a file (reading will tell); being deleted; or the file system has no locks.
             with suppress(OSError, SnapshotError):
                 file = stack.enter_context(os.fdopen(open_file(self.path / name), "rb"))
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -85,23 +85,21 @@ class Files:
 
     def retract(self, name: str) -> bool:
         with ExitStack() as stack:
-            with _told(self.path / name), suppress(SnapshotError):  # what is no file nobody reads
+            with _told(self.path / name), suppress(SnapshotError):  # if it is not a file, nobody reads it
                 file = stack.enter_context(os.fdopen(open_file(self.path / name, os.O_RDWR), "r+b"))
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return False
-                except OSError:  # without locks, the reader finds out
+                except OSError:  # no locks: a reader will find it missing
                     pass
             self.delete(name)
         return True
 
     def clear(self) -> None:
-        with suppress(OSError):  # another node may be at the same
+        with suppress(OSError):  # another node may be deleting it too
             for file in [child for child in self.path.iterdir() if not child.is_dir()]:
-                file.unlink(
-                    missing_ok=True
-                )  # first: a manifest whose slab is gone would be taken for a part that is there
+                file.unlink(missing_ok=True)  # files first: a manifest without its slab would pass for a complete part
             shutil.rmtree(self.path, ignore_errors=True)
 
     def holding(self, names: Collection[str]) -> dict[str, set[str]]:
@@ -113,7 +111,7 @@ class Files:
     def renewed(self) -> Iterator[None]:
         with _told(self.path):
             make_directory(self.path.parent)
-            sync_directory(self.path.parent.parent)  # who made it may have been killed before its name was durable
+            sync_directory(self.path.parent.parent)  # its maker may have been killed before its name was durable
             self.clear()
             if _there(self.path):
                 raise MachineError(f"{self.path} is in the way, and cannot be deleted")
@@ -132,9 +130,9 @@ class Files:
 
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """A block that fills a new directory, which then is at `target`, whole and durably; after a failure or a crash it is not.
+    """Run a block that fills a new directory. Then it is at `target`, whole and durable; after a failure or a crash it is not.
 
-    Raises UsageError where something is there already, MachineError where it cannot be written.
+    Raises UsageError if something is there already, MachineError if it cannot be written.
     """
     with _told(target):
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
@@ -159,8 +157,8 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 def own_directory(parent: Path, mark: str) -> Path:
-    """Where this process may make a directory that is nobody else's: `mark`, host and process. What processes of this host have left there
-    that are no more is deleted; what those of others have, on a shared file system, may be in use."""
+    """Return where this process may make a directory of its own: `mark`, host and process. Deletes what ended processes of this host have
+    left there. What other hosts have there, on a shared file system, may be in use and stays."""
     mine = f"{mark}{socket.gethostname()}-"
     for left in parent.iterdir() if parent.is_dir() else ():
         host, _, pid = left.name.rpartition("-")
@@ -170,13 +168,13 @@ def own_directory(parent: Path, mark: str) -> Path:
 
 
 def own_name() -> str:
-    """This process, in a name on storage that several hosts share: in containers of one image all have the same number."""
+    """Return a name of this process for storage that several hosts share. The number alone is the same in all containers of one image."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of what is there already. Whoever opens a pipe waits for its other end, and a device may give bytes for ever: what is no
-    regular file is SnapshotError. Raises OSError."""
+    """Return a descriptor of an existing file. Raises SnapshotError for anything but a regular file: opening a pipe would wait for its
+    other end, and a device may give bytes for ever. Raises OSError."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -190,7 +188,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Its bytes, `most` of them at the most. Raises as `open_file`, and SnapshotError where there are more."""
+    """Return the file's bytes, at most `most`. Raises as `open_file`, and SnapshotError if there are more."""
     with os.fdopen(open_file(path), "rb") as file:
         found = file.read(most + 1)
     if len(found) > most:
@@ -205,7 +203,7 @@ def larger(where: object, most: int) -> SnapshotError:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable. Writing a file durably does not make its name so."""
+    """Make the names in `path` durable. Writing a file durably does not make its name durable."""
     _sync(path, os.O_DIRECTORY)
 
 
@@ -218,7 +216,7 @@ def _sync(path: Path, flags: int = 0) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """`mkdir -p`, each new name durable."""
+    """Do `mkdir -p`, and make each new name durable."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -226,12 +224,12 @@ def make_directory(path: Path) -> None:
 
 
 def _raise(error: OSError) -> None:
-    """`os.walk` passes over what it cannot list, unless it is told otherwise."""
+    """Raise `error`. Without this, `os.walk` skips directories that it cannot list."""
     raise error
 
 
 def _there(path: Path) -> bool:
-    """Raises OSError where storage does not say: `Path.exists` of newer Pythons says no then."""
+    """Return whether `path` exists. Raises OSError if storage does not answer. `Path.exists` of newer Pythons returns False then."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

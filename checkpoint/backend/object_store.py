@@ -1,7 +1,7 @@
 """Keys and bytes below a prefix in an object store, through tensorstore's kvstore; and what its errors mean.
 
-Credentials are found as tensorstore finds them: for s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or, without these, AWS' usual
-chain; for gs://, Google's.
+tensorstore finds the credentials: for s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or, without these, AWS' usual chain; for gs://,
+Google's.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ...resilience.errors import MachineError, ResilientError, SnapshotError, Us
 from .filesystem import MOST_BYTES, larger
 
 DEADLINE_S = 10.0
-"""For one request. A server that hangs is noticed by nothing else: the library's retries bound only one that refuses (measured)."""
+"""Limit for one request. Nothing else detects a server that hangs: the library's retries end only if the server refuses (measured)."""
 LEAST_BYTES_PER_S = 4e6
-"""A transfer that is slower is given up."""
+"""A slower transfer is given up."""
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "1s"}
-"""4 s for a server that refuses connections (measured); the library's own would take a quarter of an hour."""
+"""They give up a server that refuses connections after 4 s (measured). The library's own settings would take a quarter of an hour."""
 _DAMAGE = {"NOT_FOUND", "DATA_LOSS", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT"}
-"""What a read of something missing, torn or altered fails with. Whatever else it fails with says nothing about what is stored."""
+"""The statuses of a read of something missing, torn or altered. No other status says anything about what is stored."""
 
 
 @cache
 def context() -> ts.Context:
-    """One for a process: memory:// is one store for all that share it."""
+    """Return the one context of this process. All that share it share one store at memory://."""
     environment = {"aws_credentials": {"type": "environment"}} if "AWS_ACCESS_KEY_ID" in os.environ else {}
     return ts.Context(
         {
@@ -57,7 +57,7 @@ class Objects:
 
     @classmethod
     def at(cls, address: str) -> Objects:
-        """address: a URL, and the settings behind a question mark. Raises UsageError for what is no such thing."""
+        """Return the place at `address`: a URL, with the settings behind a question mark. Raises UsageError for anything else."""
         url, _, beside = address.partition("?")
         names = {"endpoint": "endpoint", "region": "aws_region"}
         try:
@@ -94,7 +94,7 @@ class Objects:
         return found
 
     def _reaches(self, name: str, at: int) -> bool:
-        """Whether there is a byte `at`: a range that goes beyond the end is an error here, and no object says how large it is."""
+        """Return whether there is a byte `at`. The store does not tell an object's size, and a range beyond its end is an error."""
         try:
             return self._read(name, byte_range=slice(at, at + 1)) is not None
         except SnapshotError:
@@ -130,14 +130,14 @@ class Objects:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        yield  # nothing is deleted: a request that hung and was given up may still be carried out, after the next one
+        yield  # nothing is deleted: the store may carry out a request that was given up, even after the next one
 
     def sync(self) -> None:
-        """An object's name is as durable as its bytes."""
+        """Do nothing: an object's name is as durable as its bytes."""
 
     def _read(self, name: str, **part: Any) -> bytes | None:
         found = self._done(self.kv.read(name, **part), name)
-        if found.state == "missing":  # also where there is no bucket; a listing tells
+        if found.state == "missing":  # also if there is no bucket: then a listing raises
             self._done(self.kv.list(ts.KvStore.KeyRange(name, f"{name}\0")), name)
             return None
         return bytes(found.value)
@@ -149,7 +149,7 @@ class Objects:
 def done(
     future: ts.Future | ts.WriteFutures, where: str, nbytes: int = 0, *, writing: bool, bounded: bool = True
 ) -> Any:
-    """What `future` gives; nbytes: that it moves. Raises MachineError or, for what is damaged or missing where it is read,
+    """Return the result of `future`. nbytes: how many it moves. Raises MachineError or, when it reads something damaged or missing,
     SnapshotError."""
     try:
         return future.result(timeout=DEADLINE_S + nbytes / LEAST_BYTES_PER_S if bounded else None)
@@ -163,7 +163,8 @@ def done(
 
 
 def sentence(error: Exception, where: str, *, writing: bool) -> ResilientError:
-    """tensorstore tells its errors apart in their text only: "STATUS: … [os_error_code='28'] [http_response_code='403']"."""
+    """Return our error for one of tensorstore's, which differ only in their text: "STATUS: … [os_error_code='28']
+    [http_response_code='403']"."""
     words, status = _words(error), str(error).split(":")[0]
     codes = {name: int(code) for name, code in re.findall(r"\[(\w+)_code='(\d+)'\]", str(error))}
     system, http = codes.get("os_error", 0), codes.get("http_response", 0)
@@ -191,7 +192,7 @@ def sentence(error: Exception, where: str, *, writing: bool) -> ResilientError:
 
 
 def _words(error: Exception) -> str:
-    """Its text for people; where a server has told nothing else, the number that it answered with."""
+    """Return the error's text for people, or its HTTP number if the server has told nothing else."""
     text = str(error)
     words = re.split(r" \[(?:\w+(?:-\w+)*=|source locations)", text)[0].removeprefix("ABORTED: ").rstrip(". ")
     code = re.search(r"http_response_code='(\d+)'", text)

@@ -6,10 +6,10 @@
         COMMIT                                        written after all manifests: only now there is a snapshot
         CERTIFIED                                     many clean steps have followed, and its replicas agreed
 
-Every node of a job names an attempt alike without talk: the number at its end is the run's (agreed when the run starts)
-and the count of rewinds. So an attempt's name stands for its bytes, and whoever finds its own part of it complete need
-not write it again. The next life of the job has another number, a rewind another count: whatever hung when a process died, a deletion
-that an object store carries out an hour later, hits nothing but what it was meant for.
+All nodes of a job give an attempt the same name without communication. The number at its end is the run's (agreed when the run starts),
+followed by the count of rewinds. So an attempt's name stands for its bytes, and a node that finds its own part complete need not write it
+again. The next life of the job has another number, and a rewind another count. So a request that hung when its process died cannot hit
+another attempt. An object store may carry out such a deletion an hour later.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from .place import Place
 
 SNAPSHOTS = "snapshots"
 JOB = ".job"
-"""Among the snapshots: whose they are, and that they are there."""
+"""A file beside the snapshots. Its content says which job owns them; if it is missing, the place is not the job's, or not mounted."""
 
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"
-"""What COMMIT becomes when the snapshot failed to restore. It outweighs COMMIT where both are there."""
+"""COMMIT is renamed to this when the snapshot failed to restore. If both are there, only REJECTED counts."""
 REASON = "REASON"
 CERTIFIED = "CERTIFIED"
-"""Beside COMMIT: the state has proved stable. Its content is nothing; without COMMIT, or with REJECTED, it means nothing."""
+"""Beside COMMIT: the state has proved stable. The file's content does not matter. Without COMMIT, or with REJECTED, it does not count."""
 _NAME = re.compile(r"(\d{10,})-g(\d+)-([0-9a-f]{8})([0-9a-f]{4,})")
 
 _END = 1 << 60
-"""Of generations, rewinds and steps: a slot's header has 8 bytes for each."""
+"""Limit of generations, rewinds and steps: a slot's header has 8 bytes for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     run: str
-    """Eight hexadecimal digits, the same on all nodes, another one for each run of the job."""
+    """Eight hexadecimal digits: the same on all nodes, and others for each run of the job."""
     stamp: Stamp
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Attempt:
 
     @classmethod
     def parse(cls, name: str) -> Attempt | None:
-        """The attempt that a directory's name stands for; None for any other directory."""
+        """Return the attempt that a directory's name stands for; None for any other directory."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None

@@ -1,23 +1,23 @@
 """Where snapshots lie: below a directory, or below a prefix in an object store. Address → place.
 
-A place has the same calls in both, and keeps the same promises:
+A place has the same methods for both, and keeps the same promises:
 
     place / name                the place below it
     there(name)                 whether a file or object of that name is there
     read(name, most)            its bytes; SnapshotError when it is not there, or has more than `most`
     write(name, data)           durably, and whole or not at all
-    rename(name, new)           in an object store the new one is there before the old one goes: whoever looks between sees both
+    rename(name, new)           in an object store the new one is there before the old one goes: in between a reader sees both
     delete(name)                durably
-    reading(name)               a block during which `retract` does not delete it: by a lock, which dies with its process; an object
+    reading(name)               a block during which `retract` does not delete it: by a lock, which ends with its process; an object
                                 store has none
-    retract(name)               `delete`, unless somebody is reading it; whether it went
-    clear()                     all that is below; a kill may leave some of it
+    retract(name)               `delete`, unless a process is reading it; returns whether it was deleted
+    clear()                     deletes all that is below; a kill may leave some of it
     holding(names)              each child, and which of `names` it holds: one look at all of them
-    renewed()                   a block that writes anew what is below: what a killed writer left goes first; a failure leaves nothing,
-                                for the space may be what is lacking. An object is replaced whole, and left
-    sync()                      the names of all that is below are durable
+    renewed()                   a block that writes anew what is below: first it deletes what a killed writer left. A failure leaves
+                                nothing, because the disk may be full. An object store deletes nothing: objects are replaced whole
+    sync()                      makes the names of all that is below durable
 
-A name may hold "/". All raise MachineError where storage does not answer, which says nothing about what it holds.
+A name may hold "/". All raise MachineError if storage does not answer. That says nothing about what it holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Place: TypeAlias = Files | Objects
 
 
 def address(given: str, endpoint: str = "", region: str = "") -> str:
-    """What `at` makes a place from, in any process, of what a person gives. Raises UsageError.
+    """Return the address of the place that a person names. From it `at` makes the place in any process. Raises UsageError.
 
     given: a path, file:///path, s3://bucket/prefix or gs://bucket/prefix; endpoint: http://host:port of an S3 server that is not AWS.
     """
@@ -52,7 +52,7 @@ def address(given: str, endpoint: str = "", region: str = "") -> str:
 
 
 def at(address: str) -> Place:
-    """The place at `address`. Asks nothing of the store. Raises UsageError."""
+    """Return the place at `address`. Asks nothing of the store. Raises UsageError."""
     if "://" not in address:
         return Files(Path(address).absolute())
     if address.startswith("file://"):

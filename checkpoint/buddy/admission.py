@@ -1,7 +1,7 @@
 """Which snapshots are copied into another node's memory, and what is done with them there. Pure.
 
-`newest` says what leaves for the buddy, `admit` what the buddy does with it. What comes back is chosen for all nodes at once, by
-`resilience/membership/buddy_sources.py`.
+`newest` chooses what goes to the buddy, the node that keeps the copy. `admit` chooses what the buddy does with it.
+`resilience/membership/buddy_sources.py` chooses for all nodes at once what comes back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..arena.slot_header import Header, Stamp, State
 
 
 def newest(headers_by_rank: Sequence[Sequence[Header]], world_local: int, last: Stamp | None) -> Stamp | None:
-    """The snapshot to be copied next: the newest marked one that all ranks have sealed, if it is later than `last`. What it has overtaken
-    is never copied. All nodes copy the same ones, or none of them would be of use: it takes one of the same step from each."""
+    """Return the snapshot to copy next: the newest marked one that all ranks have sealed, if it is later than `last`. A snapshot that it
+    has overtaken is never copied. All nodes copy the same snapshots, because only the same step from each of them is of use."""
     marked = {header.stamp for headers in headers_by_rank for header in headers if header.marked}
     stamp = max(whole(headers_by_rank[:world_local]) & marked, default=None)
     return stamp if stamp is not None and (last is None or stamp > last) else None
@@ -34,16 +34,16 @@ class Answer(Enum):
 class Admission:
     answer: Answer
     slot: int = -1
-    """For TAKE: which one of the row."""
+    """For TAKE: the slot's index in the row."""
     reason: str = ""
     """For NO."""
 
 
 def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Header) -> Admission:
-    """Where a copy of `offered`, a sealed slot of local rank `row` of `rows`, goes among `guests`, by row.
+    """Return what to do with a copy of `offered`, a sealed slot of local rank `row` of `rows`. guests: the slots for copies, by row.
 
-    Never over the newest snapshot that all rows hold: with two slots a row, one complete copy stays while the next arrives, wherever a
-    stream breaks. Generation and stamp fence: what is older than what has been here comes from a source whose time is over.
+    It never replaces the newest snapshot that all rows hold. So with two slots a row, one complete copy stays while the next arrives,
+    wherever a stream breaks. Generation and stamp fence: an offer older than a copy that has been here comes from a source of the past.
     """
     if rows > len(guests):
         return _no(f"copies of {len(guests)} ranks can be kept here, and {rows} are offered")
@@ -68,12 +68,13 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
 
 
 def rooms(own: Sequence[Header]) -> list[int]:
-    """Which slot of a rank takes what is fetched, the best first: one that holds nothing, else the oldest."""
+    """Return the order in which a rank's slots take what is fetched, best first: slots that hold nothing, then the oldest."""
     return sorted(range(len(own)), key=lambda i: (own[i].whole, own[i].stamp))
 
 
 def whole(guests: Sequence[Sequence[Header]]) -> set[Stamp]:
-    """The snapshots that every row holds sealed: by its rank; or, of copies, by the keeper, each by itself, once it has come as it left."""
+    """Return the snapshots that every row holds sealed. A rank seals its own slot; the keeper seals each copy once it has arrived as it
+    left."""
     held = [{header.stamp for header in headers if header.state is State.SEALED} for headers in guests]
     return set.intersection(*held) if held else set()
 

@@ -1,6 +1,7 @@
 """A TCP connection between two drain processes, on which each has proved that it knows the job's token.
 
-Whole frames and bare bytes, every wait with an end: a stranger, a hanging peer and a vanished one all come out as `Lost` or `Refused`.
+It carries whole frames and bare bytes, and every wait has an end. A stranger, a hanging peer and a vanished peer all give `Lost` or
+`Refused`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ Address: TypeAlias = tuple[str, int]
 _T = TypeVar("_T")
 
 HANDSHAKE_S = 5.0
-"""In all: a stranger who sends a byte now and then is not waited for."""
+"""Limit of the whole handshake. A stranger cannot extend it by sending a byte now and then."""
 BLOCK_BYTES = 4 << 20
-"""Of one call. The kernel copies out of the slot: with `sendfile`, which does not, it was 0.65 times as fast on loopback (measured)."""
+"""Bytes of one call. The kernel copies out of the slot. With `sendfile`, which does not, it was 0.65 times as fast on loopback
+(measured)."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
-"""Seconds, and tries: a node that vanished is missed after 11 s even where nothing is sent."""
+"""Seconds, and tries: a node that vanished is detected after 11 s even if nothing is sent."""
 
 
 class Lost(SiteError):
@@ -34,17 +36,17 @@ class Lost(SiteError):
 
 
 class Refused(SiteError):
-    """The other end, or this one, was not convinced by the other's proof."""
+    """The proof of one end did not convince the other."""
 
 
 class Connection:
-    """A socket on which both ends have proved that they know the token. Not for several threads at once, but `close`.
+    """A socket on which both ends have proved that they know the token. Only one thread may use it at a time, except for `close`.
 
-    Every method raises Lost; a deadline, in monotonic seconds, is one for the whole call.
+    Every method raises Lost. A deadline, in monotonic seconds, is one for the whole call.
     """
 
     def __init__(self, sock: socket.socket, stall_s: float) -> None:
-        """stall_s: when nothing moves for so long, where something should, the other end counts as lost."""
+        """stall_s: if bytes should move and none do for this long, the other end counts as lost."""
         self._socket, self._stall_s = sock, stall_s
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -60,7 +62,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """From any thread: whoever waits on the connection finds it lost."""
+        """Close the connection, from any thread. A thread that waits on it gets Lost."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -71,7 +73,7 @@ class Connection:
         self.write(memoryview(protocol.pack(word, body)), until_s)
 
     def hear(self, *expected: Word, until_s: float = math.inf, idle: bool = False) -> tuple[Word, bytes]:
-        """The next frame. idle: it may be long in coming."""
+        """Return the next frame. idle: it may take any time to come."""
         start = memoryview(bytearray(protocol.PREFIX_BYTES))
         if idle:
             self._calling(select.select, [self._socket], [], [])
@@ -98,7 +100,7 @@ class Connection:
             into = into[come:]
 
     def idle(self, seconds: float) -> None:
-        """Wait, while nothing is expected to come."""
+        """Wait while nothing is expected to come. If something does, the connection is lost."""
         if self._calling(select.select, [self._socket], [], [], seconds)[0]:
             raise Lost("it has closed the connection")
 
@@ -123,7 +125,7 @@ def _timeval(seconds: float) -> bytes:
 
 
 def call(address: Address, token: bytes, stall_s: float) -> Connection:
-    """Connect, prove, and have it proved. Raises Lost or Refused."""
+    """Connect, prove knowledge of the token, and check the listener's proof. Raises Lost or Refused."""
     until_s = clock.monotonic_s() + HANDSHAKE_S
     try:
         connection = Connection(socket.create_connection(address, min(HANDSHAKE_S, stall_s)), stall_s)
@@ -145,7 +147,7 @@ def call(address: Address, token: bytes, stall_s: float) -> Connection:
 
 
 def answer(connection: Connection, token: bytes) -> None:
-    """The listener's part of `call`. Raises Lost or Refused; the caller has learnt nothing then but a nonce and a sentence."""
+    """Do the listener's part of `call`. Raises Lost or Refused; then the caller has learnt nothing but a nonce and a sentence."""
     until_s = clock.monotonic_s() + HANDSHAKE_S
     ours = os.urandom(protocol.NONCE_BYTES)
     connection.say(Word.HELLO, ours, until_s)

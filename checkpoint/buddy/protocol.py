@@ -1,24 +1,24 @@
-"""What two drain processes say to each other about copies of slots: words ⇄ bytes, proofs, bounds. Pure.
+"""The protocol by which two drain processes exchange copies of slots: words ⇄ bytes, proofs, bounds. Pure.
 
-A frame is a word of 4 bytes, the length of its body (4 bytes, little-endian), the body; only an offer's is large. Fingerprints and image
-follow an offer that was taken as bare bytes, so that they go from one slot's memory to the other's with nothing in between.
+A frame is a word of 4 bytes, the length of its body (4 bytes, little-endian), and the body. Only an offer's body is large. After an offer
+that was taken, fingerprints and image follow as bare bytes. So they go from one slot's memory to the other's with nothing in between.
 
     listener                                  caller
     HELLO  its nonce                     ──▶
-                                         ◀──  PROOF  its nonce, what only the token can make of both
-    PROOF  the same in the other role    ──▶         (NO, and a sentence, to a caller that could not)
+                                         ◀──  PROOF  its nonce, and a proof of both that only the token can make
+    PROOF  the same in the other role    ──▶         (NO, and a sentence, to a caller without a valid proof)
 
-Then the caller sends copies, or fetches some: WANT makes the listener the source. In one connection, as often as is wanted:
+Then the caller sends copies, or fetches some: WANT makes the listener the source. One connection carries any number of these:
 
     source                                    keeper
     OFFER  row of rows, header, table    ──▶
-                                         ◀──  TAKE, or HAVE (it is there), LATER, NO: each of these three ends the matter
+                                         ◀──  TAKE; or HAVE (it is there), LATER, NO: each of these three ends the exchange
     fingerprints, image                  ──▶
     SEALED, or VOID: it was given up     ──▶
                                          ◀──  KEPT, or NO
 
-The proof keeps strangers out, in both directions, and a recorded one is worth nothing. Bytes after it are checked against damage
-(crc32c, fingerprints), not against somebody who can alter packets, and are not encrypted: the network is the cluster's own.
+The proof keeps strangers out, in both directions, and a recorded proof is worth nothing. Bytes after it are checked against damage (crc32c,
+fingerprints), but not against an attacker who can alter packets. They are not encrypted: the network is the cluster's own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..arena.slot_header import HEADER_BYTES, Header, Stamp, State
 
 NONCE_BYTES = PROOF_BYTES = 32
 TOKEN_BYTES = 16
-"""At least."""
+"""Least length of a token."""
 _VERSION = b"mt-resilient buddy 1"
 
 
@@ -54,7 +54,7 @@ class Word(Enum):
 
 MAX_BODY_BYTES = 1024
 MAX_TABLE_BYTES = 64 << 20
-"""100,000 tensors take a tenth of it."""
+"""A table of 100,000 tensors takes a tenth of it."""
 
 _PREFIX = struct.Struct("<4sI")
 PREFIX_BYTES = _PREFIX.size
@@ -71,9 +71,9 @@ class Offer:
     """A copy of one rank's slot, as its source describes it."""
 
     row: int
-    """Local rank at the source, of"""
+    """Local rank at the source."""
     rows: int
-    """local ranks that take part."""
+    """Number of local ranks that take part."""
     header: Header
     table: bytes
 
@@ -82,7 +82,8 @@ class Offer:
 
     @classmethod
     def parse(cls, body: bytes) -> Offer:
-        """Raises Strange unless every number is one that a source can mean, and the table is that of the header."""
+        """Return the offer in `body`. Raises Strange unless a source can mean every number; SnapshotError if the table is not that of the
+        header."""
         if len(body) < _ROW.size + HEADER_BYTES:
             raise Strange(f"an offer of {len(body)} bytes")
         row, rows = _ROW.unpack_from(body)
@@ -106,7 +107,7 @@ def pack(word: Word, body: bytes = b"") -> bytes:
 
 
 def prefix(data: bytes, *expected: Word) -> tuple[Word, int]:
-    """The word, one of `expected`, and the length of what follows. Raises Strange."""
+    """Return the word, one of `expected`, and the length of what follows. Raises Strange."""
     value, length = _PREFIX.unpack(data)
     word = next((word for word in expected if word.value == value), None)
     if word is None:
@@ -121,7 +122,7 @@ def want(stamp: Stamp, rank: int) -> bytes:
 
 
 def wanted(body: bytes) -> tuple[Stamp, int]:
-    """Stamp and global rank that `want` named. Raises Strange."""
+    """Return stamp and global rank that `want` named. Raises Strange."""
     if len(body) != _WANT.size:
         raise Strange(f"a wish of {len(body)} bytes")
     *stamp, rank = _WANT.unpack(body)
@@ -129,17 +130,17 @@ def wanted(body: bytes) -> tuple[Stamp, int]:
 
 
 def sentence(text: str) -> bytes:
-    """`text` as a body."""
+    """Return `text` as a body."""
     return text.encode()[:MAX_BODY_BYTES]
 
 
 def said(body: bytes) -> str:
-    """The sentence in `body`, fit for a log whoever sent it."""
+    """Return the sentence in `body`, made safe to log whatever the other end has sent."""
     return "".join(letter if letter.isprintable() else "?" for letter in body.decode(errors="replace"))
 
 
 def proof(token: bytes, role: bytes, listeners: bytes, callers: bytes) -> bytes:
-    """HMAC-SHA256 of both nonces. role: `listener` or `caller`; so neither's proof can be sent back as the other's."""
+    """Return HMAC-SHA256 of both nonces. role: `listener` or `caller`; so neither's proof can be sent back as the other's."""
     return hmac.digest(token, b"\0".join((_VERSION, role, listeners + callers)), "sha256")
 
 
@@ -148,7 +149,7 @@ def proves(token: bytes, role: bytes, listeners: bytes, callers: bytes, found: b
 
 
 def secret(token: str) -> bytes:
-    """The bytes of a token in hexadecimal digits. Raises UsageError, which does not repeat it."""
+    """Return the bytes of a token in hexadecimal digits. Raises UsageError, whose message does not repeat the token."""
     try:
         found = bytes.fromhex(token)
     except ValueError:

@@ -1,8 +1,8 @@
 """Copies of slots over TCP, from memory to memory: rank's slot → buddy's guest slot, and guest slot → slot of a rank that lost its own.
 
-`give` is the source's end of one copy, `keep` the keeper's; `protocol.py` has what they say, `admission.py` what a keeper takes. A keeper
-seals its slot only when table, every chunk and every fingerprint have arrived as they left, and the source has said that its own is
-still sealed. Whatever happens before that, a kill at any byte included, leaves the slot torn: in state STAGING, with no lock on it.
+`give` is the source's end of one copy, `keep` the keeper's. `protocol.py` defines what they say, `admission.py` what a keeper takes. A
+keeper seals its slot only when table, every chunk and every fingerprint have arrived as they left. The source must also have said that its
+own slot is still sealed. Whatever happens before that, even a kill at any byte, leaves the slot torn: in state STAGING, with no lock on it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Outcome:
 
 
 def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, until_s: float) -> Outcome:
-    """Offer the sealed content of `slot`, which `view` holds still, and send it if it is taken. Raises Lost, at `until_s` at the latest."""
+    """Offer the sealed content of `slot`, which `view` keeps unchanged, and send it if it is taken. Raises Lost, at `until_s` at the
+    latest."""
     offer = Offer(row=row, rows=rows, header=view.header, table=view.table)
     connection.say(Word.OFFER, offer.body(), until_s)
     word, body = connection.hear(Word.TAKE, Word.HAVE, Word.LATER, Word.NO, until_s=until_s)
@@ -64,8 +65,8 @@ def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, un
 
 
 def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
-    """Take what was offered into `slot`, whose content is gone from then on. It is sealed where the outcome is KEPT, and torn where
-    anything has come. Raises Lost."""
+    """Receive the offered copy into `slot`, whose old content is lost then. The slot is sealed if the outcome is KEPT. Otherwise it is torn
+    if anything has arrived. Raises Lost."""
     try:
         view = slot.begin(offer.header, offer.table)
     except MachineError as error:
@@ -91,7 +92,7 @@ def _said(connection: Connection, word: Word, why: str = "") -> Outcome:
 
 
 def _arriving(connection: Connection, view: View, table: Table) -> str:
-    """Read fingerprints and image into their places, all of it come what may; gives what is wrong with them, or nothing."""
+    """Read fingerprints and image into their places, to the end in any case. Return what is wrong with them, or an empty text."""
     image, memory, by_chunk = view.header.image, view.memory, table.by_chunk()
     words = np.zeros(len(table.pieces), np.uint64)
     connection.read(view.fingerprints.view(np.uint8).data)
@@ -109,7 +110,7 @@ def _arriving(connection: Connection, view: View, table: Table) -> str:
 
 
 def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]], words: NDArray[np.uint64]) -> bool:
-    """Whether a chunk matches the checksum behind it; what it holds of each piece goes into `words`."""
+    """Return whether a chunk matches the checksum behind it. What it holds of each piece goes into the fingerprints `words`."""
     image = view.header.image
     chunk, stored = image.chunk(view.memory, index), image.sealed(view.memory, index)[-CRC_BYTES:]
     for number, done, at, run in segments:
@@ -118,7 +119,8 @@ def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]]
 
 
 def serve(connection: Connection, guests: Sequence[Sequence[Slot]], hold_s: float) -> None:
-    """Keep what a proved caller offers and give what it wants, until it is Lost, which this raises. hold_s: for one copy that it wants."""
+    """Keep what a caller offers and give what it wants, until the connection is lost; then this raises Lost. The caller has proved that it
+    knows the token. hold_s: limit for one copy that the caller wants."""
     while True:
         word, body = connection.hear(Word.OFFER, Word.WANT, idle=True)
         try:
@@ -153,10 +155,10 @@ def _give_guest(
 
 
 def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> int:
-    """Fill and seal `slot`, a slot of this node, with the copy of global `rank` that the other end keeps; its bytes.
+    """Fill and seal `slot`, a slot of this node, with the copy of global `rank` that the other end keeps. Return the copy's size in bytes.
 
-    Raises Lost, MachineError (there is no room for it, or somebody is at the slot), and SnapshotError (there is no such copy, or a
-    damaged one: take the next tier).
+    Raises Lost, MachineError (there is no room for it, or another process has the slot), and SnapshotError (there is no such copy, or a
+    damaged one: try the next source).
     """
     connection.say(Word.WANT, protocol.want(stamp, rank))
     word, body = connection.hear(Word.OFFER, Word.NO)

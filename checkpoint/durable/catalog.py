@@ -21,7 +21,7 @@ from . import commit, load, retention
 from .retention import Going, RetentionPolicy, Stored
 
 _MOST_PROBLEMS = 16
-"""After so many ranks that are not sound, `verify` looks no further."""
+"""`verify` stops after this many ranks that are not sound."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Catalog:
     """All attempts under a root, as one look has found them."""
 
     durable: tuple[Attempt, ...]
-    """The committed ones, the newest first: the latest lineage's, for what the job has turned back from is old."""
+    """The committed ones, the newest first. The latest lineage counts as the newest: what the job has turned back from is old."""
     certified: frozenset[Attempt]
     """Of these, the ones whose state has proved stable."""
     rejected: tuple[Attempt, ...]
     """The snapshots that were set aside."""
     remains: tuple[Attempt, ...]
-    """Neither: under way, or left over."""
+    """Neither committed nor set aside: under way, or left over."""
 
 
 def look(root: Place) -> Catalog:
-    """Raises MachineError."""
+    """Return the catalog of `root`. Raises MachineError."""
     found = _attempts(root)
     rejected = [attempt for attempt, marks in found.items() if paths.REJECTED in marks]
     durable = [a for a, marks in found.items() if paths.COMMIT in marks and paths.REJECTED not in marks]
@@ -52,18 +52,18 @@ def look(root: Place) -> Catalog:
 
 
 def committed(root: Place) -> list[Place]:
-    """Where the snapshots under `root` are, the newest first."""
+    """Return where the snapshots under `root` are, the newest first."""
     return [attempt.under(root) for attempt in look(root).durable]
 
 
 def find(where: str) -> Place:
-    """The snapshot that a person means by a path or a URL, the newest of several. Raises as `at` does."""
+    """Return the snapshot that a person means by a path or a URL, the newest of several. Raises as `at` does."""
     return at(place.at(place.address(where)))[0]
 
 
 def at(place: Place) -> list[Place]:
-    """The snapshot that is there, or those below a place that holds `snapshots/`, the newest first. Raises UsageError when there is none,
-    MachineError when storage does not answer."""
+    """Return the snapshot that is there, or those below a place that holds `snapshots/`, the newest first. Raises UsageError when there is
+    none, MachineError when storage does not answer."""
     if Attempt.parse(place.name) is not None and commit.committed(place):
         return [place]
     found = committed(place)
@@ -75,13 +75,13 @@ def at(place: Place) -> list[Place]:
 
 
 def next_generation(root: Place) -> int:
-    """A generation later than any that left something under `root`: what a run without a memory of its own starts at."""
+    """Return a generation later than any that left something under `root`. A run that remembers no earlier generation starts at it."""
     return 1 + max((attempt.stamp.generation for attempt in _attempts(root)), default=0)
 
 
 def verify(snapshot: Place) -> list[str]:
-    """What is wrong with `snapshot`, one sentence a rank at most, after reading every byte; empty when it is sound. Raises FormatError for
-    another version's, of which nothing is known, and MachineError where it cannot be read and nothing else is wrong."""
+    """Return what is wrong with `snapshot` after reading every byte: one sentence a rank at most, none if it is sound. Raises FormatError
+    for another version's snapshot, of which nothing is known. Raises MachineError if it cannot be read and nothing else is wrong."""
     problems, unread = [], None
     try:
         promised = commit.read_commit(snapshot)
@@ -106,10 +106,10 @@ def verify(snapshot: Place) -> list[str]:
 
 
 def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[str] = ()) -> str:
-    """SHA-256, in hex, of the state alone: equal for two runs that ended in the same bits.
+    """Return SHA-256, in hex, of the state alone: equal for two runs that ended in the same bits.
 
-    Over each rank's tensors (name, dtype, shape, bytes) and other values (name, value) whose name starts with one of
-    `include` and with none of `exclude`. Raises SnapshotError when the snapshot is not sound.
+    It covers each rank's tensors (name, dtype, shape, bytes) and other values (name, value) whose name starts with one of `include` and
+    with none of `exclude`. Raises SnapshotError when the snapshot is not sound.
     """
     total = sha256()
     with commit.reading(snapshot):
@@ -122,7 +122,7 @@ def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[st
 
 
 def _state(snapshot: Place, manifest: RankManifest) -> list[tuple[str, Any, Any]]:
-    """A rank's tensors and other values in order: name; value, or dtype and shape; bytes."""
+    """Return a rank's tensors and other values in order: name; value, or dtype and shape; bytes."""
     table, size = manifest.table, manifest.table.image.chunk_bytes
     payload = room(table.payload_bytes, f"{snapshot}: what rank {manifest.rank} holds").data
     for index, chunk in load.proved(snapshot, manifest):
@@ -136,8 +136,8 @@ def _state(snapshot: Place, manifest: RankManifest) -> list[tuple[str, Any, Any]
 
 
 def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored]) -> list[Stored]:
-    """Age and size of committed snapshots, of which each COMMIT is read once: `known` is looked at first, and added to. What cannot be read
-    now is not known."""
+    """Return age and size of committed snapshots. Each COMMIT is read once: what `known` has is not read again, and what is read is added
+    to it. If a COMMIT cannot be read now, its figures are unknown."""
     found = []
     for attempt in attempts:
         if attempt not in known:
@@ -155,8 +155,8 @@ def retire(
     protected: frozenset[Attempt] = frozenset(),
     known: dict[Attempt, Stored] | None = None,
 ) -> list[Going]:
-    """Delete what `retention.surplus` names, but for what somebody is reading, and never the newest certified one; says what went. known:
-    as in `stored`."""
+    """Delete the snapshots that `retention.surplus` names, and return those that were deleted. A snapshot that a process is reading stays,
+    and so does the newest certified one. known: as in `stored`."""
     seen = look(root)
     durable = seen.durable
     protected |= frozenset([attempt for attempt in durable if attempt in seen.certified][:1])
@@ -167,12 +167,13 @@ def retire(
 
 
 def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
-    """Delete the remains of attempts that will never be committed, or were being deleted (`retention.dead`). For the node that commits."""
+    """Delete the remains of attempts that will never be committed, or were being deleted (`retention.dead`). Only the node that commits may
+    call this."""
     return _delete(root, retention.dead(look(root).remains, current, held))
 
 
 def _attempts(root: Place) -> dict[Attempt, set[str]]:
-    """Each, and which of its marks are there."""
+    """Return each attempt, and which of its marks are there."""
     found = (root / paths.SNAPSHOTS).holding((paths.COMMIT, paths.REJECTED, paths.CERTIFIED))
     parsed = {Attempt.parse(name): marks for name, marks in found.items()}
     return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
@@ -181,7 +182,7 @@ def _attempts(root: Place) -> dict[Attempt, set[str]]:
 def _delete(root: Place, going: list[Attempt]) -> list[Attempt]:
     gone = []
     for attempt in going:
-        with suppress(MachineError):  # found again next time
+        with suppress(MachineError):  # the next call finds it again
             if commit.delete(attempt.under(root)):
                 gone.append(attempt)
     return gone

@@ -1,6 +1,6 @@
-"""The commit protocol, as steps in a store: parts → manifests → COMMIT, each durable before the next; and undone.
+"""The commit protocol as steps in a store: parts → manifests → COMMIT, each durable before the next. And how a commit is undone.
 
-A snapshot exists while COMMIT is there and REJECTED is not; nothing else counts, so a kill or a power cut at any moment leaves it whole
+A snapshot exists while COMMIT is there and REJECTED is not. Nothing else counts. So after a kill or a power cut at any moment it is whole
 or not there.
 """
 
@@ -19,12 +19,13 @@ from ..format.shared_chunks import Sources, check_places
 
 
 def missing_ranks(snapshot: Place, world: int) -> list[int]:
-    """The global ranks whose manifests are not there yet."""
+    """Return the global ranks whose manifests are not there yet."""
     return [rank for rank in range(world) if not snapshot.there(paths.manifest_name(rank))]
 
 
 def commit(snapshot: Place, world: int, now_s: float) -> None:
-    """Make the snapshot at that place exist. now_s: wall clock. Raises SnapshotError unless all `world` manifests belong to it."""
+    """Write COMMIT, so that the snapshot exists. now_s: wall clock. Raises SnapshotError unless all `world` manifests belong to the
+    snapshot."""
     entries: list[Entry] = []
     sources: list[Sources] = []
     nbytes = 0
@@ -44,7 +45,7 @@ def committed(snapshot: Place) -> bool:
 
 
 def read_commit(snapshot: Place) -> Commit:
-    """What COMMIT says. Raises SnapshotError when there is none, or one that does not belong here; FormatError for another version's."""
+    """Return what COMMIT says. Raises SnapshotError if there is no COMMIT, or one of another attempt; FormatError for another version's."""
     if not committed(snapshot):
         why = "it has no COMMIT"
         if snapshot.there(paths.REJECTED):
@@ -59,7 +60,7 @@ def read_commit(snapshot: Place) -> Commit:
 
 
 def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
-    """The manifest of `rank`, if it is the one that COMMIT names. Raises SnapshotError."""
+    """Return the manifest of `rank`, if it is the one that COMMIT names. Raises SnapshotError."""
     name, entry = paths.manifest_name(rank), promised.ranks[rank]
     data = snapshot.read(name, entry.bytes)
     if (len(data), sha256(data).hexdigest()) != (entry.bytes, entry.sha256):
@@ -70,7 +71,7 @@ def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
 
 
 def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManifest:
-    """Raises SnapshotError unless it is that of `rank` of `world` in this very attempt."""
+    """Return the manifest. Raises SnapshotError unless it is that of `rank` of `world` in this very attempt."""
     name = paths.manifest_name(rank)
     with _named(f"{snapshot}/{name}"):
         manifest = RankManifest.from_json(data)
@@ -82,7 +83,7 @@ def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManife
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """A sentence about what is in a file, with where that is in front."""
+    """Put `where` in front of the message of an error about a file's content."""
     try:
         yield
     except (FormatError, SnapshotError) as error:
@@ -97,13 +98,13 @@ def _reason(snapshot: Place) -> str:
 
 
 def certify(snapshot: Place) -> None:
-    """Mark a committed snapshot as one whose state has proved stable; nothing where it is not there any more. Raises MachineError."""
+    """Mark a committed snapshot as one whose state has proved stable. Do nothing if it is not there any more. Raises MachineError."""
     if committed(snapshot) and not snapshot.there(paths.CERTIFIED):
         snapshot.write(paths.CERTIFIED, b"certified\n")
 
 
 def reject(snapshot: Place, reason: str) -> None:
-    """Take a snapshot that failed to restore out of the world; its bytes stay for whoever wants to know why. All nodes may at once."""
+    """Set a snapshot aside that failed to restore. Its bytes stay, so that people can find out why. All nodes may do so at once."""
     with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands
         snapshot.write(paths.REASON, reason.encode())
     try:
@@ -115,8 +116,8 @@ def reject(snapshot: Place, reason: str) -> None:
 
 @contextmanager
 def reading(snapshot: Place) -> Iterator[None]:
-    """A block that reads a snapshot: `delete` leaves it alone meanwhile, where the store has locks. Where it has none, or somebody else has
-    deleted it, what is missing then is no damage: MachineError is raised in place of SnapshotError or OSError."""
+    """Run a block that reads a snapshot. If the store has locks, `delete` leaves the snapshot alone meanwhile. If it was deleted all the
+    same, missing bytes are no damage. Then this raises MachineError in place of SnapshotError or OSError."""
     try:
         with snapshot.reading(paths.COMMIT):
             yield
@@ -131,8 +132,8 @@ def reading(snapshot: Place) -> Iterator[None]:
 
 
 def delete(snapshot: Place) -> bool:
-    """Delete a snapshot or an attempt; False, and nothing done, while somebody reads it. COMMIT goes first and durably: a kill may leave
-    the rest to be swept."""
+    """Delete a snapshot or an attempt. Return False, and do nothing, while a process reads it. COMMIT goes first and durably: a kill may
+    leave the rest, which `catalog.sweep` deletes."""
     if snapshot.there(paths.COMMIT) and not snapshot.retract(paths.COMMIT):
         return False
     snapshot.clear()

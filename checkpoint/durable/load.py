@@ -1,4 +1,4 @@
-"""Out of a durable snapshot: one rank's manifest, and the chunks of its slab, every checksum on the way checked."""
+"""Reads one rank's manifest and the chunks of its slab out of a durable snapshot, and checks every checksum on the way."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _Chunk: TypeAlias = tuple[object, memoryview, int | None]
 
 
 def open_rank(snapshot: Place, rank: int, world: int = 0, promised: Commit | None = None) -> RankManifest:
-    """What global `rank` has written; with `world`, only if so many ranks wrote it. promised: what COMMIT says, where it has been read.
+    """Return what global `rank` has written; with `world`, only if that many ranks wrote the snapshot. promised: what COMMIT says, if it
+    has been read.
 
-    Raises LayoutError when they were others; FormatError when another version of this program wrote it; SnapshotError, in one sentence,
-    when anything is missing, damaged, or from another attempt; MachineError when storage does not give it, which says nothing about the
-    snapshot.
+    Raises LayoutError if another number of ranks wrote it; FormatError if another version of this program did; SnapshotError, in one
+    sentence, if anything is missing, damaged, or from another attempt; MachineError if storage does not give it, which says nothing about
+    the snapshot.
     """
     promised = promised or commit.read_commit(snapshot)
     if world and world != promised.world:
@@ -46,14 +47,14 @@ def open_rank(snapshot: Place, rank: int, world: int = 0, promised: Commit | Non
 
 
 def open_ranks(snapshot: Place) -> list[RankManifest]:
-    """What each rank has written. Raises as `open_rank` does."""
+    """Return what each rank has written. Raises as `open_rank` does."""
     promised = commit.read_commit(snapshot)
     return [open_rank(snapshot, rank, promised=promised) for rank in range(promised.world)]
 
 
 def _measure(snapshot: Files, manifest: RankManifest) -> None:
-    """The bytes that the table is about are there, before memory is taken for them: all that this rank has written, and as much of the
-    others' as it looks for there."""
+    """Raise SnapshotError unless the bytes that the table describes are there, before memory is taken for them. This rank's own file must
+    have all of its bytes, the other ranks' files as many as this rank needs from them."""
     image, sources = manifest.table.image, manifest.sources
     for rank, end in sources.ends.items():
         own = rank == manifest.rank
@@ -73,7 +74,7 @@ def _shard(snapshot: Files, rank: int) -> Path:
 
 
 def proved(snapshot: Place, manifest: RankManifest) -> Iterator[tuple[int, memoryview]]:
-    """All chunks of the payload, as `chunks` gives them; behind the last one the fingerprints of its tensors are looked at."""
+    """Yield all chunks of the payload, as `chunks` does. After the last one, check the fingerprints of all tensors."""
     by_chunk, words = manifest.table.by_chunk(), [0] * len(manifest.table.pieces)
     for index, chunk in chunks(snapshot, manifest):
         for number, done, at, run in by_chunk.get(index, ()):
@@ -84,7 +85,7 @@ def proved(snapshot: Place, manifest: RankManifest) -> Iterator[tuple[int, memor
 
 
 def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) -> None:
-    """Raises SnapshotError unless `word` is the fingerprint that the table's piece left its device with."""
+    """Raise SnapshotError unless `word` is the fingerprint with which the table's piece left its device."""
     found, expected = f"{word:016x}", manifest.fingerprints[number]
     if found != expected:
         raise SnapshotError(
@@ -96,8 +97,8 @@ def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) 
 def chunks(
     snapshot: Place, manifest: RankManifest, wanted: Sequence[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """The payload's chunks, all or those `wanted` (ascending), from the slabs of whoever has written them: a number and bytes that are
-    overwritten by later ones. Raises as `open_rank` does."""
+    """Yield the payload's chunks, all or those `wanted` (ascending), from the slabs of the ranks that wrote them. Each is a number and
+    bytes; later chunks overwrite the bytes. Raises as `open_rank` does."""
     every = range(manifest.table.image.chunks) if wanted is None else wanted
     content = (
         _from_shards(snapshot, manifest, every)
@@ -117,7 +118,7 @@ def chunks(
 
 
 def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
-    """Storage that fails says nothing about what it holds."""
+    """Yield `content`. An OSError becomes MachineError, because storage that fails says nothing about what it holds."""
     try:
         yield from content
     except OSError as error:
@@ -125,7 +126,7 @@ def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
 
 
 def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
-    """Each chunk; in the end this rank's own index is looked at."""
+    """Yield each chunk; after the last one, check this rank's own index."""
     image, sources = manifest.table.image, manifest.sources
     shards = {rank: _shard(snapshot, rank) for rank in {manifest.rank, *sources.ends}}
     places = [sources.places[index] for index in every]
@@ -139,7 +140,7 @@ def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) 
 
 
 def _from_store(snapshot: Place, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
-    """The same from an object store; the stored checksums and the indexes have been looked at."""
+    """Yield each chunk from an object store. tensorstore has checked the stored checksums and the indexes."""
     by_rank = groupby(every, key=lambda index: manifest.sources.places[index][0])
     for slab, run in ((snapshot / paths.slab_name(rank), list(run)) for rank, run in by_rank):
         yield from ((slab, chunk, None) for chunk in zarr_slab.read(slab, manifest.table.image.chunk_bytes, run))

@@ -1,4 +1,4 @@
-"""Out of a snapshot of any layout: the boxes of global tensors that are wanted, reading only the chunks that hold them.
+"""Reads boxes of global tensors out of a snapshot of any layout, and only the chunks that hold them.
 
 manifests of all ranks → boxes by global name → what each wanted box has in common with them → chunks of each slab, in order → copies.
 """
@@ -27,7 +27,7 @@ from ..format.tensor_table import ITEM_BYTES, Piece
 from . import load
 
 _MOST_RUNS = 1 << 16
-"""Runs of neighbouring bytes that are told apart in one box; of more, all that lies between the first and the last is read."""
+"""Limit of runs of neighbouring bytes in one box that are read separately. Beyond it, everything from the first to the last is read."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor to be filled: its elements in one dimension, as words of their size, and what they are."""
+    """A tensor to be filled: its elements in one dimension, as words of their size, and the parts of global tensors that they are."""
 
     where: str
     """For messages."""
@@ -57,18 +57,19 @@ class _Copy:
 
 
 class Saved:
-    """A snapshot, opened whole."""
+    """A snapshot, opened with the manifests of all ranks."""
 
     def __init__(self, snapshot: Place, proving: bool = False) -> None:
-        """proving: before any of a piece is used, look at the fingerprint of all of it, once. (A restore reads no more than it needs.)
+        """proving: check the fingerprint of each whole piece once, before any of it is used. (A restore does not: it reads no more than it
+        needs.)
 
         Raises SnapshotError, MachineError or OSError as `load.open_rank` does."""
         self.snapshot = snapshot
         self.manifests = load.open_ranks(snapshot)
         self.boxes: dict[str, list[Box]] = defaultdict(list)
-        """By global name. Of what several ranks hold, one is listed."""
+        """By global name. A box that several ranks hold is listed once."""
         self.first: dict[str, tuple[Piece, Part]] = {}
-        """By global name, one that says what it is like."""
+        """By global name: a piece and a part, from which dtype and shape of the tensor can be read."""
         self._proved: set[tuple[int, int]] | None = set() if proving else None
         for rank, manifest in enumerate(self.manifests):
             for number, piece in enumerate(manifest.table.pieces):
@@ -86,19 +87,20 @@ class Saved:
         return self.manifests[box.rank].table.pieces[box.piece]
 
     def shape(self, name: str) -> tuple[str, Shape]:
-        """Dtype and shape of a global tensor."""
+        """Return dtype and shape of a global tensor."""
         first = self.boxes[name][0]
         return self.piece(first).dtype, first.part.shape
 
     def whole(self, name: str) -> NDArray[np.generic]:
-        """The elements of a global tensor, row-major, as words of their size."""
+        """Return the elements of a global tensor, row-major, as words of their size."""
         dtype, shape = self.shape(name)
         memory = words(dtype, shape, name)
         self.fill([Wanted(name, dtype, [Part(name=name, shape=shape, offset=(0,) * len(shape), box=shape)], memory)])
         return memory
 
     def digest(self) -> str:
-        """SHA-256, in hex, of all global tensors: name, dtype, shape, elements. The same in every layout, but for padded ones."""
+        """Return SHA-256, in hex, of all global tensors: name, dtype, shape, elements. It is the same in every layout, except for padded
+        tensors."""
         total = sha256()
         for name in sorted(name for name, held in self.boxes.items() if held):  # what has no elements has no boxes
             dtype, shape = self.shape(name)
@@ -107,7 +109,7 @@ class Saved:
         return total.hexdigest()
 
     def content(self, rank: int, piece: Piece) -> NDArray[np.uint8]:
-        """The bytes of what one rank alone has written."""
+        """Return the bytes of a piece that one rank alone has written."""
         manifest, buffer = self.manifests[rank], room(piece.nbytes, piece.name)
         for done, content in self._runs(manifest, piece):
             buffer[done : done + len(content)] = np.frombuffer(content, np.uint8)
@@ -115,7 +117,7 @@ class Saved:
         return buffer
 
     def _prove(self, manifest: RankManifest, number: int) -> None:
-        """Read all of a piece, unless that has been done. Raises SnapshotError where its fingerprint is another one."""
+        """Read all of a piece, unless that has been done. Raises SnapshotError if its fingerprint differs."""
         if self._proved is None or (manifest.rank, number) in self._proved:
             return
         found = 0
@@ -125,7 +127,7 @@ class Saved:
         self._proved.add((manifest.rank, number))
 
     def _runs(self, manifest: RankManifest, piece: Piece) -> Iterator[tuple[int, memoryview]]:
-        """A piece's bytes: from which on, and the bytes."""
+        """Yield a piece's bytes in runs: the number of the first byte, and the bytes."""
         segments, done = list(manifest.table.image.segments(piece.offset, piece.nbytes)), 0
         read = load.chunks(self.snapshot, manifest, [index for index, _, _ in segments])
         for (_, at, run), (_, chunk) in zip(segments, read, strict=False):
@@ -133,7 +135,7 @@ class Saved:
             done += run
 
     def fill(self, wanted: Sequence[Wanted]) -> None:
-        """Fill them all. Raises LayoutError, before anything is read, when some of it is not in the snapshot."""
+        """Fill all tensors of `wanted`. Raises LayoutError, before anything is read, if some of it is not in the snapshot."""
         copies: dict[int, dict[int, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
         for each in wanted:
             for part in each.parts:
@@ -143,7 +145,7 @@ class Saved:
             self._read(self.manifests[rank], by_piece)
 
     def _find(self, wanted: Wanted, part: Part, copies: dict[int, dict[int, list[_Copy]]]) -> None:
-        """Note from where the elements of one box come."""
+        """Note where the elements of one box come from."""
         found, places = 0, []
         for box in self.boxes.get(part.name, ()):
             dtype, shape = self.piece(box).dtype, box.part.shape
@@ -206,13 +208,13 @@ class Saved:
 
 
 def word(dtype: str) -> np.dtype[np.generic]:
-    """A numpy type of the size of an element: bits are moved here, and never looked at."""
+    """Return a numpy type of the size of an element: bits are only moved here, and never interpreted."""
     size = ITEM_BYTES[dtype]
     return np.dtype(f"u{size}" if size <= 8 else f"V{size}")
 
 
 def words(dtype: str, shape: Shape, what: str) -> NDArray[np.generic]:
-    """Zeros for all elements, as words of their size. Raises MachineError where there is no memory for them."""
+    """Return zeros for all elements, as words of their size. Raises MachineError if there is no memory for them."""
     return room(math.prod(shape) * ITEM_BYTES[dtype], what).view(word(dtype))
 
 
@@ -229,7 +231,7 @@ def _view(memory: NDArray[np.generic], start: int, shape: Shape, strides: Shape)
 
 
 def _runs(box: Overlap, item_bytes: int) -> list[tuple[int, int]]:
-    """The bytes [first, end) of the source that a box needs, in neighbouring runs."""
+    """Return the bytes [first, end) of the source that a box needs, in runs of neighbouring bytes."""
     axes = [(size, stride) for size, stride in zip(box.box, box.source_strides, strict=True) if size > 1]
     length = 1
     while axes and axes[-1][1] == length:

@@ -1,9 +1,9 @@
-"""Which snapshots and which remains of attempts may go. Pure: names, figures and a policy in; names and reasons out.
+"""Which snapshots and which remains of attempts are deleted. Pure: names, figures and a policy in; names and reasons out.
 
-newest `keep`        stay, whatever else is said
+newest `keep`        stay in any case
 protected            stay: the caller needs them
 older ones           the first of every `keep_every_steps` stays, as long as it is not too old, and all that stay are not too large;
-                     all others go
+                     all others are deleted
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RetentionPolicy:
 
     @property
     def weighs(self) -> bool:
-        """Age and size have to be known."""
+        """Whether the policy needs the snapshots' age and size."""
         return bool(self.max_age_h or self.max_bytes)
 
 
@@ -57,7 +57,7 @@ class Stored:
 
     attempt: Attempt
     written_s: float | None = None
-    """Wall-clock seconds; None: not known, its COMMIT cannot be read."""
+    """Wall-clock seconds; None if unknown: its COMMIT cannot be read, or was not needed."""
     bytes: int | None = None
 
     @classmethod
@@ -76,9 +76,10 @@ def surplus(
     policy: RetentionPolicy,
     protected: frozenset[Attempt] = frozenset(),
 ) -> list[Going]:
-    """The committed snapshots that go, the newest first; never the newest one. now_s: wall clock.
+    """Return the committed snapshots to delete, the newest first; never the newest one. now_s: wall clock.
 
-    Once those that stay are `max_bytes` together, all older ones go: none stays in the place of a newer one because it is smaller.
+    The snapshot with which the total exceeds `max_bytes` goes, and all older ones go too. No smaller, older snapshot stays in the place of
+    a newer one.
     """
     every, keep = policy.keep_every_steps, max(policy.keep, 1)
     firsts = {each.attempt.stamp.step // every: each.attempt for each in newest_first} if every else {}
@@ -96,7 +97,7 @@ def surplus(
 
 
 def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, Attempt]) -> str:
-    """Why it goes for itself; empty where it may stay."""
+    """Return why a snapshot is deleted on its own account; empty if it may stay."""
     every = policy.keep_every_steps
     if not every:
         return f"{policy.keep} newer ones are there"
@@ -108,10 +109,10 @@ def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, 
 
 
 def dead(uncommitted: Sequence[Attempt], current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
-    """The attempts that nobody will ever commit, once the node that commits is at `current` and its arena holds `held`.
+    """Return the attempts that no node will ever commit, once the node that commits is at `current` and its arena holds `held`.
 
-    Those of other runs and of lineages that were given up; of this lineage, what is older and has left the arena. What
-    is newer than `current` may be another node's that is ahead of this one.
+    These are the attempts of other runs and of lineages that were given up. In this lineage they are the older ones that have left the
+    arena. An attempt newer than `current` may be that of another node, which is ahead of this one.
     """
 
     def is_dead(attempt: Attempt) -> bool:

@@ -1,6 +1,6 @@
-"""One sealed snapshot of this node's ranks, arena → durable storage.
+"""Writes one sealed snapshot of this node's ranks from the arena to durable storage.
 
-`slot_header.due` chooses which, the drain process when. Each node writes its own ranks' parts; the node of global rank 0
+`slot_header.due` chooses the snapshot, the drain process the moment. Each node writes its own ranks' parts; the node of global rank 0
 commits when the parts of all nodes are there.
 """
 
@@ -24,11 +24,13 @@ from ..slabs.slab_writer import Writer
 from . import catalog, commit
 
 POLL_S = {Files: 0.05, Objects: 1.0}
-"""Between looks for other nodes' manifests: one `stat` a rank, on a file system that may be shared; or, a second apart, one request."""
+"""Seconds between looks for other nodes' manifests. A look is one `stat` a rank on a file system that may be shared, or one request a
+rank."""
 
 
 PATIENCE_S = 10.0
-"""How long other nodes' parts are waited for, at least, before a newer snapshot is turned to; or twice what our own have taken."""
+"""The committing node waits this long for other nodes' parts before it turns to a newer snapshot. It waits twice as long as its own parts
+took if that is more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,13 @@ class DrainReport:
     stamp: Stamp
     snapshot: Place
     written_bytes: int
-    """Of this node's ranks' slabs: each byte that several of them hold, once."""
+    """Of this node's ranks' slabs. A byte that several ranks hold counts once."""
     commits: bool
-    """This node holds global rank 0: the snapshot is committed. Any other node's parts are there, and no more is known."""
+    """True on the node of global rank 0: the snapshot is committed. On any other node its parts are there, and no more is known."""
     write_s: float
-    """Slots were held for so long."""
+    """How long slots were held."""
     commit_s: float
-    """Waiting for the other nodes, and COMMIT."""
+    """How long the node waited for the others and wrote COMMIT."""
 
 
 def drain(
@@ -53,11 +55,11 @@ def drain(
     write: Writer,
     newer: Callable[[], bool] = lambda: False,
 ) -> DrainReport | None:
-    """Make `attempt`'s snapshot durable with `write` and mark its slots drained; None when the arena does not hold it (any more), or when
-    it is left for a `newer` one that waits: a node that could not write for some time may hold that one, and this one never again.
+    """Make `attempt`'s snapshot durable with `write`, and mark its slots drained. Return None if the arena does not hold it (any more), or
+    if a `newer` one waits and takes its turn. A node that could not write for some time may hold the newer one, and this one never again.
 
     The node that commits waits at most `deadline_s` for the others. Raises SiteError (no space, no permission, a node that does not
-    deliver: try again) or SnapshotError (this snapshot can't be written, ever); what is left over is not a snapshot.
+    deliver: try again) or SnapshotError (this snapshot can't be written, ever). What is left over then is not a snapshot.
     """
     snapshot = attempt.under(root)
     started = clock.monotonic_s()
@@ -72,11 +74,11 @@ def drain(
                 catalog.sweep(root, attempt, _resumable(slots_by_rank, root, alone=world == len(ranks)))
             parts = node_write.divide([view for _, view in held])
             if commit.committed(snapshot):
-                snapshot.sync()  # its name may be what killed or failed the one who committed it
+                snapshot.sync()  # the node that committed it may have failed before its name was durable
             else:
                 node_write.write(parts, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
-                return None  # given up by its rank meanwhile: the job went back to before it
+                return None  # its rank has given it up: the job went back to an earlier step
         written = clock.monotonic_s()
         patience_s = max(PATIENCE_S, 2 * (written - started))
         if 0 in ranks and not _finish(snapshot, world, held, written + deadline_s, written + patience_s, newer):
@@ -98,11 +100,11 @@ def drain(
 
 @contextmanager
 def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[list[tuple[Slot, View]] | None]:
-    """Every local rank's slot with `stamp`, all held still; None unless all have it."""
+    """Yield every local rank's slot with `stamp`, none of which changes during the block; None unless all ranks have one."""
     with ExitStack() as stack:
         held: list[tuple[Slot, View]] = []
         for slots in slots_by_rank:
-            headers = ((slot, slot.header()) for slot in slots)  # one that was freed keeps its stamp
+            headers = ((slot, slot.header()) for slot in slots)  # a freed slot keeps its stamp
             slot = next((slot for slot, header in headers if header.stamp == stamp and header.whole), None)
             view = None if slot is None else stack.enter_context(slot.reading())
             if slot is None or view is None or view.header.stamp != stamp:
@@ -113,8 +115,9 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
 
 
 def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: bool) -> set[Stamp]:
-    """What is left of these stays, though older than what is written now. Nothing where this node is `alone`: it may be the space that is
-    lacking. But other nodes may be at it, and in an object store nothing is deleted that may be written again."""
+    """Return the stamps whose remains must stay, though they are older than what is written now. There are none if this node is `alone` and
+    writes files: their space may be needed. Otherwise other nodes may be writing them. In an object store nothing is deleted that may be
+    written again."""
     if alone and isinstance(root, Files):
         return set()
     return {slot.header().stamp for slots in slots_by_rank for slot in slots}
@@ -128,8 +131,8 @@ def _finish(
     patient_until_s: float,
     newer: Callable[[], bool],
 ) -> bool:
-    """Commit once all parts are there; False where it is given up meanwhile, for a node is gone, and the others go on from another step; or
-    left, for a newer one waits."""
+    """Commit once all parts are there. Return False if the snapshot is given up: a node is gone, and the others go on from another step; or
+    a newer snapshot waits."""
     while not commit.committed(snapshot):
         missing = commit.missing_ranks(snapshot, world)
         if not missing:

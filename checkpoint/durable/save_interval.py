@@ -1,4 +1,4 @@
-"""How often the state is kept, and for how long. Pure."""
+"""How often snapshots are taken, and for how long they are kept. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..arena import memory_ring
 from .retention import RetentionPolicy
 
 AUTO = 0
-"""Steps between snapshots: as `stride` and `durable_interval_s` find them."""
+"""As a number of steps between snapshots: `stride` and `durable_interval_s` find it."""
 
 SHARE = 0.01
-"""Of the training's time, at most, that snapshots in memory may cost: the issue's bound for a stall."""
+"""Largest share of the training's time that snapshots in memory may cost: the issue's bound for a stall."""
 
 MOST_S = (60.0, 1800.0)
-"""What a fault may cost at most, whatever the figures say: one that leaves memory intact, and one that does not."""
+"""Seconds that a fault may cost at most, whatever the figures say: a fault that leaves memory intact, and one that does not."""
 
 DEVICE_HOURS_BETWEEN_FAILURES = 50_700.0
 """Llama 3 (arXiv:2407.21783, table 5): 419 unexpected interruptions in 54 days of 16,384 GPUs."""
 
 
 def stride(cost_s: float, step_s: float) -> int:
-    """Steps from one snapshot in memory to the next, so that they cost at most SHARE of the time and a fault at most MOST_S.
+    """Return the steps from one snapshot in memory to the next. Snapshots then cost at most SHARE of the time and a fault at most MOST_S.
 
-    cost_s: what one of them holds the loop up. step_s: a step without it. Both measured; as long as they are not, every step.
+    cost_s: how long one snapshot delays the loop. step_s: a step without it. Both are measured; until then every step has a snapshot.
     """
     if cost_s <= 0 or step_s <= 0:
         return 1
@@ -33,12 +33,12 @@ def stride(cost_s: float, step_s: float) -> int:
 
 
 def durable_interval_s(save_s: float, devices: int, failures: int, uptime_s: float) -> float:
-    """Seconds from one snapshot on disk to the next: √(2 · cost · time between failures) (Young, CACM 17(9), 1974; Daly, FGCS 22, 2006,
-    has the same as its leading term), no more than MOST_S and no less than twice what a save takes.
+    """Return the seconds from one snapshot on disk to the next: √(2 · cost · time between failures) (Young, CACM 17(9), 1974; Daly, FGCS
+    22, 2006, has the same as its leading term). It is no more than MOST_S and no less than twice what a save takes.
 
-    save_s: seconds that the last save took; taken as its cost, which it is where it holds the training up (here it hardly does). The
-    failure rate is what was seen (`failures` in `uptime_s`), and one failure in DEVICE_HOURS_BETWEEN_FAILURES of each of `devices`, so
-    that a quiet hour does not pass for safety.
+    save_s: seconds that the last save took. They are taken as its cost, though a save hardly delays the training here. The failure rate is
+    what was seen (`failures` in `uptime_s`), and one failure in DEVICE_HOURS_BETWEEN_FAILURES of each of `devices`. So a quiet hour does
+    not pass for safety.
     """
     prior_s = DEVICE_HOURS_BETWEEN_FAILURES * 3600 / max(devices, 1)
     between_s = (prior_s + uptime_s) / (1 + failures)
@@ -107,6 +107,7 @@ class CopiesPolicy:
             )
 
     def interval_s(self, took_s: float) -> float:
-        """From one snapshot that is asked for another node's memory to the next, if the last copy took so long; 0: none is. A copy holds
-        slots, which ranks may lack for their next snapshots, and the network, which is the ranks' own: half of the time both are free."""
+        """Return the seconds from one snapshot that is copied into another node's memory to the next; 0: none is copied. took_s: how long
+        the last copy took. A copy holds slots that ranks may lack for their next snapshots, and uses the ranks' network. So both are free
+        for at least half of the time."""
         return max(self.every_s, 2 * took_s) if self.every_s else 0.0

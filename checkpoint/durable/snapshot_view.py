@@ -1,10 +1,10 @@
-"""What a snapshot holds, by names that no layout changes: what leaves for other formats.
+"""What a snapshot holds, under names that are the same in every layout, for other formats.
 
-manifests of all ranks → whole tensors by name, and the values beside them, each said once.
+manifests of all ranks → whole tensors by name, and the values beside them, each listed once.
 
-A tensor with a place in a global one goes by that one's name: `model/decoder.layers.0.mlp.linear_fc1.weight`,
-`optimizer/exp_avg/decoder.layers.0.mlp.linear_fc1.weight`. Of the rest, what is the same on all ranks keeps its name, and what is one
-rank's own (generators) gets the rank in front: `rank-00003/randomness/torch`.
+A tensor with a place in a global tensor has that one's name: `model/decoder.layers.0.mlp.linear_fc1.weight`,
+`optimizer/exp_avg/decoder.layers.0.mlp.linear_fc1.weight`. Anything else that is the same on all ranks keeps its name. What differs from
+rank to rank (generators) gets the rank in front: `rank-00003/randomness/torch`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ..format.tensor_table import ITEM_BYTES, Piece
 from .load_resharded import Saved, Wanted, word, words
 
 LAYOUT_KEYS = ("is_expert_parallel",)
-"""In a parameter group: says how the layout is, not what the group is. With EP1, experts lie among the dense parameters."""
+"""Keys of a parameter group that describe the layout, not the group. With EP1, experts lie among the dense parameters."""
 
 _Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
-"""Of a parameter in an optimizer's state: the number of its group stands before the dot."""
+"""Key of a parameter in an optimizer's state: the number of its group stands before the dot."""
 
 Words = NDArray[np.generic]
-"""Elements of a tensor as words of their size; bits, whatever they mean."""
+"""Elements of a tensor as words of their size: bits without a meaning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Tensor:
     dtype: str
     shape: Shape
     own: tuple[int, Piece] | None = None
-    """Rank and piece of one that has no place in a global tensor."""
+    """Rank and piece of a tensor that has no place in a global one."""
 
     @property
     def nbytes(self) -> int:
@@ -63,8 +63,8 @@ class Contents:
         self.tensors: dict[str, Tensor] = {}
         """By name, in order."""
         self.values: dict[str, Any] = {}
-        """Everything that is no tensor, by source; `rank-00003` → source for what is one rank's own. Of an optimizer: `param_groups`, each
-        with the `params` that are in it, and the loss `scaler`."""
+        """Everything that is not a tensor, by source; under `rank-00003` → source if it differs from rank to rank. An optimizer has
+        `param_groups`, each with its `params`, and the loss `scaler`."""
         found = [_global(saved, name) for name in saved.boxes]
         described = saved.described
         if not all(isinstance(state, dict) for state in described):
@@ -83,7 +83,7 @@ class Contents:
         self.tensors = {tensor.name: tensor for tensor in sorted(found, key=lambda tensor: tensor.name)}
 
     def _own(self, rank: int, source: str, state: Any, prefix: str) -> list[Tensor]:
-        """Note the values of what one rank has said of a source; its tensors without a place."""
+        """Note the values that one rank has of a source. Return its tensors that have no place in a global one."""
         target = self.values.setdefault(prefix.rstrip("/"), {}) if prefix else self.values
         plain = without_tensors(state)
         if plain not in ({}, None):
@@ -97,7 +97,7 @@ class Contents:
         ]
 
     def read(self, tensors: Sequence[Tensor]) -> list[Words]:
-        """Their elements, row-major. Raises as `Saved.fill` does."""
+        """Return the tensors' elements, row-major. Raises as `Saved.fill` does."""
         found = [words(t.dtype, t.shape, t.name) for t in tensors]
         wanted = [
             Wanted(t.name, t.dtype, [_box(t, (0,) * len(t.shape), t.shape)], memory)
@@ -111,7 +111,7 @@ class Contents:
         return found
 
     def read_box(self, tensor: Tensor, offset: Shape, box: Shape) -> Words:
-        """The elements of a box of it, row-major, out of the chunks that hold it. Raises as `Saved.fill` does."""
+        """Return the elements of a box of `tensor`, row-major, reading only the chunks that hold it. Raises as `Saved.fill` does."""
         if tensor.own is not None:
             (whole,) = self.read([tensor])
             at = tuple(slice(o, o + n) for o, n in zip(offset, box, strict=True))
@@ -122,7 +122,7 @@ class Contents:
 
 
 def batches(tensors: Sequence[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
-    """In order, so many at a time that they fill no more than `limit_bytes`, or one."""
+    """Yield the tensors in order, in batches of at most `limit_bytes`, or of one tensor."""
     batch: list[Tensor] = []
     total = 0
     for tensor in tensors:
@@ -140,7 +140,7 @@ def _box(tensor: Tensor, offset: Shape, box: Shape) -> Part:
 
 
 def _global(saved: Saved, name: str) -> Tensor:
-    """One that parts make up. Raises SnapshotError unless they make up all of it, out of bytes that are there."""
+    """Return the tensor that parts make up. Raises SnapshotError unless they make up all of it, from bytes that are there."""
     boxes = saved.boxes[name]
     if not boxes:  # it has no elements
         piece, part = saved.first[name]
@@ -163,7 +163,7 @@ def _global(saved: Saved, name: str) -> Tensor:
 
 
 def pieces(state: Any) -> Iterator[Piece]:
-    """All of a described state."""
+    """Yield all pieces of a described state."""
     if isinstance(state, Piece):
         yield state
     elif isinstance(state, Mapping):
@@ -175,7 +175,7 @@ def pieces(state: Any) -> Iterator[Piece]:
 
 
 def without_tensors(state: Any) -> Any:
-    """A described state without its pieces, and without dicts that then are empty."""
+    """Return a described state without its pieces, and without dicts that are empty then."""
     if isinstance(state, Mapping):
         kept = {key: without_tensors(inner) for key, inner in state.items() if not isinstance(inner, Piece)}
         return {key: inner for key, inner in kept.items() if inner != {} or state[key] == {}}
@@ -187,8 +187,8 @@ def without_tensors(state: Any) -> Any:
 
 
 def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str, Shape, str]]]:
-    """What a rank says of a source: the values, to the bit, so that a NaN is like another one; and the tensors without a place, by their
-    fingerprints."""
+    """Return what a rank has of a source. The values are exact to the bit, so that equal NaNs compare equal. The tensors without a place
+    come with their fingerprints."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
     return exactly(without_tensors(state)), own
@@ -199,7 +199,7 @@ def exactly(values: Any) -> str:
 
 
 def _is_optimizer(state: Any) -> bool:
-    """One as `training/state/sources.py` collects it, each tensor of it with a place."""
+    """Return whether `state` is an optimizer as `training/state/sources.py` collects it, with a place for each of its tensors."""
     return (
         isinstance(state, dict)
         and bool(state)
@@ -213,7 +213,7 @@ def _is_optimizer(state: Any) -> bool:
 
 
 def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str, Any]:
-    """The values of groups that have the same ones, once; other values (the loss scaler) as rank 0 has them."""
+    """Return the values of an optimizer: groups with equal values once, other values (the loss scaler) as rank 0 has them."""
     groups: dict[str, dict[str, Any]] = {}
     for parameter, told in sorted(parameter_values(saved, source).items()):
         _group(groups, told.group)["params"].append(parameter)
@@ -226,24 +226,24 @@ def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[st
 
 
 def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The one of `groups` that has these values, to the bit; a new one where none has."""
+    """Return the one of `groups` that has these values, to the bit; a new one if none has."""
     told = without_tensors(values)
     in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
     return groups.setdefault(exactly(in_order), {"params": [], **told})
 
 
 class Told(NamedTuple):
-    """Of one parameter."""
+    """What an optimizer holds of one parameter besides tensors."""
 
     group: Mapping[str, Any]
-    """The values of its group,"""
+    """The values of its group."""
     state: Mapping[str, Any]
-    """and what of its state is no tensor."""
+    """The values of its state."""
 
 
 def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
-    """What the optimizer `source` holds of each parameter, by its global name. Raises LayoutError where ranks differ in what is no
-    tensor."""
+    """Return what the optimizer `source` holds of each parameter besides tensors, by global name. Raises LayoutError if the values in a
+    parameter's state differ from rank to rank."""
     values: dict[str, Told] = {}
     for part in optimizer_parts(saved, source):
         for key, state in part.state.items():
@@ -262,7 +262,7 @@ def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
 
 
 def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
-    """Groups of which no parameter's state is told where they are."""
+    """Return groups without the state of any parameter in the part of the optimizer that has the group."""
     return [
         group
         for part in optimizer_parts(saved, source)
@@ -272,7 +272,7 @@ def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
 
 
 class _PartForm(Struct):
-    """What `training/state/sources.py` says of an optimizer, or of one of those that it is made of."""
+    """What `training/state/sources.py` collects of an optimizer, or of one of the optimizers that it consists of."""
 
     groups: list[dict[Any, Any]]
     state: dict[_Key, dict[Any, Any]]
@@ -281,7 +281,7 @@ class _PartForm(Struct):
 
 
 def optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
-    """Of all ranks. Raises LayoutError where there is no such optimizer, SnapshotError where it is none."""
+    """Yield the parts of all ranks. Raises LayoutError if there is no such optimizer, SnapshotError if it is not an optimizer."""
     for manifest, described in zip(saved.manifests, saved.described, strict=True):
         if not isinstance(described, dict) or source not in described:
             raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")

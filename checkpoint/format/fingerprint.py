@@ -1,8 +1,9 @@
 """A tensor's fingerprint: the XOR of its bytes' little-endian 8-byte words, the last one filled up with zeros.
 
-Taken at the source, on the device, when a state is staged, and again where it has arrived: so a bad copy is found, which checksums
-of the copy cannot. It sees every flipped bit, and not the order of words, which the checksums of chunks see. An XOR because it needs
-no order: a device takes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms), and replicas of another layout agree.
+It is computed on the device when a state is staged, and again where the state has arrived. So a bad copy is detected, which checksums of
+the copy cannot do. It detects any flipped bit, but not a changed order of words, which the checksums of chunks detect. An XOR needs no
+order. So a device computes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms), and replicas of another layout
+agree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 WORD_BYTES = 8
 _FOLD = 1 << 20
-"""Words that an older torch, without `hash_tensor`, takes at a time."""
+"""Words that an older torch, without `hash_tensor`, folds at a time."""
 
 
 def of_bytes(content: memoryview) -> int:
@@ -28,21 +29,22 @@ def of_bytes(content: memoryview) -> int:
 
 
 def of_part(content: memoryview, at: int) -> int:
-    """What `content`, `at` bytes from the start of its tensor, contributes: the tensor's fingerprint is the XOR of its parts'."""
+    """Return what `content`, `at` bytes from the start of its tensor, contributes: a tensor's fingerprint is the XOR of its parts'
+    values."""
     turn = 8 * (at % WORD_BYTES)
     word = of_bytes(content)
     return (word << turn | word >> 64 - turn) & (1 << 64) - 1
 
 
 def gather(words: Sequence[Tensor]) -> NDArray[np.uint64]:
-    """The fingerprints that `on_device` gave, all of one device, which is waited for."""
+    """Return the fingerprints that `on_device` gave, all from one device. Waits for that device."""
     import torch
 
     return torch.stack(list(words)).cpu().numpy().view(np.uint64)
 
 
 def on_device(flat: Tensor) -> Tensor:
-    """A tensor of one int64 on the device of `flat`, bytes; nothing is waited for."""
+    """Return the fingerprint of the bytes `flat` as one int64 on their device. Does not wait for the device."""
     import torch
 
     whole = flat.numel() // WORD_BYTES * WORD_BYTES

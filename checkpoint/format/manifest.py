@@ -1,7 +1,7 @@
-"""What a snapshot on disk claims about itself. Pure: dataclasses ⇄ JSON, believed only when every field fits.
+"""The files in which a snapshot on disk describes itself. Pure: dataclasses ⇄ JSON, accepted only when every field fits.
 
-Trust runs down a chain of checksums: COMMIT → each rank's manifest → each chunk of its slab, so that no byte of a
-snapshot can change, go missing or come from another attempt unnoticed.
+A chain of checksums leads from COMMIT to each rank's manifest, and from there to each chunk of its slab. So no byte of a snapshot can
+change, go missing or come from another attempt unnoticed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .tensor_table import Table
 FORMAT = 3
 MOST_RANKS = 100_000
 MANIFEST_BYTES = 1 << 30
-"""Of one rank's manifest at most."""
+"""The largest size of one rank's manifest."""
 AttemptName = Annotated[str, Meta(pattern=r"\A[0-9a-g-]{1,255}\Z")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankManifest:
-    """One rank's part: written once its slab is on disk."""
+    """One rank's part of a snapshot: written once its slab is on disk."""
 
     attempt: str
     rank: int
@@ -38,11 +38,11 @@ class RankManifest:
     metadata_sha256: str
     """Of the slab's zarr.json."""
     fingerprints: tuple[str, ...]
-    """Of each of the table's pieces, in hex, as it left its device (`fingerprint.py`)."""
+    """One for each of the table's pieces, in hex, as it left its device (`fingerprint.py`)."""
     chunk_crc32c: tuple[int, ...]
-    """Of each chunk of the payload as it lay in the arena; a shard's own can't tell one attempt from another."""
+    """One for each chunk of the payload as it lay in the arena. A shard's own checksums can't tell one attempt from another."""
     sources: Sources
-    """Which rank has written each chunk: of what several hold, one."""
+    """Which rank has written each chunk. One rank writes a chunk that several hold."""
 
     def words(self) -> NDArray[np.uint64]:
         """The fingerprints as numbers."""
@@ -54,7 +54,7 @@ class RankManifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> RankManifest:
-        """Raises SnapshotError for anything that `to_json` can't have made, FormatError for what another version's may have."""
+        """Return the manifest. Raises SnapshotError for data that `to_json` can't have made, FormatError for data of another version."""
         where = "the rank manifest"
         form = checked(_versioned(data, where), _ManifestForm, where)
         table = Table.of_form(form.table)
@@ -85,7 +85,7 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What retention and lists go by. Nothing else in a snapshot vouches for them, so they have a checksum."""
+    """The figures that retention and lists use. Nothing else in a snapshot confirms them, so they have a checksum of their own."""
 
     written_s: float
     """Wall-clock seconds when it was committed."""
@@ -98,7 +98,7 @@ class Figures:
 
     @classmethod
     def of_form(cls, form: _FiguresForm) -> Figures:
-        """Raises SnapshotError unless the checksum is theirs."""
+        """Return the figures. Raises SnapshotError unless the checksum is theirs."""
         found = cls(written_s=form.written_s, bytes=form.bytes)
         if found.as_object()["crc32c"] != form.crc32c:
             raise SnapshotError("the figures in COMMIT are damaged")
@@ -107,7 +107,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """The whole snapshot: it exists when this does."""
+    """The content of COMMIT. The snapshot exists when this file does."""
 
     attempt: str
     ranks: tuple[Entry, ...]
@@ -124,7 +124,7 @@ class Commit:
 
     @classmethod
     def from_json(cls, data: bytes) -> Commit:
-        """As `RankManifest.from_json`."""
+        """Return the commit. Raises as `RankManifest.from_json` does."""
         form = checked(_versioned(data, "COMMIT"), _CommitForm, "COMMIT")
         return cls(attempt=form.attempt, ranks=tuple(form.ranks), figures=Figures.of_form(form.figures))
 
@@ -143,7 +143,7 @@ class _ManifestForm(Struct, forbid_unknown_fields=True):
 
 class _FiguresForm(Struct, forbid_unknown_fields=True):
     written_s: Annotated[float, Meta(ge=0, le=1 << 37)]
-    """To the year 6325: what follows from it is a date."""
+    """Up to the year 6325, so that it can be shown as a date."""
     bytes: Size
     crc32c: Word
 

@@ -1,9 +1,9 @@
-"""What a nested state is once its leaves are taken out: a JSON skeleton. Pure; knows neither torch nor files.
+"""The JSON skeleton of a nested state: what is left when its leaves are taken out. Pure; knows neither torch nor files.
 
-Down: `pytree_walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. Up: `unflatten`.
-Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. JSON says what JSON can
-say; the rest is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`. What a value is that is made of others is
-for those to know who have tagged it: `{"tagged": ["deque", […]]}`.
+`pytree_walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. `unflatten` puts them back.
+Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. What JSON can express is plain JSON. Any other
+value is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`. A value made of others has the tag `{"tagged":
+["deque", […]]}`, and only the code that tagged it can rebuild it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _PLAIN = 1 << 63
-"""An int from here on is written in hex: not every JSON reader has big ones, and Python limits decimal digits."""
+"""An int of this size or more is written in hex: some JSON readers have no big ints, and Python limits decimal digits."""
 
 
 class Tagged(tuple[Any, ...]):
-    """(kind, content): a value that is neither plain nor a container of ours, by what it consists of. Nothing here makes it again. Where
-    the kind is empty, it is its content, and of interest to its source alone."""
+    """(kind, content): a value that is neither plain nor one of the containers above, as what it consists of. This module does not rebuild
+    it. A value with an empty kind is just its content, and its kind matters only to its source."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class Tagged(tuple[Any, ...]):
 def unflatten(
     skeleton: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: np.asarray(leaf).copy()
 ) -> Any:
-    """The state again, with `leaves` in their places; `array` makes a leaf that was an array into one again.
+    """Return the state, with `leaves` in their places. array: makes an array again of a leaf that was one.
 
     Raises SnapshotError for a skeleton that `flatten` can't have made, and for a leaf that is missing.
     """
@@ -53,7 +53,7 @@ def unflatten(
 
 
 def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
-    """All that is not a leaf, in no order: (name of the place, its JSON); a container counts as its kind and length."""
+    """Yield everything that is not a leaf, in no order, as (name of its place, its JSON). A container is given as its kind and length."""
     todo: list[tuple[str, Json]] = [("", skeleton)]
     while todo:
         path, node = todo.pop()
@@ -71,7 +71,7 @@ def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
 
 
 def readable(value: Any) -> Json:
-    """Plain values as JSON that people read: bytes, NaN, Inf and large integers as text, tuples as lists, keys as text."""
+    """Return plain values as JSON for people: bytes, NaN, Inf and large integers as text, tuples as lists, keys as text."""
     if isinstance(value, Mapping):
         return {_said(key): readable(item) for key, item in value.items()}
     if isinstance(value, Tagged):
@@ -89,7 +89,7 @@ def readable(value: Any) -> Json:
 
 
 def plain(value: Any) -> Json:
-    """A value that is no container as JSON, exact to the bit."""
+    """Return a value that is not a container as JSON, exact to the bit."""
     if type(value) is int and not -_PLAIN <= value < _PLAIN:
         return {"int": hex(value)}
     if type(value) is float and not math.isfinite(value):
@@ -162,12 +162,12 @@ def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
         key = _up(pair[0], {}) if isinstance(pair, list) and len(pair) == 2 else None
         if not isinstance(key, (str, int)) or isinstance(key, bool):
             raise SnapshotError("the snapshot's skeleton has a dict item without a string or integer key")
-        # As those that a program's text has: pickle writes a text that it has met once more in another way than an equal one.
+        # Interned, as literals in a program are: pickle writes a string object that it has met before as a reference, an equal one not.
         yield sys.intern(key) if isinstance(key, str) else key, pair[1]
 
 
 def join(path: str, key: str | int) -> str:
-    """The name of a place within another one."""
+    """Return the name of a place within another one."""
     return f"{path}/{_said(key)}" if path else _said(key)
 
 

@@ -1,9 +1,9 @@
-"""A nested state → its tensors in one pass; their names, and the skeleton that `pytree.py` reads, only where it is made otherwise than the
-last one. Pure; knows neither torch nor files.
+"""Lists the tensors of a nested state in one pass. Builds their names, and the skeleton that `pytree.py` reads, only if the structure has
+changed since the last state. Pure; knows neither torch nor files.
 
-A training's boundary meets thousands of tensors, of which only the bytes are new, and a few numbers. So the pass (`Walk`) lists what it
-meets and does no more. What has the same lists has the same names and the same JSON but for the numbers (`Form`). Nothing is concluded
-from a tensor's being the same object as before, and none is held on to.
+At a training's boundary, thousands of tensors have new bytes, and only a few numbers have changed. So the pass (`Walk`) lists what it meets
+and does no more. States with equal lists have the same names, and the same JSON except for the numbers (`Form`). Nothing is concluded from
+a tensor's being the same object as before, and no reference to a tensor is kept.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from ...resilience.errors import SnapshotError
 from .pytree import SCALARS, Json, Tagged, join, plain
 
 PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
-"""Immutable, all of them: the same object is the same value, to the bit."""
+"""Types of plain values. All are immutable: the same object is the same value, to the bit."""
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _NO_LEAVES = PLAIN | _MAPPINGS.keys() | {list, tuple, Tagged}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _INT = range(-(1 << 63), 1 << 63)
 MOST_LEVELS = 200
-"""Of containers within each other. Reading takes two of Python's frames a level, of the 1,000 that the script may have used half of; Python
-3.12 would write more than it can read."""
+"""Limit of containers nested in each other. Reading takes two Python frames a level. The limit of frames is 1,000, and the script may have
+used half of them. Python 3.12 would write states that it cannot read."""
 TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
 
 class Walk:
-    """What a state is made of, depth first. Raises SnapshotError for one that contains itself."""
+    """Lists what a state is made of, depth first. Raises SnapshotError for a state that contains itself."""
 
     def __init__(self, state: Any) -> None:
         self.kinds: list[Any] = []
-        """The type of everything in it; a container's is followed by the number of its items and, in a dict, the types of its keys."""
+        """The type of everything in the state. After a container's type come the number of its items and, for a dict, the types of its
+        keys."""
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.leaves: list[Any] = []
-        """Tensors and arrays; and, until a `Form` is made of this, whatever can't be saved."""
+        """Tensors and arrays. Until a `Form` is made of the walk, also all objects that can't be saved."""
         try:
             self._down(state)
         except RecursionError:
@@ -49,7 +50,7 @@ class Walk:
     def _down(self, state: Any) -> None:
         kinds, keys, values, leaves = self.kinds, self.keys, self.values, self.leaves
 
-        def down(value: Any, level: int) -> None:  # at a boundary, thousands of times: every test counts
+        def down(value: Any, level: int) -> None:  # runs thousands of times at a boundary: every test counts
             kind = type(value)
             kinds.append(kind)
             if kind in PLAIN:
@@ -74,31 +75,31 @@ class Walk:
                 values.extend(items)
             else:
                 for item in items:
-                    down(item, level + 1)  # noqa: F821 (it is deleted behind)
+                    down(item, level + 1)  # noqa: F821 (it is deleted below)
 
         down(state, 1)
-        del down  # it knows itself, and would hold on to all leaves
+        del down  # the function refers to itself, and would keep all leaves alive
 
 
 class Form:
-    """How a state is made: the same for two that differ in plain values and in what their tensors are like."""
+    """The structure of a state. States that differ only in plain values and in what their tensors are like have the same form."""
 
     def __init__(self, walk: Walk, is_leaf: Callable[[Any], bool]) -> None:
-        """is_leaf: what is a tensor. Raises SnapshotError, with place and type, for whatever could not be given back exactly: other types,
-        subclasses of known ones."""
+        """is_leaf: tells whether a value is a tensor. Raises SnapshotError, with place and type, for a value that can't be restored
+        exactly: other types, and subclasses of known types."""
         self._kinds, self._keys, self._values = walk.kinds, walk.keys, walk.values
         writing = _Writing(walk, is_leaf)
         self.names = list(writing.names)
-        """Of the leaves, unique."""
+        """Unique names of the leaves."""
         self._texts = writing.texts()
         for number, value in enumerate(walk.values):
             self._texts[2 * number + 1] = text(value)
 
     def fits(self, walk: Walk) -> bool:
-        return self._kinds == walk.kinds and self._keys == walk.keys  # keys of equal types, for kinds has these
+        return self._kinds == walk.kinds and self._keys == walk.keys  # `_kinds` has compared the keys' types
 
     def skeleton(self, values: list[Any]) -> str:
-        """The JSON of a state of this form with these plain values."""
+        """Return the JSON of a state of this form with these plain values."""
         for number, (value, known) in enumerate(zip(values, self._values, strict=True)):
             if value is not known:
                 self._texts[2 * number + 1] = text(value)
@@ -107,27 +108,27 @@ class Form:
 
 
 def flatten(state: Any, is_leaf: Callable[[Any], bool]) -> tuple[Json, list[tuple[str, Any]]]:
-    """Skeleton of `state`, and its leaves by unique name, in order: what `is_leaf` says (tensors), and numpy arrays. Raises SnapshotError
-    as `Form` does."""
+    """Return the skeleton of `state`, and its leaves by unique name, in order: numpy arrays, and values that `is_leaf` accepts (tensors).
+    Raises SnapshotError as `Form` does."""
     walk = Walk(state)
     form = Form(walk, is_leaf)
     return json.loads(form.skeleton(walk.values)), list(zip(form.names, walk.leaves, strict=True))
 
 
 class _Writing:
-    """The skeleton's JSON: texts of what is around the plain values, and an empty one in the place of each."""
+    """Writes the skeleton's JSON: the texts around the plain values, and an empty text in the place of each value."""
 
     def __init__(self, walk: Walk, is_leaf: Callable[[Any], bool]) -> None:
         self._kinds, self._keys, self._leaves = iter(walk.kinds), iter(walk.keys), iter(walk.leaves)
         self._is_leaf = is_leaf
         self.names: dict[str, None] = {}
         self._copies: Counter[str] = Counter()
-        """How many names have been made of one that others have too."""
+        """How many further names were made from a name that several leaves would have."""
         self._said: list[str | None] = []
-        """None in the place of a plain value."""
+        """JSON texts; None in the place of a plain value."""
         try:
             self._down("")
-            json.loads("".join("0" if said is None else said for said in self._said))  # too deep for JSON: never read
+            json.loads("".join("0" if said is None else said for said in self._said))  # fails if too deep to be read
         except RecursionError:
             raise SnapshotError(TOO_DEEP) from None
 
@@ -202,7 +203,7 @@ def _tag(leaf: Any, is_leaf: Callable[[Any], bool], path: str) -> str:
 def text(value: Any) -> str:
     if (
         type(value) is int and value in _INT
-    ):  # as JSON writes it, without its machinery: there may be lists of thousands
+    ):  # the same text as JSON's, written faster: lists may have thousands of items
         return repr(value)
     return _ENCODE(plain(value))
 
@@ -210,7 +211,7 @@ def text(value: Any) -> str:
 def _shown(key: Any) -> str:
     try:
         return repr(key)[:80]
-    except Exception as error:  # other people's code; and Python's limit of digits
+    except Exception as error:  # the key's __repr__ is not our code, and Python limits digits
         return f"of type {type(key).__qualname__} ({error})"
 
 

@@ -1,20 +1,19 @@
-"""Which tensors data-parallel ranks hold alike, and whether they still do. Pure.
+"""Finds the tensors of which data-parallel replicas hold the same bits, and reports those that diverge. Pure.
 
-tables of ranks → `comparisons`: who must hold the same bits → `Ledger.look`, snapshot by snapshot → `Apart`: what no longer agrees
-→ `wrong`: who is in the minority
+tables of ranks → `comparisons`: which ranks must hold the same bits → `Ledger.look`, snapshot by snapshot → `Apart`: tensors that diverged
+→ `wrong`: the ranks in the minority
 
-Who must agree is read off the tables. Ranks that hold the same places of all the model's tensors are data-parallel replicas of each
-other: bit by bit the same, because all of them add the same reduced gradients. (Tensor- and expert-parallel ranks have some tensors in
-common too. Nobody promises that these stay alike to the last bit, so they are not compared. Nor are tensors of a model that no optimizer
-trains, where it tells which: DistributedDataParallel makes the statistics of a BatchNorm alike in each forward pass, and the next batch
-makes them differ. So they may be alike in all snapshots behind an evaluation.) Where nobody knows the places (a bare
-module given to `Session`), ranks whose tables name the same tensors may be replicas, and are once all of their optimizers' tensors have
-moved alike. Compared are these, and the parameters that optimizers name.
+The tables tell which ranks are replicas. Ranks that hold the same places of all the model's tensors are data-parallel replicas. Their bits
+are the same, because all of them add the same reduced gradients. Tensor- and expert-parallel ranks have some tensors in common too. No
+framework promises that these stay equal to the last bit, so they are not compared. A model's tensors that no optimizer trains are not
+compared either, if the optimizer tells which it trains. DistributedDataParallel, for example, makes a BatchNorm's statistics equal in each
+forward pass, and the next batch makes them differ. So they may be equal in all snapshots that follow an evaluation. Where places are
+unknown (a bare module given to `Session`), ranks whose tables name the same tensors may be replicas. They count once all of their
+optimizers' tensors have moved alike. Compared are then these tensors and the parameters that optimizers name.
 
-And it is learned: a tensor counts once it has taken TRUSTED values one after the other and was alike on all ranks in each of them; one
-that differs before that differs on purpose (statistics of a batch, parameters that are gathered later) and is left out for good. So a
-finding always means: these were the same bits, and are not any more. What that cannot see: tensors that never change, and what goes
-wrong before it is trusted.
+A tensor is trusted once it has taken TRUSTED values in a row, each of them equal on all ranks. A tensor that differs earlier differs on
+purpose (statistics of a batch, parameters that are gathered later) and is left out for good. So a finding always means: the bits were the
+same, and no longer are. Not detected: tensors that never change, and faults in a tensor that is not trusted yet.
 """
 
 from __future__ import annotations
@@ -37,12 +36,13 @@ Numbers: TypeAlias = NDArray[np.intp]
 NONE: Numbers = np.zeros(0, np.intp)
 
 TRUSTED = 4
-"""Different values in a row. One is how all start (zeros, ones); each further one shows that they move together."""
+"""Number of different values in a row. The first is the initial one (zeros, ones); each further one shows that the ranks move together."""
 
 _OPTIMIZER = re.compile(r"[^/]+/\d+/(state|main)/")
 """Names of an optimizer's tensors, as `training/state/optimizers/optimizers.py` gives them."""
 _FLOATS = ("float", "bfloat", "complex")
-"""Integers among a model's tensors are counters, which may be alike for long and differ with the data one day."""
+"""Only these dtypes of a model's tensors are compared. Integers are counters: they may be equal for long and differ with the data one
+day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,28 +50,29 @@ class Comparison:
     """Ranks that hold the same tensors."""
 
     ranks: tuple[int, ...]
-    """Places in the list of tables."""
+    """Indexes into the list of tables."""
     names: tuple[str, ...]
-    """Of the tensors, as people know them."""
+    """The tensors' names."""
     pieces: Numbers
-    """Their numbers in the tables, one row a tensor, one column a rank."""
+    """The tensors' numbers in the tables: one row for each tensor, one column for each rank."""
     moments: NDArray[np.bool_]
-    """The rows that an optimizer makes of gradients: its tensors, but for single numbers, which count steps."""
+    """The rows that an optimizer computes from gradients: its tensors, except single numbers, which count steps."""
     telling: NDArray[np.bool_] | None = None
-    """Where places are not known: the rows that all have to move alike before any counts."""
+    """Set where places are unknown: no row is trusted until all of these rows are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
-    """A tensor that was the same on all of some ranks, and is not any more."""
+    """A tensor that was equal on some ranks and no longer is."""
 
     name: str
     words: Mapping[int, int]
-    """Its fingerprint by rank (place in the list of tables)."""
+    """Its fingerprint by rank (index into the list of tables)."""
 
 
 def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
-    """Those that differ from what more than half of all hold; None where no such majority says who is wrong, as always with two."""
+    """Return the ranks that differ from the value of more than half of all; None without such a majority, as always when two ranks
+    differ."""
     if not words:
         return frozenset()
     (word, votes), *_ = Counter(words.values()).most_common(1)
@@ -81,14 +82,14 @@ def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
 
 
 def convicted(words: Mapping[int, int], right: int) -> frozenset[int] | None:
-    """Those that had another value than the one that computing it again has given on all ranks; None where nobody had that one."""
+    """Return the ranks whose value was not `right`, the value that a replay gave on all ranks; None if no rank had `right`."""
     if right not in words.values():
         return None
     return frozenset(rank for rank, found in words.items() if found != right)
 
 
 def comparisons(tables: Sequence[Table]) -> tuple[Comparison, ...]:
-    """What is to be compared among ranks with these tables; empty where no two of them are replicas."""
+    """Return what to compare among ranks with these tables; empty if no two of them are replicas."""
     classes: dict[tuple[bool, Hashable], list[int]] = defaultdict(list)
     for rank, table in enumerate(tables):
         classes[_class(table)].append(rank)
@@ -124,13 +125,13 @@ def _compared(
 
 
 def _class(table: Table) -> tuple[bool, Hashable]:
-    """Equal for replicas: the places of all that a model holds; where none is known, the names."""
+    """Return a key that replicas share: the places of everything that the model holds or, where no place is known, the names."""
     model = frozenset(_key(piece) for piece in table.pieces if piece.parts and not _OPTIMIZER.match(piece.name))
     return (True, model) if model else (False, frozenset(_key(piece) for piece in table.pieces))
 
 
 def _key(piece: Piece) -> Hashable:
-    """Equal for pieces that hold the same elements of the same tensors."""
+    """Return a key that is equal for pieces with the same elements of the same tensors."""
     places = tuple((p.name, p.shape, p.offset, p.box, p.flat, p.start, p.strides) for p in piece.parts)
     return piece.dtype, piece.shape, places or piece.name
 
@@ -140,14 +141,15 @@ def _comparable(piece: Piece) -> bool:
 
 
 def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
-    """Whether replicas add the same to it. trained: global names of parameters; empty where the optimizer does not tell, as plain SGD."""
+    """Return whether replicas update the piece in the same way. trained: global names of parameters; empty if the optimizer does not tell
+    them, as plain SGD."""
     if _OPTIMIZER.match(piece.name):
         return True
     return any(part.name in trained for part in piece.parts) if placed else piece.trained
 
 
 def _trained(table: Table) -> set[str]:
-    """The parameters that an optimizer has a state of."""
+    """Return the names of the parameters for which an optimizer holds state."""
     return {
         part.name.split("/", 2)[2]
         for piece in table.pieces
@@ -158,7 +160,8 @@ def _trained(table: Table) -> set[str]:
 
 
 def parameters(tables: Sequence[Table]) -> list[Numbers]:
-    """Of each table the tensors that training is to change: those that an optimizer names; where none does, all of a model's."""
+    """Return for each table the tensors that training is to change: those that an optimizer names or, if no optimizer names any, all of a
+    model's."""
     trained = set[str]().union(*map(_trained, tables))
     return [
         np.array([n for n, piece in enumerate(table.pieces) if _is_parameter(piece, trained)], np.intp)
@@ -174,15 +177,15 @@ def _is_parameter(piece: Piece, trained: set[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
-    """One number for all that one node's ranks hold alike with another's."""
+    """Computes one number over everything that a node's ranks must hold alike with their replicas on another node."""
 
     model: str
-    """Equal on nodes whose ranks, one by one, hold the same places of the same tensors."""
+    """Equal on two nodes if each rank of one holds the same places of the same tensors as its counterpart on the other."""
     rows: tuple[Numbers, ...]
-    """Which of its tensors, by rank."""
+    """Numbers of the tensors that count, by rank."""
 
     def of(self, words: Sequence[Words]) -> int:
-        """48 bits of a snapshot with these fingerprints, rank by rank."""
+        """Return 48 bits for the snapshot with these fingerprints, given rank by rank."""
         mixed = blake2b(digest_size=6)
         for held, rows in zip(words, self.rows, strict=True):
             mixed.update(held[rows].tobytes())
@@ -190,9 +193,9 @@ class Digest:
 
 
 def digest(tables: Sequence[Table]) -> Digest | None:
-    """Of a node's ranks: their trained parameters, and the optimizer's tensors. Of a distributed optimizer, which has other shards on each
-    rank, and so does not tell what is trained, all that the model holds alone; where nobody knows places, what
-    optimizers name and keep. Integers are left out. None where a rank has nothing of the kind."""
+    """Return the digest of a node's ranks: over their trained parameters and the optimizer's tensors. A distributed optimizer has other
+    shards on each rank, so it does not tell what is trained. Then the digest is over all of the model and nothing else. Where places are
+    unknown, it is over what optimizers name and keep. Integers are left out. Return None if a rank has nothing of the kind."""
     keys, rows = blake2b(digest_size=6), []
     for table in tables:
         chosen = sorted((repr(_key(table.pieces[n])), n) for n in _replicated(table))
@@ -219,7 +222,7 @@ def _replicated(table: Table) -> list[int]:
         if part.name.count("/") > 1
     ]
     if not any(_OPTIMIZER.match(piece.name) for _, piece in held):
-        return []  # nothing tells which of it is trained
+        return []  # nothing tells which tensors are trained
     if not own or not whole.issuperset(own):
         return [n for n, _ in model]
     trained = {name for name, *_ in own}
@@ -227,8 +230,8 @@ def _replicated(table: Table) -> list[int]:
 
 
 class Ledger:
-    """What has been seen of one layout, comparison by comparison: the last value that all ranks held, how many different ones in a row,
-    and what is left out for good. It changes by `look` alone, by what it is shown."""
+    """What the snapshots of one layout have shown, for each comparison: the last value that all ranks held, the number of different values
+    in a row, and the tensors left out for good. Only `look` and `leave` change it."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.comparisons = comparisons(tables)
@@ -236,10 +239,10 @@ class Ledger:
         self._values = [np.zeros(len(each.names), np.intp) for each in self.comparisons]
         self._apart = [np.zeros(len(each.names), np.bool_) for each in self.comparisons]
         self.parted = False
-        """In what was looked at last, no trusted moment was alike: the ranks have trained each by itself."""
+        """No trusted moment was equal in the last snapshot that `look` saw: each rank has trained by itself."""
 
     def look(self, words: Sequence[Words]) -> list[Apart]:
-        """What of the snapshot with these fingerprints, rank by rank, was the same before and is not any more."""
+        """Return the tensors that were equal before and differ in the snapshot with these fingerprints, given rank by rank."""
         found: list[Apart] = []
         moments: list[bool] = []
         for number, each in enumerate(self.comparisons):
@@ -259,12 +262,12 @@ class Ledger:
         return found
 
     def leave(self) -> None:
-        """Trust nothing any more."""
+        """Trust no tensor any more."""
         for apart in self._apart:
             apart[:] = True
 
     def value(self, name: str, ranks: Sequence[int], words: Sequence[Words]) -> int | None:
-        """The fingerprint of that tensor where those ranks all hold the same; None otherwise."""
+        """Return the fingerprint of that tensor if those ranks all hold the same; None otherwise."""
         for each in self.comparisons:
             if each.ranks == tuple(ranks) and name in each.names:
                 row = set(_held(each, words)[each.names.index(name)].tolist())
@@ -273,12 +276,12 @@ class Ledger:
 
     @property
     def compared(self) -> int:
-        """How many tensors are trusted by now."""
+        """The number of tensors that are trusted by now."""
         return sum(int(self._trusted(number).sum()) for number in range(len(self.comparisons)))
 
     @property
     def copies(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks among which trusted tensors are compared, set by set."""
+        """The sets of ranks among which trusted tensors are compared."""
         return tuple(each.ranks for number, each in enumerate(self.comparisons) if self._trusted(number).any())
 
     def _trusted(self, number: int) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
-"""What the JSON of a snapshot may say: fields, kinds and ranges, all checked before anything is made of them. Pure.
+"""What the JSON of a snapshot may contain: fields, kinds and ranges, all checked before use. Pure.
 
-bytes → `parse` → `checked`, by one of the forms here or in `manifest.py`. No size, count or index is larger than these bounds say; that
-they fit each other is for `tensor_table.py` and `shared_chunks.py` to see.
+bytes → `parse` → `checked`, by one of the forms here or in `manifest.py`. No size, count or index exceeds these bounds. `tensor_table.py`
+and `shared_chunks.py` check that they fit each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_AXES = 64
 """As many as numpy's arrays have."""
 MOST_NAME = 1 << 16
 MOST_ELEMENTS = 1 << 59
-"""Of a tensor: its bytes still are an int of 64 bits."""
+"""Of a tensor: its size in bytes still fits into 64 bits."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 Word = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -28,7 +28,7 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 _Form = TypeVar("_Form")
 _SHOWN = 200
-"""Letters of what was found that a message repeats."""
+"""Characters of the input that a message repeats."""
 
 
 class PartForm(Struct, array_like=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class TableForm(Struct, forbid_unknown_fields=True):
 
 
 def parse(data: bytes, where: str) -> Any:
-    """JSON, or SnapshotError."""
+    """Return the parsed JSON. Raises SnapshotError."""
     try:
         return json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -72,11 +72,11 @@ def parse(data: bytes, where: str) -> Any:
 
 
 def checked(found: Any, form: type[_Form], where: str) -> _Form:
-    """`found`, if it has exactly the fields, kinds and ranges of `form`: no bool is an int here, and no NaN a number. Raises
-    SnapshotError."""
+    """Return `found` if it has exactly the fields, kinds and ranges of `form`. A bool does not count as an int, nor NaN as a number. Raises
+    SnapshotError otherwise."""
     try:
         return msgspec.convert(found, form, strict=True)
-    except (msgspec.ValidationError, RecursionError, UnicodeError) as error:  # the last for half a surrogate
+    except (msgspec.ValidationError, RecursionError, UnicodeError) as error:  # the last for a lone surrogate
         raise SnapshotError(f"{where} is damaged, or of another version: {str(error)[:_SHOWN]}") from None
 
 

@@ -1,7 +1,7 @@
-"""Where a piece of a tensor lies in the whole, and what two layouts have in common. Pure; knows neither torch nor files.
+"""Where a piece of a tensor lies in the global tensor, and which elements two layouts have in common. Pure; knows neither torch nor files.
 
-A rank's live tensor is a list of `Part`s. Writing needs nothing more: the bytes go out as they lie. Reading in another layout goes
-part → `boxes` → `overlap` of each box that is wanted with each box that was saved → copy.
+A rank's live tensor is a list of `Part`s. Writing needs nothing more: the bytes are written in the order in which they lie. Reading in
+another layout goes part → `boxes` → `overlap` of each box that is wanted with each box that was saved → copy.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Shape = tuple[int, ...]
 
 _PRIME = (1 << 127) - 1
 _POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
-"""A coordinate for each axis, which nobody can know beforehand."""
+"""A random coordinate for each axis, which no writer of a snapshot can know beforehand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A box of the global tensor `name`, or a flat range of one, and the elements of a live tensor that hold it."""
+    """A box of the global tensor `name`, or a flat range of such a box, and the elements of a live tensor that hold it."""
 
     name: str
     shape: Shape
@@ -34,14 +34,15 @@ class Part:
     flat: tuple[int, int] | None = None
     """Only the elements [start, stop) of the row-major box are held: the shard of a distributed optimizer cuts through it."""
     replica: tuple[int, ...] = ()
-    """All zero for one holder of each element. Which of several this one is, along axes that are the framework's own."""
+    """Which of several holders this one is, along axes that the framework defines. One holder of each element has only zeros."""
     start: int = 0
     """The element of the flattened, row-major live tensor that holds the first element of this part."""
     strides: Shape | None = None
-    """Elements of the live tensor from one index of the box to the next, by axis; None where the box lies there row-major and
+    """Distance, in elements of the live tensor, from one index of the box to the next, by axis. None if the box lies there row-major and
     without gaps. (A gated layer's halves and stacked experts are views with strides, or transposed ones.)"""
     stacked: int = 0
-    """So many leading axes count tensors (layers, experts) and don't belong to one: a scalar beside the tensor has them too."""
+    """Number of leading axes that count tensors (layers, experts) and don't belong to one of them. A scalar beside the tensor has them
+    too."""
     padded: bool = False
     """The first axis is padded to suit the layout (a vocabulary): the global shapes of two layouts may differ there."""
 
@@ -55,14 +56,14 @@ class Part:
 
     @property
     def last(self) -> int:
-        """The element of the live tensor that holds the last one of this part, which is not empty."""
+        """The element of the live tensor that holds this part's last element. The part must not be empty."""
         if self.strides is None:
             return self.start + self.elements - 1
         return self.start + sum((size - 1) * stride for size, stride in zip(self.box, self.strides, strict=True))
 
 
 def cutting(parts: Sequence[Part]) -> int:
-    """How a live tensor of these parts is cut, in a form to sort by: 0, not at all; 1, into boxes; 2, flat; 3, nobody knows."""
+    """Return a sort key for how a live tensor of these parts is cut: 0, not at all; 1, into boxes; 2, flat; 3, unknown."""
     if not parts:
         return 3
     if any(part.flat is not None for part in parts):
@@ -75,7 +76,7 @@ def row_major(shape: Shape) -> Shape:
 
 
 def cut(shape: Shape, start: int, stop: int) -> Iterable[tuple[Shape, Shape]]:
-    """The flat range [start, stop) of a row-major array of `shape` as boxes (offset, shape), in order; at most 2·axes - 1 of them."""
+    """Yield the flat range [start, stop) of a row-major array of `shape` as boxes (offset, shape), in order; at most 2·axes - 1 of them."""
     if start >= stop:
         return
     if not shape:
@@ -97,7 +98,7 @@ def cut(shape: Shape, start: int, stop: int) -> Iterable[tuple[Shape, Shape]]:
 
 
 def boxes(part: Part) -> list[Part]:
-    """The same elements without flat ranges, and all strides said."""
+    """Return the same elements as parts without flat ranges, each with explicit strides."""
     strides = part.strides or row_major(part.box)
     if part.flat is None:
         return [replace(part, strides=strides)] if part.elements else []
@@ -110,14 +111,15 @@ def boxes(part: Part) -> list[Part]:
 
 
 def within(part: Part, begin: int, end: int) -> list[Part]:
-    """What of `part`, which has no flat range, the elements [begin, end) of its live tensor hold, as parts of those elements alone."""
+    """Return what the elements [begin, end) of the live tensor hold of `part`, as parts of those elements alone. `part` has no flat
+    range."""
     if part.strides is None:
         first, last = max(begin, part.start), min(end, part.start + part.elements)
         if first >= last:
             return []
         flat = None if last - first == part.elements else (first - part.start, last - part.start)
         return [replace(part, flat=flat, start=first - begin)]
-    # In the order in which its elements lie in the live tensor, the part is a row-major array with gaps.
+    # With its axes sorted by stride, the part is a row-major array with gaps in the live tensor.
     strides = part.strides
     order = sorted(range(len(part.box)), key=lambda axis: -strides[axis] if part.box[axis] > 1 else -math.inf)
     lengths, steps = tuple(part.box[a] for a in order), tuple(strides[a] for a in order)
@@ -133,7 +135,7 @@ def within(part: Part, begin: int, end: int) -> list[Part]:
 
 
 def _elements_before(lengths: Shape, steps: Shape, bound: int) -> int:
-    """How many elements of an array with these strides, descending and nested, lie before the address `bound`."""
+    """Return how many elements of an array lie before the address `bound`. The array's strides are descending and nested."""
     count, inside = 0, True
     for axis, (length, step) in enumerate(zip(lengths, steps, strict=True)):
         whole = math.prod(lengths[axis + 1 :])
@@ -150,7 +152,8 @@ def _elements_before(lengths: Shape, steps: Shape, bound: int) -> int:
 
 @dataclass(frozen=True)
 class Overlap:
-    """One box that two live tensors hold: copy element [i, j, …] from `source` + i, j, … · `source_strides` to the other."""
+    """A box that two live tensors hold. Element [i, j, …] lies at `source` + i, j, … · `source_strides` in one, and likewise in the
+    other."""
 
     box: Shape
     source: int
@@ -162,7 +165,7 @@ class Overlap:
 
 
 def overlap(source: Part, target: Part) -> Overlap | None:
-    """What two boxes, as `boxes` gives them, have in common. Both are of the same global tensor."""
+    """Return what two boxes, as `boxes` gives them, have in common; None if nothing. Both are of the same global tensor."""
     low = tuple(max(a, b) for a, b in zip(source.offset, target.offset, strict=True))
     ends = [(o + n for o, n in zip(p.offset, p.box, strict=True)) for p in (source, target)]
     box = tuple(min(a, b) - at for a, b, at in zip(*ends, low, strict=True))
@@ -172,10 +175,10 @@ def overlap(source: Part, target: Part) -> Overlap | None:
 
 
 def covers(found: Iterable[tuple[Shape, Shape]], offset: Shape, box: Shape) -> bool:
-    """Whether boxes (offset, shape) make up `box` at `offset`, each element once, in time linear in their number.
+    """Return whether boxes (offset, shape) make up `box` at `offset`, each element once. The time is linear in their number.
 
-    A set of elements is a polynomial, with a term a₀^i·a₁^j… for each element [i, j, …]. Two are equal if their values at a random point
-    are (Schwartz and Zippel): wrong once in 2⁶⁰ times at most.
+    A set of elements is a polynomial, with a term a₀^i·a₁^j… for each element [i, j, …]. Two sets are taken as equal if their polynomials
+    are equal at a random point (Schwartz and Zippel). The answer is wrong at most once in 2⁶⁰ times.
     """
     total = sum(_value(tuple(a - b for a, b in zip(at, offset, strict=True)), size) for at, size in found)
     return total % _PRIME == _value((0,) * len(box), box) % _PRIME
@@ -194,8 +197,8 @@ def _address(part: Part, at: Shape) -> tuple[int, Shape]:
 
 
 def scalars(parts: Iterable[Part]) -> list[Part]:
-    """The place of one number that belongs to the tensor that `parts` make up (a step count): a scalar, or one of each layer or
-    expert that is stacked. Whoever holds the tensor's first element is its main holder; all others hold replicas."""
+    """Return the parts of a number that belongs to the tensor that `parts` make up, such as a step count: one scalar, or one for each
+    stacked layer or expert. The rank that holds the tensor's first element is the main holder; all others hold replicas."""
     found: dict[tuple[str, Shape], Part] = {}
     for part in parts:
         lead = part.stacked

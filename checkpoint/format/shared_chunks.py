@@ -1,9 +1,9 @@
-"""Of the chunks that several ranks hold alike, who writes each, and where it is then to be found. Pure.
+"""Which rank writes each chunk that several ranks hold alike, and where that chunk lies then. Pure.
 
 tables and fingerprints of ranks → chunks that look alike → a writer for each chunk of each rank → `Sources` in the manifest
 
 Replicas hold most of their state in the same order (`arena/staging.py` sees to that), hence in the same chunks of their images. Equal
-fingerprints say that two chunks look alike; that they are, whoever writes them finds out by comparing them.
+fingerprints only say that two chunks look alike. The node that writes them compares their bytes to be sure.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from ...resilience.errors import SnapshotError
 from .tensor_table import Table
 
 Writers: TypeAlias = list[int]
-"""For each chunk of one rank, who writes it: a place in the list of ranks."""
+"""For each chunk of one rank, which rank writes it: an index into the list of ranks."""
 
 
 def deal(tables: Sequence[Table], fingerprints: Sequence[NDArray[np.uint64]]) -> list[Writers]:
-    """Who writes each chunk, for each rank: one of those that seem to hold it, in runs that make all write about as much."""
+    """Return the writer of each chunk, for each rank: one of the ranks that seem to hold it. Runs of chunks are dealt so that all ranks
+    write about as much."""
     looks = [_looks(table, words.tolist()) for table, words in zip(tables, fingerprints, strict=True)]
     holders: dict[tuple[int, object], list[int]] = defaultdict(list)
     for rank, chunks in enumerate(looks):
@@ -38,7 +39,7 @@ def deal(tables: Sequence[Table], fingerprints: Sequence[NDArray[np.uint64]]) ->
         {rank: sum((c, look) not in shared for c, look in enumerate(each)) for rank, each in enumerate(looks)}
     )
     dealt = [[rank] * len(chunks) for rank, chunks in enumerate(looks)]
-    # What few hold first: what many hold evens it out.
+    # Chunks that few ranks hold come first: those that many ranks hold even out the load afterwards.
     runs = sorted((len(ranks), ranks, chunk) for (chunk, _), ranks in shared.items())
     for ranks, group in groupby(runs, key=lambda each: each[1]):
         run = [chunk for _, _, chunk in group]
@@ -49,7 +50,7 @@ def deal(tables: Sequence[Table], fingerprints: Sequence[NDArray[np.uint64]]) ->
 
 
 def _looks(table: Table, words: Sequence[int]) -> list[tuple[object, ...]]:
-    """What two chunks that hold the same bytes have in common: which bytes of what tensors lie where."""
+    """Return a key for each chunk that is equal for chunks with the same bytes: which bytes of which tensors lie where."""
     pieces, by_chunk = table.pieces, table.by_chunk()
     return [
         (
@@ -64,7 +65,7 @@ def _looks(table: Table, words: Sequence[int]) -> list[tuple[object, ...]]:
 
 
 def _evenly(chunks: int, ranks: Sequence[int], load: Counter[int]) -> Iterator[int]:
-    """A writer for each of so many chunks, in runs: as many to each as make the `load` of all alike."""
+    """Yield a writer for each of the chunks, in runs. The runs' lengths make the `load` of all ranks as equal as possible."""
     least = [(load[rank], rank) for rank in ranks]
     heapq.heapify(least)
     for _ in range(chunks):
@@ -77,19 +78,19 @@ def _evenly(chunks: int, ranks: Sequence[int], load: Counter[int]) -> Iterator[i
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the chunks of a rank's image are: runs of (chunks, global rank, place of the first in what that rank wrote)."""
+    """Where the chunks of a rank's image are: runs of (number of chunks, global rank, place of the first in what that rank wrote)."""
 
     rank: int
     runs: tuple[tuple[int, int, int], ...]
 
     @classmethod
     def whole(cls, rank: int, chunks: int) -> Sources:
-        """It has written all of them."""
+        """Return the sources of a rank that has written all of its chunks itself."""
         return cls(rank, ((chunks, rank, 0),))
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
-        """By chunk: global rank, and place in what that rank wrote."""
+        """By chunk: the global rank that wrote it, and its place in what that rank wrote."""
         return [(rank, first + number) for chunks, rank, first in self.runs for number in range(chunks)]
 
     @cached_property
@@ -99,14 +100,14 @@ class Sources:
 
     @cached_property
     def ends(self) -> dict[int, int]:
-        """By global rank, behind the last of its places that chunks are at."""
+        """By global rank: the end of the places in its slab at which chunks of this image lie."""
         found: dict[int, int] = {}
         for chunks, rank, first in self.runs:
             found[rank] = max(found.get(rank, 0), first + chunks)
         return found
 
     def check(self, chunks: int, world: int) -> None:
-        """Raises SnapshotError unless each of so many chunks has one place, and what this rank wrote lies without gaps."""
+        """Raise SnapshotError unless each of the chunks has one place, and what this rank wrote lies without gaps."""
         sound = all(n > 0 and 0 <= rank < world and 0 <= first < 1 << 40 for n, rank, first in self.runs)
         if not sound or sum(n for n, _, _ in self.runs) != chunks:
             raise SnapshotError(f"the rank manifest does not say where each of its {chunks} chunks is")
@@ -117,7 +118,7 @@ class Sources:
 
 
 def check_places(sources: Sequence[Sources]) -> None:
-    """Of all ranks, in order. Raises SnapshotError unless each chunk is where its sources say."""
+    """Raise SnapshotError unless each chunk is where its sources say. sources: those of all ranks, in order."""
     for each in sources:
         for chunk, (rank, place) in enumerate(each.places):
             if sources[rank].own[place : place + 1] != [chunk]:
@@ -127,7 +128,7 @@ def check_places(sources: Sequence[Sources]) -> None:
 
 
 def placed(ranks: Sequence[int], dealt: Sequence[Writers]) -> list[Sources]:
-    """The same as `dealt`, as places. ranks: the global ranks that `dealt` is about."""
+    """Return `dealt` as places in slabs, for each rank. ranks: the global ranks that `dealt` is about."""
     places = [
         {chunk: place for place, chunk in enumerate(c for c, writer in enumerate(writers) if writer == number)}
         for number, writers in enumerate(dealt)

@@ -1,7 +1,7 @@
-"""What tensors a slot or slab holds, and where: a table of pieces. Pure.
+"""The table of a slot or slab: which tensors it holds, and where. Pure.
 
-plan (names, dtypes, shapes) → `Layout` → with the skeleton as JSON beside the payload → `Table`, believed only if every number fits.
-Offsets are those of the payload; where a byte of it lies in memory and on disk is `shard_image.py`'s.
+plan (names, dtypes, shapes) → `Layout` → with the skeleton as JSON beside the payload → `Table`, accepted only if every number fits.
+Offsets count in the payload. `shard_image.py` tells where a byte of the payload lies in memory and on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALIGN_BYTES = 64
 """A cache line, and more than any dtype's alignment."""
 
 _WHOLE = Image(CHUNK_BYTES)
-"""Any payload of whole chunks aligns alike; one that is smaller, like the first chunk."""
+"""Used to align offsets: all payloads of whole chunks align alike, and a smaller payload aligns like the first chunk."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -49,9 +49,9 @@ class Piece:
     offset: int
     nbytes: int
     parts: tuple[Part, ...] = ()
-    """Where it lies in global tensors; empty where nobody knows."""
+    """Where it lies in global tensors; empty if unknown."""
     trained: bool = False
-    """An optimizer names it as a parameter of its own. Told only where no parts are known."""
+    """True if an optimizer names it as one of its parameters. Set only if no parts are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Layout:
         return Image(self.payload_bytes)
 
     def by_chunk(self) -> dict[int, list[tuple[int, int, int, int]]]:
-        """What each chunk holds: (number of the piece, from which of its bytes on, place in the chunk, bytes), piece by piece."""
+        """Return what each chunk holds, piece by piece: (number of the piece, first byte within the piece, place in the chunk, bytes)."""
         found: dict[int, list[tuple[int, int, int, int]]] = {}
         for number, piece in enumerate(self.pieces):
             done = 0
@@ -78,12 +78,12 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Layout):
-    """Everything but the bytes."""
+    """Everything about a state except its tensors' bytes."""
 
     skeleton: Json
 
     def described(self) -> Any:
-        """The state, with a piece in the place of each tensor and array."""
+        """Return the state, with a piece in the place of each tensor and array."""
         return unflatten(self.skeleton, {piece.name: piece for piece in self.pieces}, array=lambda piece: piece)
 
     def as_object(self) -> Json:
@@ -91,7 +91,7 @@ class Table(Layout):
 
     @classmethod
     def from_object(cls, found: Json) -> Table:
-        """The table in a parsed JSON value. Raises SnapshotError unless every piece fits in."""
+        """Return the table in a parsed JSON value. Raises SnapshotError unless every piece fits in."""
         return cls.of_form(checked(found, TableForm, "the tensor table"))
 
     @classmethod
@@ -118,12 +118,12 @@ class Table(Layout):
 
     @classmethod
     def from_json(cls, data: bytes) -> Table:
-        """The table in `data`. Raises SnapshotError for anything else."""
+        """Return the table in `data`. Raises SnapshotError for anything else."""
         return cls.from_object(parse(data, "the tensor table"))
 
     @classmethod
     def of(cls, layout: Layout, data: bytes) -> Table:
-        """The table in `data`, which this process has written for a state that lies as `layout` says."""
+        """Return the table in `data`, which this process wrote for a state with the layout `layout`."""
         return cls(pieces=layout.pieces, payload_bytes=layout.payload_bytes, skeleton=json.loads(data)["skeleton"])
 
 
@@ -133,7 +133,7 @@ def plan(
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     trained: Collection[str] = (),
 ) -> Table:
-    """The table of a state with this skeleton, laid out as `lay_out` does."""
+    """Return the table of a state with this skeleton, laid out by `lay_out`."""
     layout = lay_out(tensors, parts, trained)
     return Table(skeleton=skeleton, pieces=layout.pieces, payload_bytes=layout.payload_bytes)
 
@@ -143,8 +143,8 @@ def lay_out(
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     trained: Collection[str] = (),
 ) -> Layout:
-    """Lay out tensors given as (name, dtype, shape), in that order. parts: by name, where they are known. trained: names of parameters
-    that optimizers have. Raises SnapshotError for an unknown dtype."""
+    """Lay out tensors given as (name, dtype, shape), in that order. parts: by name, where they are known. trained: names of parameters that
+    optimizers have. Raises SnapshotError for an unknown dtype, and for too many axes or too long a name."""
     pieces: list[Piece] = []
     end = 0
     for name, dtype, shape in tensors:
@@ -174,7 +174,7 @@ def lay_out(
 
 
 def encoded(skeleton: str, pieces: str, payload_bytes: int) -> bytes:
-    """A table's JSON, of which the two large parts are written."""
+    """Return a table's JSON. skeleton, pieces: JSON already."""
     return f'{{"skeleton":{skeleton},"pieces":{pieces},"payload_bytes":{payload_bytes}}}'.encode()
 
 
@@ -227,7 +227,7 @@ def _piece(form: PieceForm) -> Piece:
 
 
 def _part(form: PartForm, elements: int) -> Part:
-    """A part of a tensor of so many elements. Raises SnapshotError unless all of it lies within."""
+    """Return a part of a tensor that has `elements` elements. Raises SnapshotError unless all of it lies within the tensor."""
     shape, offset, box, flat, strides = form.shape, form.offset, form.box, form.flat, form.strides
     if (
         len(shape) == len(offset) == len(box) >= form.stacked

@@ -1,4 +1,5 @@
-"""What each rank of a node writes of a snapshot: its slab, of what several hold alike only its share, and then its manifest.
+"""Writes what each rank of a node adds to a snapshot: its slab, and then its manifest. Of the chunks that several ranks hold alike, each
+rank writes only its share.
 
 views of slots → `divide` → `write`
 """
@@ -28,13 +29,14 @@ from . import zarr_slab
 from .slab_writer import Writer
 
 AT_A_TIME = {Files: 8, Objects: 1}
-"""Slabs. A memory file system takes 2.7 GB/s in one file however many threads write to it, 4 files 10.7, 8 files 18 (measured, 16 cores); a
-parallel one often has each file on a server of its own. An object store gets several shards of one slab at a time (`zarr_slab.put`)."""
+"""Slabs that are written at a time. A memory file system takes 2.7 GB/s in one file however many threads write to it. In 4 files it takes
+10.7, in 8 files 18 (measured, 16 cores). A parallel file system often has each file on a server of its own. An object store gets several
+shards of one slab at a time (`zarr_slab.put`)."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's."""
+    """What one rank writes."""
 
     view: View
     table: Table
@@ -42,7 +44,7 @@ class Share:
 
     @classmethod
     def whole(cls, view: View) -> Share:
-        """All that the rank holds. Raises SnapshotError where the slot's table is not that of its content."""
+        """Return all that the rank holds. Raises SnapshotError if the slot's table is not that of its content."""
         table = table_of(view.header, view.table)
         return cls(view, table, Sources.whole(view.header.rank, table.image.chunks))
 
@@ -58,7 +60,8 @@ class Share:
         return self.table.image.chunk(self.view.memory, index)
 
     def write(self, snapshot: Place, writer: Writer) -> None:
-        """The slab, and then its manifest; nothing if that is there, for the same attempt has the same bytes. Raises as `writer` does."""
+        """Write the slab, and then its manifest. Do nothing if the manifest is there: the same attempt has the same bytes. Raises as
+        `writer` does."""
         if snapshot.there(paths.manifest_name(self.rank)):
             return
         slab, image, own = snapshot / paths.slab_name(self.rank), self.table.image, self.sources.own
@@ -76,12 +79,12 @@ class Share:
                 sources=self.sources,
             )
             self._prove()
-        # It may be there though this fails, and needs its slab.
+        # After the block, which deletes the slab on an error: the manifest may be there though this fails, and needs its slab.
         snapshot.write(paths.manifest_name(self.rank), manifest.to_json())
 
     def _prove(self) -> None:
-        """The bytes that the chunks' checksums are of have the tensors' fingerprints: whoever reads some of a tensor later need not read
-        all of it to know. (13 GB/s on one core; checksums 17.) Raises SnapshotError."""
+        """Raise SnapshotError unless the bytes that the chunks' checksums cover have the tensors' fingerprints. So a later reader of some
+        of a tensor need not read all of it to be sure. (13 GB/s on one core; checksums 17.)"""
         found = [0] * len(self.table.pieces)
         for index, held in self.table.by_chunk().items():
             chunk = self.chunk(index)
@@ -96,7 +99,7 @@ class Share:
 
 
 def divide(views: Sequence[View]) -> list[Share]:
-    """The shares of ranks whose slots are held still: what several hold is written by one, if it is the same to the bit."""
+    """Return the shares of ranks whose slots do not change meanwhile. One rank writes what several hold, if it is the same to the bit."""
     shares = [Share.whole(view) for view in views]
     dealt = shared_chunks.deal([share.table for share in shares], [view.fingerprints for view in views])
     for number, writers in enumerate(dealt):
@@ -108,8 +111,8 @@ def divide(views: Sequence[View]) -> list[Share]:
 
 
 def write(shares: Sequence[Share], snapshot: Place, writer: Writer) -> None:
-    """All of them, a few at a time. After the first error no other is begun, and it is raised once those under way have ended: what is
-    whole then stays for the next try. Raises as `writer` does."""
+    """Write all shares, a few at a time. After the first error no other share is begun. The error is raised once those under way have
+    ended: shares that are complete then stay for the next try. Raises as `writer` does."""
     with ThreadPoolExecutor(min(AT_A_TIME[type(snapshot)], len(shares))) as threads:
         parts = [threads.submit(share.write, snapshot, writer) for share in shares]
         try:

@@ -1,5 +1,5 @@
-"""Who writes a slab: tensorstore, or one stream of direct I/O. In a directory both leave the same files, and a trial tells which is faster
-there; an object store is tensorstore's."""
+"""Chooses the writer of a slab: tensorstore, or one stream of direct I/O. In a directory both leave the same files, and a trial tells which
+is faster there. In an object store tensorstore writes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from ..format.shard_image import CHUNK_BYTES, PAGE_BYTES, Image
 from . import direct_io, zarr_slab
 
 Writer: TypeAlias = Callable[[Place, View, Sequence[int]], list[int]]
-"""Write some chunks of the view, ascending, as a new slab at that place, durable but for the directories; gives the checksum of each.
-Called by several threads, for a slab each. Raises MachineError, SnapshotError or OSError."""
+"""Write some chunks of the view, ascending, as a new slab at that place, durable except for the directories. Returns the checksum of each.
+Several threads call it, each for a slab of its own. Raises MachineError, SnapshotError or OSError."""
 
 TRIAL_BYTES = 4 * CHUNK_BYTES
-"""One trial's. Smaller slabs are tensorstore's: there is nothing to be gained."""
+"""Size of one trial. tensorstore writes smaller slabs: nothing could be gained there."""
 _MARK = ".trial-"
 _BURST_S = 0.05
-"""A limited stream may run ahead of its limit for so long."""
+"""A limited stream may run ahead of its limit by this time."""
 
 
 def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
-    """For slabs under `root`. bytes_per_s: of all slabs together; 0 for no limit."""
+    """Return the writer for slabs under `root`. bytes_per_s: limit for all slabs together; 0 for no limit."""
     return Fastest(root, bytes_per_s) if isinstance(root, Files) else Puts(bytes_per_s)
 
 
 def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
-    """Into a directory."""
+    """Write a slab into a directory with tensorstore."""
     assert isinstance(slab, Files)
     return zarr_slab.write(slab, view.memory, view.header.image, chunks)
 
 
 class Pace:
-    """Waits until so many bytes may go, those of all threads together."""
+    """Waits until `nbytes` more may be written. All threads share one limit."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
@@ -62,7 +62,7 @@ class Pace:
 
 
 class Puts:
-    """Into an object store."""
+    """Writes slabs into an object store."""
 
     def __init__(self, bytes_per_s: float = 0.0) -> None:
         self._pace = Pace(bytes_per_s)
@@ -73,7 +73,7 @@ class Puts:
 
 
 class Direct:
-    """Into a directory, as one stream past the page cache."""
+    """Writes slabs into a directory, as one stream past the page cache."""
 
     def __init__(self, bytes_per_s: float = 0.0) -> None:
         self._pace = Pace(bytes_per_s)
@@ -89,8 +89,8 @@ class Direct:
 
 
 class Fastest:
-    """The faster one under `root`, found by a trial of both before the first slab that is large enough for it to matter. With a limit the
-    stream, for tensorstore knows none; where the trial fails (a full disk), tensorstore, which will say why."""
+    """The faster writer under `root`, found by a trial of both before the first slab that is large enough for it to matter. With a limit it
+    is the stream, because tensorstore knows no limit. If the trial fails (a full disk), it is tensorstore, which will say why."""
 
     def __init__(self, root: Files, bytes_per_s: float = 0.0) -> None:
         self._root = root

@@ -1,7 +1,7 @@
 """A rank's payload ⇄ a slab: a zarr v3 array of bytes, a chunk a row, in shards, checksummed chunk by chunk.
 
-tensorstore defines the format; `direct_io.py` writes the same file. In a directory a slab is one shard, in an object store several, for S3
-takes at most 5 GiB at once. Each setting below was measured, or its default loses data silently.
+tensorstore defines the format; `direct_io.py` writes the same file. In a directory a slab is one shard. In an object store it is several,
+because S3 takes at most 5 GiB at once. Each setting below was measured, or its default loses data silently.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ..format.shard_image import Image
 
 METADATA = "zarr.json"
 SHARD = "c/0/0"
-"""The only one, in a directory."""
+"""The only shard, in a directory."""
 OBJECT_CHUNKS = 32
-"""In a shard of an object store: 128 MiB."""
+"""Chunks in a shard of an object store: 128 MiB."""
 _PUTS = 3
-"""Under way at a time."""
+"""Shards under way at a time."""
 _READ_CHUNKS = 4
-"""In one request: the library bounds no bytes in flight, and one huge read is the slowest way."""
+"""Chunks in one request: the library does not limit the bytes in flight, and one huge read is the slowest way."""
 
 _FILES = ts.Context(
     {
         "file_io_concurrency": {"limit": 2},  # the other cores train
         "data_copy_concurrency": {"limit": 2},
         "file_io_sync": True,
-        "file_io_locking": {"mode": "os"},  # the others leave torn shards or stale lock files behind a kill
+        "file_io_locking": {"mode": "os"},  # other modes leave torn shards or stale lock files after a kill
         "cache_pool": {"total_bytes_limit": 0},
     }
 )
@@ -50,8 +50,8 @@ _LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 def create(slab: Place, image: Image) -> ts.TensorStore:
-    """The metadata of a new slab. Raises MachineError when the place is full or can't be written, SnapshotError when there is a slab
-    already; in an object store it is gone on with, for the same attempt has the same bytes."""
+    """Write the metadata of a new slab, and return its array. Raises MachineError if the place is full or can't be written, SnapshotError
+    if there is a slab already. In an object store a slab that is there is continued, because the same attempt has the same bytes."""
     sharding = {
         "chunk_shape": [1, image.chunk_bytes],
         "codecs": [{"name": "bytes"}, _CRC],
@@ -68,19 +68,19 @@ def create(slab: Place, image: Image) -> ts.TensorStore:
         },
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
-    # Without the last one, a chunk of zeros is left out, and reads as missing.
+    # Without the last setting, a chunk of zeros is left out, and reads as missing.
     spec = {**_driver(slab), "metadata": metadata, "store_data_equal_to_fill_value": True}
     future = ts.open(spec, context=_context(slab), create=True, open=not isinstance(slab, Files))
     return _done(future, slab, writing=True)
 
 
 def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) -> list[int]:
-    """Write `chunks`, ascending, of `memory`, laid out as `image`, as a new slab in a directory; durable but for the directories above it.
-    Gives the checksum of each, which are put into `memory` as well. Raises as `create` does."""
+    """Write `chunks`, ascending, of `memory`, laid out as `image`, as a new slab in a directory. It is durable except for the directories
+    above it. Return the checksum of each chunk; they are put into `memory` as well. Raises as `create` does."""
     crcs = image.seal(memory, chunks)
     array, rows = create(slab, image), _rows(memory, image)
     if len(chunks) == image.chunks:
-        # The caller holds the slot still; copying it first would take 1.7 times as long.
+        # No copy is needed, because the caller keeps the slot unchanged; with a copy it would take 1.7 times as long.
         _done(array.write(rows, can_reference_source_data_indefinitely=True), slab, writing=True)
     elif chunks:
         some = list(chunks)
@@ -91,8 +91,8 @@ def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) 
 def put(
     slab: Objects, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
 ) -> list[int]:
-    """The same in an object store, a shard at a time: each is copied out of `memory` and put whole, whatever was there. tensorstore's
-    own writing reads a last shard that is not full back first, and puts it under a condition, which Swift refuses.
+    """Do the same in an object store, a shard at a time: each is copied out of `memory` and put whole, whatever was there. tensorstore's
+    own writing would read back a last shard that is not full. Then it would put it under a condition, which Swift refuses.
 
     pace: called with the bytes of each shard before it.
     """
@@ -115,11 +115,11 @@ def put(
 
 
 def read(slab: Place, chunk_bytes: int, wanted: Sequence[int]) -> Iterator[memoryview]:
-    """The chunks `wanted`, each checked against the slab's own checksum. What is given is overwritten by the next: use it at once.
+    """Yield the chunks `wanted`, each checked against the slab's own checksum. Later chunks overwrite the bytes: use them at once.
 
     Raises SnapshotError for a missing, torn or altered slab, and for one of another form; MachineError when storage fails.
     """
-    # Without the last one, a missing shard reads as zeros.
+    # Without the last setting, a missing shard reads as zeros.
     spec = {**_driver(slab), "fill_missing_data_reads": False}
     buffer = np.empty((_READ_CHUNKS, chunk_bytes), np.uint8)
     array = _done(ts.open(spec, context=_context(slab), read=True), slab)
@@ -144,7 +144,7 @@ def _driver(slab: Place) -> dict[str, Any]:
 
 
 def _in_utf8(path: Path) -> Path:
-    """The same directory by a name that is UTF-8, for tensorstore takes no other."""
+    """Return the same directory by a name that is UTF-8, because tensorstore takes no other."""
     last = max((n for n, part in enumerate(path.parts) if not _is_utf8(part)), default=-1)
     return Path(_opened(Path(*path.parts[: last + 1])), *path.parts[last + 1 :]) if last >= 0 else path
 
@@ -163,12 +163,12 @@ def _context(slab: Place) -> ts.Context:
 
 
 def _done(future: ts.Future | ts.WriteFutures, slab: Place, nbytes: int = 0, *, writing: bool = False) -> Any:
-    """In a directory a write that is given up would go on over the next try: there nothing is given up."""
+    """Return the result of `future`. In a directory nothing is given up: a write that is given up would go on during the next try."""
     return object_store.done(future, str(slab), nbytes, writing=writing, bounded=not isinstance(slab, Files))
 
 
 def _rows(memory: memoryview, image: Image) -> NDArray[np.uint8]:
-    """The chunks as rows, where they lie."""
+    """Return the chunks as rows, where they lie."""
     whole = np.frombuffer(memory, np.uint8)
     return np.lib.stride_tricks.as_strided(
         whole, (image.chunks, image.chunk_bytes), (image.stride_bytes, 1), writeable=False

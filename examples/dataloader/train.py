@@ -15,7 +15,7 @@ from mt_resilient import Session
 
 
 class Pictures(Dataset):
-    """Made of their number, and shown a little differently each time: so the workers draw."""
+    """Pictures made from their number, and varied a little each time: so the workers draw random numbers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -61,7 +61,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if session.epoch_ends:  # before: behind the inner loop
+        if session.epoch_ends:  # before: after the inner loop
             scheduler.step()
         session.report(loss=loss.item())
         if distributed.get_rank() == 0:
@@ -75,9 +75,7 @@ def main() -> None:
             print(f"each picture was used {' or '.join(map(str, used.unique().tolist()))} times", flush=True)
             print("final state sha256", hashlib.sha256(content).hexdigest(), flush=True)
     distributed.barrier()
-    time.sleep(
-        0.2
-    )  # gloo's threads put the last collective away; whoever destroys its group before may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
     distributed.destroy_process_group()
 
 

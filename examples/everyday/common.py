@@ -19,7 +19,7 @@ def arguments() -> argparse.Namespace:
 
 
 def begin() -> torch.device:
-    """Make the process group, and the same beginning on every rank; the device of this rank."""
+    """Make the process group, seed every rank alike, and return the device of this rank."""
     device = pick_device()
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(1234)
@@ -39,7 +39,7 @@ def network(dropout: float = 0.1) -> nn.Module:
 
 
 def batch(number: int, device: torch.device | str, samples: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of this rank's share of the batch: the same number gives the same batch."""
+    """Return inputs and targets of this rank's share of the batch: the same number gives the same batch."""
     seed = number * distributed.get_world_size() + distributed.get_rank()
     inputs = torch.randn(samples, 16, generator=torch.Generator().manual_seed(seed))
     return inputs.to(device), inputs.sin().sum(1, keepdim=True).to(device)
@@ -57,5 +57,5 @@ def finish(*trained: nn.Module | torch.optim.Optimizer) -> None:
     distributed.all_gather_object(digests, mine.hexdigest())
     if distributed.get_rank() == 0:
         print("final state sha256", hashlib.sha256("".join(digests).encode()).hexdigest(), flush=True)
-    time.sleep(0.2)  # gloo's threads put the last collective away; destroying the group before may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
     distributed.destroy_process_group()

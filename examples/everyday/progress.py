@@ -26,7 +26,7 @@ def main() -> None:
         optimizer.step()
         session.report(loss=loss)
         bar.set_postfix(loss=f"{loss.item():.4f}")
-        bar.update(step + 1 - bar.n)  # less than 0 where the session has gone back
+        bar.update(step + 1 - bar.n)  # negative if the session has gone back
 
     finish(model, optimizer)
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, whose loop is its own: no Session. It goes on from the newest of its own checkpoints:
+"""Lightning's Trainer has its own loop: no Session. It continues from the newest of its own checkpoints:
 torchrun --nproc-per-node 2 trainer.py"""
 
 import os
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 EPOCH = 10
-"""Steps."""
+"""Steps in an epoch."""
 
 
 class Regression(lightning.LightningModule):

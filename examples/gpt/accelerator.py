@@ -1,4 +1,4 @@
-"""What this script trains on, made ready by being imported: megatron-core looks at torch.cuda while it is being imported itself.
+"""Prepares, on import, the device that this script trains on: megatron-core looks at torch.cuda while it is being imported.
 
 Moore Threads' own `musa_patch`, of MT-MegatronLM, maps torch.cuda to torch.musa. With `--device cpu`, or without any accelerator,
 `cpu_shim` maps it to the CPU.
@@ -41,7 +41,7 @@ elif KIND == "musa":
 
 
 def device() -> torch.device:
-    """That of this rank."""
+    """Return this rank's device."""
     if KIND == "cpu":
         return torch.device("cpu")
     mine = torch.device(KIND, int(os.environ["LOCAL_RANK"]))

@@ -3,7 +3,7 @@
     @after_import("megatron.core.jit")
     def change(module): ...
 
-`watch()` puts it to work. Other people's import hooks on the same modules keep working, in either order. Imports nothing by itself.
+`watch()` starts it. Other import hooks on the same modules keep working, in either order. This module imports none of them itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 Change = Callable[[Any], None]
 
 CHANGES: dict[str, list[Change]] = {}
-"""Module name → what is to be done to it."""
+"""Module name → the changes to make to it."""
 
 
 def after_import(module: str) -> Callable[[Change], Change]:
@@ -29,7 +29,7 @@ def after_import(module: str) -> Callable[[Change], Change]:
 
 
 def into(changes: list[Change]) -> Callable[[Change], Change]:
-    """A decorator that puts a function on the list `changes`."""
+    """Return a decorator that puts a function on the list `changes`."""
 
     def add(change: Change) -> Change:
         changes.append(change)
@@ -39,7 +39,7 @@ def into(changes: list[Change]) -> Callable[[Change], Change]:
 
 
 def wanted(change: Change) -> bool:
-    """False for what MCORE_CPU_SHIM_SKIP=name,name leaves out."""
+    """Return False for a change that MCORE_CPU_SHIM_SKIP=name,name leaves out."""
     return change.__name__ not in os.environ.get("MCORE_CPU_SHIM_SKIP", "").split(",")
 
 
@@ -49,7 +49,7 @@ def apply(name: str, module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: asks all *other* finders, and adds to the loader that they name."""
+    """Finds nothing itself: asks all *other* finders, and extends the loader that they name."""
 
     def __init__(self) -> None:
         self._asking: set[str] = set()
@@ -75,6 +75,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def watch() -> None:
-    """May be called twice. Modules that are already imported are left as they are."""
+    """Start to watch imports. May be called twice. Modules that are already imported are left as they are."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -1,11 +1,11 @@
 """torch.cuda → CPU, so that unmodified Megatron code trains on CPU tensors with gloo.
 
-The same idea as the patch with which Moore Threads maps torch.cuda to torch.musa, in the other direction. `install()` comes after
-`import torch` and before anything of Megatron; modules of Megatron that are already there are patched where they lie. It reads
-nothing of the process it is installed in, so a process that was forked later may become any rank.
+Moore Threads maps torch.cuda to torch.musa with a similar patch. Call `install()` after `import torch` and before any import of Megatron.
+Modules of Megatron that are already imported are patched in place. `install()` reads nothing of its process, so a process that is forked
+later may become any rank.
 
-Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out, which is how it was found that all of
-them are needed. What gloo cannot do is in `cpu_shim_gloo.py`, what Megatron's own modules want in `cpu_shim_megatron.py`.
+Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out; this showed that all of them are needed.
+What gloo cannot do is in `cpu_shim_gloo.py`, what Megatron's own modules need in `cpu_shim_megatron.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import after_import
 
 PATCHES: list[after_import.Change] = []
-"""What `install` does to torch, beside cpu_shim_gloo's."""
+"""The changes that `install` makes to torch, beside those of cpu_shim_gloo."""
 patch = after_import.into(PATCHES)
 
 
@@ -59,7 +59,7 @@ def _is_cuda(device: Any) -> bool:
 def device_queries(torch: Any) -> None:
     """Megatron passes current_device() on as `device=…`, so that has to be a CPU device.
 
-    Each gets a function of its own: torch._dynamo, which torch.optim imports, keeps a table of them and accepts none twice.
+    Each query gets a function of its own: torch._dynamo, which torch.optim imports, keeps a table of them and accepts none twice.
     """
     cuda, cpu = torch.cuda, torch.device("cpu")
     cuda.is_available = lambda: True
@@ -80,7 +80,7 @@ def device_queries(torch: Any) -> None:
 
 @patch
 def accelerator(torch: Any) -> None:
-    """A CUDA build of torch on a machine without a driver would now believe in its accelerator."""
+    """Otherwise a CUDA build of torch on a machine without a driver would now report an accelerator."""
     if torch.backends.cuda.is_built():
         torch.accelerator.is_available = lambda: False
         torch.accelerator.current_accelerator = lambda *_, **__: None
@@ -184,7 +184,7 @@ def loader_rng(torch: Any) -> None:
 
 @patch
 def tensor_moves(torch: Any) -> None:
-    """`.cuda()`, `.to("cuda")`, `.pin_memory()` stay where they are."""
+    """`.cuda()`, `.to("cuda")`, `.pin_memory()` leave tensors where they are."""
     torch.Tensor.cuda = torch.nn.Module.cuda = torch.Tensor.pin_memory = lambda self, *_, **__: self
     to = torch.Tensor.to
 
@@ -201,7 +201,7 @@ def tensor_moves(torch: Any) -> None:
 
 @patch
 def factories(torch: Any) -> None:
-    """`torch.zeros(…, device="cuda")` and its kin."""
+    """`torch.zeros(…, device="cuda")` and similar functions make CPU tensors."""
     plain = "tensor zeros ones empty full arange linspace rand randn randint randperm"
     likes = "as_tensor zeros_like ones_like empty_like full_like rand_like randn_like"
 
@@ -241,7 +241,7 @@ def legacy_types(torch: Any) -> None:
 
 @patch
 def is_cuda(torch: Any) -> None:
-    """Megatron's checkpoint writer and MoE permutation ask."""
+    """Megatron's checkpoint writer and MoE permutation ask for it."""
     torch.Tensor.is_cuda = property(lambda self: True)
 
 
@@ -250,11 +250,11 @@ def is_cuda(torch: Any) -> None:
 
 @patch
 def no_compiler(torch: Any) -> None:
-    """Compiling a toy takes longer than training it, and wants a C++ compiler."""
+    """Compiling a toy model takes longer than training it, and needs a C++ compiler."""
 
     def identity(function: Any = None, *_: Any, **__: Any) -> Any:
         return function if function is not None else lambda decorated: decorated
 
     torch.compile = torch.jit.script = identity
-    if "torch._dynamo" in sys.modules:  # Megatron was imported, and decorated, before us
+    if "torch._dynamo" in sys.modules:  # Megatron was imported, and its functions decorated, before
         torch.compiler.set_stance("force_eager")

@@ -1,4 +1,4 @@
-"""What Megatron asks of NCCL and gloo does otherwise."""
+"""Patches where Megatron relies on NCCL and gloo behaves differently."""
 
 from __future__ import annotations
 

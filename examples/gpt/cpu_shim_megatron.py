@@ -18,10 +18,10 @@ def moe_without_te(module: Any) -> None:
 
 @after_import("megatron.core.optimizer.distrib_optimizer")
 def adam_of_torch_can_load(module: Any) -> None:
-    """Loading a checkpoint into DistributedOptimizer over torch's own Adam, whose state exists only after the first step.
+    """Lets DistributedOptimizer load a checkpoint over torch's own Adam, whose state exists only after the first step.
 
-    Without this, state_dict() asserts that there is one `step`; load_state_dict() gives all parameters the same step tensor, which
-    then grows by n_params a step; and the restored step is overwritten by the fresh optimizer's 0.
+    Without this, state_dict() asserts that there is one `step`; load_state_dict() gives all parameters the same step tensor, which then
+    grows by n_params a step; and the restored step is overwritten by the fresh optimizer's 0.
     """
     import torch
 
@@ -61,7 +61,8 @@ def adam_of_torch_can_load(module: Any) -> None:
 
 @after_import("megatron.core.transformer.torch_norm")
 def torch_norm_under_sequence_parallel(module: Any) -> None:
-    """It asserts that there is none, though all that is needed is the mark by which finalize_model_grads reduces."""
+    """WrappedTorchNorm asserts that there is no sequence parallelism. All that it needs is the mark by which finalize_model_grads
+    reduces."""
     new = module.WrappedTorchNorm.__new__
 
     def __new__(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,14 +78,14 @@ def torch_norm_under_sequence_parallel(module: Any) -> None:
 
 @after_import("megatron.core.dist_checkpointing.validation")
 def old_names_of_numpy(module: Any) -> None:
-    """Up to 0.12 saving calls np.product, which numpy 2 has no more."""
+    """Up to 0.12 saving calls np.product, which numpy 2 no longer has."""
     if not hasattr(module.np, "product"):
         module.np.product = module.np.prod
 
 
 @after_import("megatron.core.dist_checkpointing.strategies.filesystem_async")
 def old_writer_on_new_torch(module: Any) -> None:
-    """Up to 0.12 it calls torch's private _write_item with the arguments of its time."""
+    """Up to 0.12 the writer calls torch's private _write_item with the arguments of an older torch."""
     from torch.distributed.checkpoint import filesystem
 
     if "serialization_format" in inspect.getsource(module):

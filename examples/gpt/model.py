@@ -44,7 +44,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         moe_router_load_balancing_type="aux_loss" if args.moe else "none",
         moe_aux_loss_coeff=0.01 if args.moe else 0.0,
         moe_token_dispatcher_type="alltoall",
-        gradient_accumulation_fusion=False,  # this and the following want Apex or Transformer Engine
+        gradient_accumulation_fusion=False,  # this and the following need Apex or Transformer Engine
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -53,7 +53,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
 
 
 def build(args: argparse.Namespace, device: torch.device) -> tuple[Any, Any, OptimizerParamScheduler]:
-    """This rank's stage of the model, wrapped for data parallelism; its optimizer; the learning-rate schedule."""
+    """Return this rank's stage of the model, wrapped for data parallelism; its optimizer; the learning-rate schedule."""
     seed = SEED + 100 * mpu.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
@@ -108,7 +108,7 @@ def _state(model: Any, optimizer: Any) -> Iterator[torch.Tensor]:
 
 
 def state_digest(model: Any, optimizer: Any) -> str:
-    """SHA-256 over this rank's parameters, buffers and optimizer state."""
+    """Return SHA-256 over this rank's parameters, buffers and optimizer state."""
     digest = hashlib.sha256()
     for tensor in _state(model, optimizer):
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

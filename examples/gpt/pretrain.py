@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
 
 
 def sample(index: int, length: int, vocabulary: int) -> torch.Tensor:
-    """`length` + 1 tokens: an arithmetic progression whose start and stride hang on the index."""
+    """Return `length` + 1 tokens: an arithmetic progression whose start and stride depend on the index."""
     generator = torch.Generator().manual_seed(10_000 + index)
     start = torch.randint(0, vocabulary, (1,), generator=generator)
     stride = torch.randint(1, 4, (1,), generator=generator)
@@ -64,7 +64,7 @@ def sample(index: int, length: int, vocabulary: int) -> torch.Tensor:
 
 
 def poison_once(args: argparse.Namespace, model: Any, number: int) -> None:
-    """What --poison-gradient orders. The marker keeps a replay of the batch, or a restarted rank, from doing it again."""
+    """Do what --poison-gradient orders. The marker keeps a replay of the batch, or a restarted rank, from doing it again."""
     if args.poison_gradient != f"{number}:{distributed.get_rank()}":
         return
     try:
@@ -77,7 +77,7 @@ def poison_once(args: argparse.Namespace, model: Any, number: int) -> None:
 def make_train_step(
     args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any
 ) -> Callable[[int], Any]:
-    """A function that computes one step: number of its batch → (mean loss, None but on the last stage; gradient norm)."""
+    """Return a function that computes one step: number of its batch → (mean loss, None except on the last stage; gradient norm)."""
     forward_backward = get_forward_backward_func()
     replicas, replica = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
     micro_batches = args.gbs // (args.mbs * replicas)
@@ -149,9 +149,7 @@ def main() -> None:
         print(
             "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
         )
-    time.sleep(
-        0.2
-    )  # gloo's threads put the last collective away; whoever destroys its group before may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
     mpu.destroy_model_parallel()
     distributed.destroy_process_group()
 

@@ -12,7 +12,7 @@ from mt_resilient import Session
 
 
 def batch(number: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A pure function of its number and the rank, so that any step can be computed again."""
+    """Return a batch that depends only on its number, the rank and the world size, so that any step can be computed again."""
     generator = torch.Generator().manual_seed(number * distributed.get_world_size() + distributed.get_rank())
     inputs = torch.randn(32, 16, generator=generator)
     return inputs.to(device), inputs.sin().sum(1, keepdim=True).to(device)
@@ -56,9 +56,7 @@ def main() -> None:
         print(
             "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
         )
-    time.sleep(
-        0.2
-    )  # gloo's threads put the last collective away; whoever destroys its group before may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
     distributed.destroy_process_group()
 
 

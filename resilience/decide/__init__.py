@@ -1,1 +1,1 @@
-"""(picture, now, policy) → what the leader writes next. Pure."""
+"""(World, now, policy) → what the leader writes next. Pure."""

@@ -29,17 +29,17 @@ from .rewind_orders import turn_back, unheeded
 
 
 def decide(world: World, now: float, policy: Policy) -> Decision:
-    """`now`: wall-clock seconds."""
+    """Return what to write next. now: wall-clock seconds."""
     if world.record is None or _starts_again(world, world.record):
         return next_generation.first(world, now, policy.nodes)
-    # Of a life that is over, only the end is left to be written; its story has been deleted.
+    # The record belongs to an earlier start of the job: only its end is still to be written, and its incidents have been deleted.
     if world.spec and world.spec.first_generation > world.record.number:
         world = replace(world, status={})
     read, before = world, {incident.id: incident for incident in world.incidents}
     world = _with_news(world, now, policy)
     event, verdict, answer = event_of(world, now, policy)
     shut_out = {} if policy.observe else node_exclusion.due(read, now, policy.quarantine, verdict)
-    if shut_out:  # and then what is to be done about the fault is another thing
+    if shut_out:  # the next tick answers the fault, given the quarantine
         return Decision(quarantine=shut_out)
     if policy.observe and verdict and answer and observe_only.only_told(verdict):
         world = world.with_incidents(
@@ -54,7 +54,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
 
 
 def _with_news(world: World, now: float, policy: Policy) -> World:
-    """With the incidents that tell what is seen, whatever is done about it."""
+    """Return the World with the incidents that report what is seen, whatever the answer is."""
     if world.record and (len(world.record.members) > 1 or world.nodes.keys() - world.record.members.keys()):
         away = reachability.cut_off(world, now, policy.lease_s)
         world = world.with_incidents(cut_off_told(world, away, reachability.unseen(world, now, policy.lease_s)))
@@ -75,7 +75,7 @@ def _with_news(world: World, now: float, policy: Policy) -> World:
 def _answer(
     world: World, now: float, policy: Policy, event: Event | None, verdict: Verdict | None, answer: Plan | None
 ) -> Decision:
-    """What is done about it."""
+    """Return what to write about the event, and about requests if there is no event."""
     present = world.record
     assert present
     late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s)
@@ -100,7 +100,7 @@ def _answer(
         judged = world.with_incidents((incident,))
         seats = rank_assignment.again(judged, now, struck=verdict.early)
         if move is Move.REOPEN and not answer.unfit and not rank_assignment.will_do(world, seats.members, now):
-            # All had died, and not as many have come as are allowed now.
+            # All agents had died, and too few have come for the numbers of nodes that are allowed now.
             return rule(world, now, reached)
         answer = seated(answer, seats, len(seats.members) in (len(world.members), *rank_assignment.left(judged, now)))
         incident = replace(incident, rung=answer.rung, plan=answer.reason, pause_s=answer.pause_s)
@@ -127,7 +127,8 @@ def _answer(
 
 
 def _wrong_at_the_end(world: World) -> Decision:
-    """What is found out before an end that somebody goes on from is over."""
+    """Return the record with the onset of a fault that is found while the job ends before the end of its training. A later start of the
+    job must not resume from there."""
     record = world.record
     if record is None or record.phase is not Phase.ENDING or record.complete:
         return Decision()
@@ -139,20 +140,20 @@ def _wrong_at_the_end(world: World) -> Decision:
 
 
 def _wrong_since(world: World) -> Step:
-    """The first step of those computed by now that is known to be wrong, by what is suspected or has not been answered yet; -1: none is.
-    Where the job ends, nobody is to go on from it."""
+    """Return the first computed step that is known to be wrong, from suspicions and unanswered incidents; -1: none is. If the job ends, a
+    later start must not resume from it."""
     suspected = (*suspect(world), *nodes_apart(world))
     known = (*(suspicion.onset for suspicion in suspected), recoverable_state.onset(world))
     return min((step for step in known if step >= 0), default=Step(-1))
 
 
 def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:
-    """`told`, and every incident that is still open, closed: no recovery goes on while the job ends."""
+    """Return `told` and every open incident, closed: no recovery goes on while the job ends."""
     changed = {incident.id for incident in told}
     newest = world.with_incidents(told).incidents
     return tuple(replace(i, open=False) for i in newest if i.open or i.id in changed)
 
 
 def _starts_again(world: World, last: GenerationRecord) -> bool:
-    """Whether the job was over, and somebody has given the command once more."""
+    """Whether the job was over, and its command has been given again."""
     return last.phase is Phase.ENDED and world.spec is not None and world.spec.first_generation > last.number

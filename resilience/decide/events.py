@@ -1,5 +1,4 @@
-"""What a World amounts to: the event that the table of `state_machine` is asked about, and the verdict and plan that it comes from.
-Pure."""
+"""World → the event to look up in the table of `state_machine`, and the verdict and plan that it comes from. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ from .rewind_orders import pending
 
 
 def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
-    """What the World amounts to. A request to stop goes before a verdict: nothing is restarted for somebody who is leaving."""
+    """Return the event, verdict and plan that follow from the World. A request to stop goes before a verdict: a job that is to end is not
+    restarted."""
     ending = world.record is not None and world.record.over
     if leaving(world, now):
         return calm(world, now, policy) if ending else (Event.STOP, None, None)
@@ -54,25 +54,25 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
                 left=size in rank_assignment.left(world, now),
             ),
         )
-        if answer.event is Event.FAULT or not ending:  # which it does already
+        if answer.event is Event.FAULT or not ending:  # else the job ends already
             return answer.event, verdict, answer
     return calm(world, now, policy)
 
 
 def _out(world: World, now: float, verdict: Verdict) -> Set[NodeId]:
-    """Nodes that are shut out, and are not to train next all the same because the job cannot do without them."""
+    """Return the quarantined nodes, without those that train next all the same because the job needs them."""
     shut_out = quarantine.in_force(world, now).keys()
     return shut_out - rank_assignment.again(world, now, struck=verdict.early).members.keys() if shut_out else shut_out
 
 
 def _unheard(world: World) -> bool:
-    """Whether one of several members has said nothing of an end of its ranks."""
+    """Whether one of several members has reported no end of its ranks."""
     told = sum(bool(status.exits) for status in world.uncalm_statuses())
     return told < len(world.members) > 1
 
 
 def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
-    """And where no verdict is to be answered."""
+    """Return event, verdict and plan if there is no verdict to answer."""
     if policy.observe and (end := observe_only.ended(world)):
         return end.event, None, end
     statuses = world.statuses()
@@ -86,7 +86,7 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
         return Event.FINISHED, None, None
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
-    # Each has said before what is there; where an older word of it has come to pass late, it says so again.
+    # Each member has reported its snapshots before READY, and reports again if an older status arrived late.
     ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
     ready = ready and not (world.record and world.record.pauses(now))
     ready = (
@@ -108,7 +108,7 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
 
 
 def _others_wanted(world: World, now: float) -> bool:
-    """Whether the place of one who is gone, or shut out, can be taken now: by another node, or by a new agent of its own."""
+    """Whether another node, or the node's new agent, can now take the place of a member that is lost or quarantined."""
     record = world.record
     if record is None or record.phase is not Phase.GATHER:
         return False
@@ -121,14 +121,14 @@ def _others_wanted(world: World, now: float) -> bool:
 
 
 def _all_at_work(world: World) -> bool:
-    """Whether all ranks are in their loop, and nothing else is asked of them."""
+    """Whether all ranks are in their loop, and no other order is pending."""
     told, record = world.statuses(), world.record
     busy = record is None or record.phase is not Phase.RUN or pending(world) is not None
     return not busy and len(told) == len(world.members) and all(s.stepped_s and not s.exits for s in told)
 
 
 def _gone(world: World, node: NodeId, instance: str) -> bool:
-    """Whether nothing of this generation is left on `node`: it says so, or its agent, whose ranks die with it, is no more."""
+    """Whether nothing of this generation is left on `node`: it says so, or its agent is gone, and its ranks die with it."""
     present = world.nodes.get(node)
     if present is None or present.instance != instance:
         return True

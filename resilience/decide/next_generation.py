@@ -1,4 +1,4 @@
-"""The record as it is to be after an event: the next phase of a generation, or the next generation. Pure."""
+"""The record to write after an event: the next phase of a generation, or the next generation. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .rewind_orders import carried, lost, pending
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Decision:
-    """And where somebody wants the job to stop before there is one, its end."""
+    """Return the first generation; or the job's end, if a request stops it before it begins."""
     if world.spec is None:
         return Decision()
     number = world.spec.first_generation
@@ -83,14 +83,14 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
         reason = "the training is over" if complete else "the script has left in order, before the end of the training"
-        # Their ranks gone, nodes do not tell any more how far these had come.
+        # Once the ranks are gone, nodes no longer report how far these had come.
         reached = Step(max(record.replay_until, recoverable_state.step_reached(world)))
         record = replace(record, reason=reason, complete=complete, replay_until=reached)
     return Decision(record=record, reason=record.reason)
 
 
 def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decision:
-    """The next generation, for a fault."""
+    """Return the next generation after a fault."""
     record, story = _next(world, now, seats, incident.summary, incident.step_at_fault)
     detected = incident.with_phase("detect", now - incident.at_s)
     record = replace(record, pause_s=max(record.pause_s, incident.pause_s))
@@ -98,8 +98,8 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
 
 
 def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
-    """The next generation, of other nodes. While it gathers, the incident that has ended the one before is still open: it was the first
-    sign of what has become of a node."""
+    """Return the next generation, on other nodes. While a generation gathers, the incident that ended the one before is still open. It may
+    be the first effect of a lost node, so `bereft` completes it."""
     assert world.record
     settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
     seats = rank_assignment.again(world, now, settled_s)
@@ -116,7 +116,7 @@ def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
 def _next(
     world: World, now: float, seats: Seats, reason: str, reached: Step
 ) -> tuple[GenerationRecord, tuple[Incident, ...]]:
-    """And the incidents that change with it."""
+    """Return the next generation's record, and the incidents that change with it."""
     assert world.record
     order, story = carried(world)
     before = world.record
@@ -130,7 +130,7 @@ def _next(
         joined={
             n: before.joined.get(n, number)
             for n in seats.members
-            if n not in known or n in before.joined  # of the others, all that memory holds is of this course
+            if n not in known or n in before.joined  # the others' memory holds only this lineage
         },
         new=tuple(node for node in seats.members if node not in known),
         left=tuple(sorted(known - seats.members.keys())),
@@ -150,7 +150,7 @@ def _next(
 
 
 def _turns(world: World) -> tuple[Turn, ...]:
-    """All that incidents tell of, after what was known before and no incident tells of: etcd may have lost its data."""
+    """Return all rewinds in place: first those that only the record knows, because etcd may have lost its data, then the incidents'."""
     told = [turn for incident in world.incidents if (turn := incident.turn)]
     known = Counter(world.record.turns if world.record else ())
     return (*(known - Counter(told)).elements(), *told)

@@ -1,8 +1,8 @@
-"""Which nodes are to train no more for a while: World → those that their own faults speak against. Pure.
+"""Which nodes to quarantine: World → nodes with too many faults of their own. Pure.
 
-A fault is a node's own where its hardware is blamed (a replica that computed wrongly), or where it has struck there before anywhere else
-(its rank died or hung, its agent was lost). Where the job has trained before, and ranks end before their first step, a node is to blame on
-which the last fault was too, or which has never trained: on another one they may work. Nobody is shut out whom the job cannot do without.
+A fault is a node's own if its hardware is blamed (a replica that computed wrongly). It is also the node's own if it struck there first
+(its rank died or hung, its agent was lost). If the job has trained before, ranks may also end before their first step. Then a node is
+blamed if the last fault was on it too, or if it has never trained: another node may work. A node that the job needs is not quarantined.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)
 
 
 def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | None = None) -> dict[NodeId, Quarantine]:
-    """Those that are to be shut out now. now: wall-clock seconds; verdict: what is about to be answered."""
+    """Return the nodes to quarantine now. now: wall-clock seconds; verdict: the one that is about to be answered."""
     if verdict:
         world = world.with_incidents(
             (bare_incident(world, verdict, RESTART_GROUP, recoverable_state.step_reached(world)),)
@@ -46,10 +46,10 @@ def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | N
     blamed = (n for n in {*struck, *fails} if n in world.nodes and not rank_assignment.unusable(world, n, now))
     for node in sorted(blamed, key=rank_assignment.natural):
         last_s = max((i.at_s for i in recent if node in i.nodes and i.rung), default=0.0)
-        last_s = min(now, last_s)  # its clock may be ahead
+        last_s = min(now, last_s)  # the node's clock may be ahead
         known = world.quarantine.get(node)
         if known and known.until_s - policy.lasts_h * 3600 >= last_s:
-            continue  # it was shut out for these
+            continue  # it has been quarantined for these faults
         if hardware[node] >= policy.hardware_faults:
             why = f"its hardware is blamed for {formatting.count(hardware[node], 'fault')} within {policy.within_h:g} h"
         elif node in fails:
@@ -67,7 +67,7 @@ def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | N
 
 
 def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
-    """The nodes on which the last ranks have ended before their first step, and which that speaks against: why."""
+    """Return the nodes to blame because ranks have ended there before their first step, with the reason."""
     last = [incident for incident in held if incident.rung in RESTARTS and incident.cause != Cause.MOVED][-2:]
     if not last or any(status.stepped_s for status in world.statuses()):
         return {}
@@ -78,7 +78,7 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
     everywhere = 1 < newest.size == len(newest.nodes)
     if everywhere or len(_in_turn(held) - {*newest.nodes}) > 1:
         return {}
-    # Where a host dies as it starts, others' ranks may raise before that is known: by the time that all are ready, it is.
+    # If a host dies at the start, ranks of other nodes may raise before its loss is known. It is known once all members are ready.
     ready = world.record and world.record.phase is Phase.GATHER and world.all_acked(AckKind.READY)
     if ready and all(_new(world, node) for node in newest.nodes):
         why = "ranks end there before their first step, and the job has trained without it"
@@ -90,30 +90,30 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
 
 
 def _in_turn(held: Sequence[Incident]) -> set[NodeId]:
-    """Nodes on which the last ranks, one after the other, have ended before their first step. That three are broken, each as it takes the
-    place of the last, is less likely than that all miss the same thing."""
+    """Return the nodes on which the last starts, one after the other, have ended before the first step. If three successive nodes fail, it
+    is likelier that all of them lack the same thing than that each is broken."""
     early = takewhile(lambda i: not i.started, (i for i in reversed(held) if i.rung in RESTARTS))
     return {i.nodes[0] for i in early if i.cause in RANKS_ENDED and len(i.nodes) == 1}
 
 
 def _too_few(world: World, incident: Incident) -> bool:
-    """Whether it struck on fewer nodes than the job has trained on, and it has not trained on so few: it may be that the script does not
-    start on them, whichever they are."""
+    """Whether the job ran on fewer nodes than it has trained on, and has never trained on so few. Then the script may not start on so few
+    nodes, whichever they are."""
     known = _trained_on(world)
     return 0 < incident.size < max(known) and incident.size not in known
 
 
 @once
 def _trained_on(world: World) -> set[int]:
-    """The numbers of nodes on which steps are known to have been made; 0 among them."""
+    """Return the numbers of nodes on which ranks are known to have finished steps, and 0."""
     return {0, world.record.trained if world.record else 0, *(i.size for i in world.incidents if i.started)}
 
 
 def _new(world: World, node: NodeId) -> bool:
-    """Whether it has come into a job that trained, and has not made a step in it, as far as is known."""
+    """Whether the node has joined a job that had trained, and has not finished a step in it, as far as is known."""
     record, spec = world.record, world.spec
     since = record.joined.get(node) if record else None
-    if since is None or spec is None or since <= spec.given_up + 1:  # where all had died, all are
+    if since is None or spec is None or since <= spec.given_up + 1:  # if all agents had died, all nodes are new
         return False
     lives = (i for i in world.incidents if i.generation >= since)
     return not any(i.started or i.cause in (Cause.AGENT_LOST, Cause.AGENT_RESTARTED) for i in lives)
@@ -124,18 +124,19 @@ def _forgiven(world: World, node: NodeId, incident: Incident) -> bool:
 
 
 def unforgiven(world: World) -> tuple[Incident, ...]:
-    """What budgets count: all but what has struck only nodes that somebody has had back since."""
+    """Return the incidents that budgets count: all but those that struck only nodes that were readmitted since."""
     return tuple(i for i in world.incidents if not i.nodes or not all(_forgiven(world, node, i) for node in i.nodes))
 
 
 def _hardware(incident: Incident) -> bool:
-    """Replicas prove it. A step that goes wrong once does not: a race in the script, or a draw that is not repeated, looks the same."""
-    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, nobody knows which
+    """Whether the node's hardware is to blame. Diverged replicas prove that. A step that goes wrong once does not: a race in the script,
+    or a random draw that is not repeated, looks the same."""
+    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, which is unknown
 
 
 def _counts(world: World, incident: Incident) -> bool:
     if len(incident.nodes) != 1:
-        return False  # what strikes several at once is of none of them: etcd was away, a switch
+        return False  # a fault of several nodes at once is no node's own: etcd was away, or a switch
     if incident.cause in RANKS_ENDED and not incident.started and _too_few(world, incident):
         return False
     return incident.cause in _STRUCK or _hardware(incident)

@@ -1,12 +1,12 @@
-"""`--observe`: everything is judged and told as ever, and nothing is done. Pure; what it does not fence needs no fence.
+"""`--observe`: the program judges and reports faults as usual, but does not act on them. Pure.
 
-    ranks      `tally.judge` goes on with what it has found; each fault is noted once on the board (`rewind_ladder.goes_on`) → `Sighting`
+    ranks      `tally.judge` lets the ranks go on; they note each fault once on the board (`rewind_ladder.goes_on`) → `Sighting`
     verdict    → an incident with the plan that would have been (`verdict_told`), once per cause and generation
-    death      the launcher ends as it would by itself, and the job with it, with the launcher's exit code (`ended`)
-    start      as the script itself starts: no state is gone back to (`beginning`)
+    death      the launcher ends as it would by itself, and the job ends with the launcher's exit code (`ended`)
+    start      as the script itself starts: the ranks restore no state (`beginning`)
 
-Two things go on as ever, since training does not see them: snapshots are taken, and one of a state known to be wrong is not certified (of
-replicas that went apart: is marked as set aside, which is said). Whoever starts the command has the ranks started.
+Two things stay as usual, because training does not notice them. Snapshots are taken, and a snapshot of a wrong state is not certified
+(after diverged replicas it is set aside, and a message says so). A new agent also starts the ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ..text import sentences
 INTRODUCTION = "observing: faults are judged and told, and nothing is done about them; snapshots are taken, and none is gone back to"
 
 _STARTS = (Cause.AGENT_RESTARTED, Cause.AGENT_LOST)
-"""Whoever gives the command again wants the ranks to run."""
+"""Causes that are answered all the same: an operator who gives the command again wants the ranks to run."""
 
 
 def only_told(verdict: Verdict) -> bool:
-    """Whether nothing follows from that verdict while observing."""
+    """Whether the verdict is only reported while observing."""
     return verdict.cause not in _STARTS
 
 
@@ -45,7 +45,7 @@ def beginning() -> ResumePoint:
 
 
 def ended(world: World) -> Plan | None:
-    """The end of the job where a launcher has ended and not in order: what would have been the end of the command itself."""
+    """Return the end of the job if a launcher has failed, with the exit code that the command itself would have had; else None."""
     codes = [status.launcher_code for status in world.statuses() if status.launcher_code]
     if not codes:
         return None
@@ -55,7 +55,7 @@ def ended(world: World) -> Plan | None:
 
 
 def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) -> tuple[Incident, ...]:
-    """The incident of a verdict that nothing is done about; empty where it has been told."""
+    """Return the incident of a verdict that is only reported; empty if it has been reported."""
     assert world.record
     number = world.record.number
     known = [i for i in world.incidents if i.would is not None and i.generation == number and i.cause == verdict.cause]
@@ -66,7 +66,7 @@ def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) ->
 
 
 def sightings_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
-    """What the ranks have found: new incidents, and those that are over, some steps after the last sign of them."""
+    """Return incidents of what the ranks have found: new ones, and those that are over, some steps after the fault was last seen."""
     known = {incident.signature: incident for incident in world.incidents}
     changed: list[Incident] = []
     for sighting in {s.ordinal: s for status in world.statuses() for s in status.sightings}.values():
@@ -110,7 +110,7 @@ def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
 
 
 def hangs_over(world: World) -> tuple[Incident, ...]:
-    """Hangs that were none, or have passed: somebody gives signs of life again."""
+    """Return the incidents of hangs, closed, if ranks give signs of life again."""
     if any(status.stalls for status in world.uncalm_statuses()):
         return ()
     hung = [i for i in world.incidents if i.open and i.would is not None and i.cause == Cause.RANK_HUNG]

@@ -1,4 +1,4 @@
-"""What becomes of an operator's requests: World → the record as it is to be, incidents, answers. Pure, and asked at every tick.
+"""How an operator's requests are obeyed: World → the record to write, incidents, answers. Pure, and run at every tick.
 
     stop, drain   are an event of `state_machine`; answered when the job has ended
     rewind        an incident and `GenerationRecord.rewind`; answered when the ranks say that they have gone back
@@ -7,9 +7,9 @@
     snapshot      `GenerationRecord.snapshot`; answered when it is on disk
     readmit       the node's `Quarantine`, written over; answered with it
 
-A request stands until it is answered. They are taken in turn, one at a time. Only leaving, readmission, and going on after a pause
-overtake, and a drain that waits until another node has come holds nobody up. What has been done about a request is read off the record
-and the incidents, never remembered: whoever leads next goes on in the middle.
+A request stands until it is answered. Requests are obeyed in turn, one at a time. Only stop, drain, readmit and resume overtake others. A
+drain that waits for another node does not delay other requests. The record and the incidents show what has been done about a request.
+No controller remembers it, so the next leader can go on in the middle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .rewind_orders import given_up, ordered
 
 LEAVING = (Wish.STOP, Wish.DRAIN)
 HURRY_S = 5.0
-"""How long the others may then take to write what is their own."""
+"""How long the other agents may then take to write their own parts of the last snapshot."""
 
 
 def waiting(world: World) -> list[Request]:
@@ -39,9 +39,9 @@ def waiting(world: World) -> list[Request]:
 
 
 def leaving(world: World, now: float) -> Request | None:
-    """The request to end the job here that is to be obeyed, if there is one. Nodes that the job can do without are drained otherwise: if
-    it can do without all of them, for a scheduler may take away all at once, and has no time for one after the other. now: wall-clock
-    seconds."""
+    """Return the request that ends the job now, if there is one. A drain ends the job only if the job cannot continue without the nodes of
+    all waiting drains together. They count together because a scheduler may take all at once, without time for one after the other.
+    now: wall-clock seconds."""
     asked = [r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world) and not _has_left(r, world)]
     stop = next((at for at, request in enumerate(asked) if request.kind == Wish.STOP), len(asked))
     drains = asked[:stop]
@@ -51,8 +51,8 @@ def leaving(world: World, now: float) -> Request | None:
 
 
 def cut_short(world: World) -> Decision:
-    """Where the job ends before the end of its training, and an agent has gone in the middle of it: its part of a last snapshot does not
-    come, and the others do not wait for it."""
+    """Shorten the wait for a last snapshot if an agent was lost while the job ends before the end of its training. That agent's part of the
+    snapshot does not come, so the others need not wait for it."""
     record = world.record
     if record is None or record.phase is not Phase.ENDING or record.complete:
         return Decision()
@@ -69,7 +69,7 @@ def cut_short(world: World) -> Decision:
 
 
 def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
-    """Whether the job can go on without the nodes of these requests; of more of them, it rather cannot."""
+    """Whether the job can go on without the nodes of these requests. For more requests, the answer can only change to no."""
     record, spec = world.record, world.spec
     if not drains:
         return True
@@ -81,18 +81,18 @@ def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
     dismissed = {*record.dismissed}
     fresh = [node.instance for _, node in here if node.instance not in dismissed]
     if not fresh and not (record.phase in (Phase.LAUNCH, Phase.RUN) and any(_pressed(r, record) for r, _ in here)):
-        return True  # who is drained already waits until another node has come, if need be
+        return True  # a node that is drained already waits until another one has come, if necessary
     without = replace(world, record=replace(record, dismissed=(*record.dismissed, *fresh)))
     return not rank_assignment.without(without, now).missed
 
 
 def _pressed(request: Request, record: GenerationRecord) -> bool:
-    """Whether a node that trains cannot wait until another one has come."""
+    """Whether the request's node trains and has no time to wait until another node has come."""
     return request.budget_s > 0 and request.node in record.members
 
 
 def rule(world: World, now: float, reached: Step) -> Decision:
-    """The next thing to do about what is asked. now: wall-clock seconds; reached: the newest step that any rank has finished."""
+    """Return the next thing to do about the requests. now: wall-clock seconds; reached: the newest step that any rank has finished."""
     record = world.record
     assert record
     asked = waiting(world)
@@ -110,7 +110,7 @@ def rule(world: World, now: float, reached: Step) -> Decision:
         early = Answer(sentence="the ranks were told to go on before all of them waited")
         return Decision(answers=dict.fromkeys(overtaken, early))
     if leaving(world, now):
-        return Decision()  # an event of the machine's
+        return Decision()  # an event of `state_machine` answers it
     drains = [request for request in asked if request.kind == Wish.DRAIN]
     drained = _drained(drains, world)
     if drained != Decision() or (drains and record.moving and not goes_on):
@@ -121,17 +121,17 @@ def rule(world: World, now: float, reached: Step) -> Decision:
 
 
 def _misled(request: Request, world: World) -> str:
-    """Why nothing can ever be done about it; empty: something can."""
+    """Return why the request can never be obeyed; empty: no reason is known."""
     if request.kind not in tuple(Wish):
         return f"this version knows no request {request.kind!r}; nothing was done"
-    # Who was there when it was asked for has left meanwhile.
+    # A request with an instance is for a node that was there then, and may have left since.
     if request.kind == Wish.DRAIN and not request.instance and request.node not in {*world.members, *world.nodes}:
         return f"there is no node {request.node!r} in this job; it runs on {', '.join(formatting.few(world.members))}. Nothing was done"
     return ""
 
 
 def _has_left(request: Request, world: World) -> bool:
-    """Whether the agent that is to be drained has been followed by another one of its name, which nobody means."""
+    """Whether a new agent has replaced the one to be drained: the request does not mean the new one."""
     here = world.nodes.get(NodeId(request.node)) if request.kind == Wish.DRAIN and request.instance else None
     return here is not None and here.instance != request.instance
 
@@ -154,7 +154,7 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 
 
 def _drained(asked: Sequence[Request], world: World) -> Decision:
-    """All of them together: one change of nodes, not one for each."""
+    """Return the next thing to do about all drains together: one change of nodes, not one for each."""
     record = world.record
     assert record
     dismissed = {*record.dismissed}
@@ -243,6 +243,6 @@ _JUDGES = {
 
 
 def _all(answers: Iterable[bool]) -> bool:
-    """Whether there are any, and all say yes."""
+    """Whether there is at least one answer, and all are true."""
     said: Sequence[bool] = list(answers)
     return bool(said) and all(said)

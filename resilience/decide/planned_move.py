@@ -1,10 +1,10 @@
-"""A change of nodes that nobody is forced to: World → the next thing to do about it. Pure, and asked at every tick while ranks train.
+"""A planned change of nodes, without a fault: World → the next thing to do about it. Pure, and run at every tick while ranks train.
 
     wanted ──▶ `GenerationRecord.moving`: ranks wait at a boundary, and its state goes to disk ──▶ the next generation, on other nodes
 
-A node is drained, or one has come back and the job may grow: no step is computed again for it. What has been done is read off the
-record, so whoever leads next goes on in the middle. A fault on the way opens the next generation by itself: without the node that is
-drained, and as many as before.
+A node is drained, or a node has come back and the job may grow. No step is replayed for such a move. The record shows what has been done,
+so the next leader can go on in the middle. A fault on the way opens the next generation by itself: without the drained node, and without
+growing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .policy import Policy
 from .rewind_orders import pending
 
 SAVE_S = 600.0
-"""How long their state may take to the disk while the ranks wait: the next nodes have it from nowhere else, or older."""
+"""How long the ranks wait for their state to reach the disk. The next nodes can restore it only from there, or else an older one."""
 AGAIN_S = 3600.0
-"""After it has not come there, until the job tries to grow again."""
+"""How long the job waits, after that failed, until it tries to grow again."""
 
 
 class Move(Enum):
@@ -37,7 +37,7 @@ class Move(Enum):
 
 
 def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
-    """What to do, and what for. now: wall-clock seconds."""
+    """Return the next part of a planned move, and the reason for the move. now: wall-clock seconds."""
     record = world.record
     if record is None or record.phase is not Phase.RUN:
         return Move.NONE, ""
@@ -64,7 +64,7 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
 
 
 def begun(world: World, now: float, policy: Policy) -> Decision:
-    """What is written of it as long as ranks train on these nodes."""
+    """Return what to write about a planned move while ranks train on the present nodes."""
     step, why = move(world, now, policy)
     back = world.record.rewind.number if world.record and world.record.rewind else 0
     if step is Move.BEGIN and world.record:

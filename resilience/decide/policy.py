@@ -1,4 +1,4 @@
-"""What the controller decides by."""
+"""The policies by which the controller decides."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..plan.escalation import RecoveryPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Each judgement's own policy."""
+    """The policies of all judgements."""
 
     recovery: RecoveryPolicy = RecoveryPolicy()
     ladder: LadderPolicy = LadderPolicy()
-    """The ranks', whose rewinds it tells of."""
+    """The ranks' own policy. The controller needs it to report their rewinds."""
     nodes: NodesPolicy = NodesPolicy()
     quarantine: QuarantinePolicy = QuarantinePolicy()
     lease_s: float = 0.0
     """How long the agents' leases live; 0: not known."""
     observe: bool = False
-    """Tell what would be done, and do nothing."""
+    """Report what would be done, and do nothing."""

@@ -1,4 +1,4 @@
-"""An order to go back, of an operator or after a comparison of replicas: from its incident to what has become of it. Pure."""
+"""Orders to rewind, from an operator or after replicas diverged: from the order's incident to its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..text import formatting, sentences
 
 
 def pending(world: World) -> RewindOrder | None:
-    """The order to go back that nobody has obeyed yet."""
+    """Return the rewind order that the ranks have not obeyed yet, or None."""
     waits = _waiting(world)
     return waits[0] if waits else None
 
 
 def _waiting(world: World) -> tuple[RewindOrder, Incident] | None:
-    """And its story."""
+    """Return that order with its incident."""
     order = (world.record.rewind or world.record.begins) if world.record else None
     incident = next((i for i in world.incidents if order and i.id == order.incident), None)
     return (order, incident) if order and incident and incident.open and not incident.remedy else None
@@ -36,7 +36,7 @@ def _waiting(world: World) -> tuple[RewindOrder, Incident] | None:
 
 
 def ordered(request: Request, world: World, now: float, reached: Step) -> Decision:
-    """The next thing to do about it; reached: the newest step that any rank has finished."""
+    """Return the next thing to do about an operator's rewind. reached: the newest step that any rank has finished."""
     record = world.record
     assert record
     incident = next((i for i in world.incidents if i.signature == _signature(request)), None)
@@ -55,7 +55,7 @@ def ordered(request: Request, world: World, now: float, reached: Step) -> Decisi
 
 
 def _cannot(request: Request, world: World) -> str:
-    """Why the ranks cannot go back so; empty where they can."""
+    """Return why the ranks cannot rewind as requested; empty: they can."""
     there = sorted(common_steps(recoverable_state.said(world), unreadable(world.incidents)))
     if request.step not in there:
         near = [*[s for s in there if s < request.step][-1:], *[s for s in there if s > request.step][:1]]
@@ -92,7 +92,7 @@ def _signature(request: Request) -> str:
 
 
 def given_up(world: World) -> Decision:
-    """The ranks have said that they cannot go back as ordered."""
+    """Withdraw an operator's order if ranks have reported that they cannot rewind as ordered."""
     waits = _waiting(world)
     if waits is None or waits[0].cause is not OrderedBy.OPERATOR:
         return Decision()
@@ -103,7 +103,7 @@ def given_up(world: World) -> Decision:
 
 
 def lost(world: World) -> tuple[Incident, ...]:
-    """The story of the order that waits, now that it cannot be obeyed any more."""
+    """Return the incident of the pending order, closed because the ranks can no longer obey it."""
     return tuple(_lost(*waits) for waits in [_waiting(world)] if waits)
 
 
@@ -116,14 +116,15 @@ def _lost(order: RewindOrder, incident: Incident) -> Incident:
 
 
 def turn_back(world: World, incident: Incident, to: Step) -> Decision:
-    """All ranks go back in place, to a state from before what the comparison of replicas has found."""
+    """Order all ranks to rewind in place to step `to`, before the replicas diverged."""
     assert world.record
     order = RewindOrder(number=int(incident.id), to=to, cause=OrderedBy.COMPARISON)
     return Decision(record=replace(world.record, rewind=order), incidents=(incident,), reason=incident.plan)
 
 
 def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
-    """What the ranks were to go back for in place, and have not in time, or cannot: the worker group has to be started again."""
+    """Return the incident of diverged replicas, now to be answered by a restart, if the ranks cannot rewind in place or have not in time.
+    Else None."""
     waits = _waiting(world)
     if waits is None or waits[0].cause is not OrderedBy.COMPARISON:
         return None
@@ -140,11 +141,11 @@ def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
 
 
 def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:
-    """Into the next generation: the order that waits, and its incident, for the next ranks begin where these were to go back."""
+    """Return the pending order for the next generation, and its incident: the next ranks begin at the step of the order."""
     waits = _waiting(world)
     if waits is None:
         return None, ()
     order, incident = waits
-    if order.cause is OrderedBy.COMPARISON:  # its onset says where the next ones may begin
+    if order.cause is OrderedBy.COMPARISON:  # the incident's onset says where the next ranks may begin
         return None, (replace(incident, rung=RESTART_GROUP),)
     return order, (replace(incident, rung=RESTART_GROUP, plan=sentences.ordered(order.to, order.skip, live=False)),)

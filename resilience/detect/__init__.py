@@ -1,1 +1,1 @@
-"""ClusterState → suspicions: one rule for each kind of fault. Pure."""
+"""World → suspicions: one rule for each kind of fault. Pure."""

@@ -1,10 +1,10 @@
-"""What devices say of themselves → complaints: signs of a part that goes wrong, each told once. Pure.
+"""What devices report about themselves → complaints: signs of failing hardware, each told once. Pure.
 
-    counters, look by look    memory errors that could not be corrected have grown · rows wait to be remapped, or could not be ·
-                              slowed down by its heat, or by its power brake, in several looks in a row
-    kernel log                an Xid that means the hardware (NVIDIA's Xid catalogue; those of programs' own errors are left out)
+    counters, at each look    new uncorrectable memory errors · memory rows that wait to be remapped, or could not be ·
+                              slowed down by temperature, or by the power brake, in several looks in a row
+    kernel log                an Xid that indicates a hardware fault (NVIDIA's Xid catalogue; Xids of program errors are left out)
 
-The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`). What a device does not tell is None, and says nothing.
+The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`). A value that the device does not report is None, and causes no complaint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HOT_LOOKS = 3
-"""Looks in a row: a device that has just begun to work is slowed down for a moment."""
+"""Looks in a row that must find a device slowed down. At the start of its work, a device is slowed down for a moment."""
 
 FATAL_XIDS = {
     48: "an error of its memory that could not be corrected",
@@ -27,7 +27,7 @@ FATAL_XIDS = {
     120: "an error of its system processor",
     140: "an error of its memory that could not be recovered",
 }
-"""https://docs.nvidia.com/deploy/xid-errors/: those whose first named cause is the hardware, or which end with a reset of it."""
+"""https://docs.nvidia.com/deploy/xid-errors/: the Xids whose first named cause is the hardware, or which end with a reset of it."""
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)")
 
@@ -37,20 +37,20 @@ class DeviceReading:
     """One look at one device."""
 
     device: str
-    """Its number and where it is: `GPU 3 (00000000:3B:00.0)`."""
+    """Its number and PCI address: `GPU 3 (00000000:3B:00.0)`."""
     uncorrected: int | None = None
-    """Errors of its memory that could not be corrected, since the driver was loaded."""
+    """Uncorrectable memory errors since the driver was loaded."""
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     hot: bool | None = None
-    """The hardware has slowed it down because of its temperature,"""
+    """The hardware has slowed the device down because of its temperature."""
     braked: bool | None = None
-    """or because of its power supply."""
+    """The hardware has slowed the device down because of its power supply."""
 
 
 def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tuple[str, ...]:
-    """What is wrong with one device, in words that stay the same while it is. first: the look when the agent started; last: the last few,
-    ascending. Errors counted before that are another job's; rows that wait to be remapped are still so."""
+    """Return what is wrong with one device, in words that stay the same while it lasts. first: the look when the agent started; last: the
+    last few looks, ascending. Errors counted before `first` do not count. Rows that wait to be remapped count even if they waited then."""
     if not last:
         return ()
     now, found = last[-1], []
@@ -70,7 +70,7 @@ def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tu
 
 
 def xids(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Devices and what the driver has said of them in these lines of the kernel's log, as far as it means the hardware."""
+    """Return device and meaning of each Xid in these lines of the kernel log that indicates a hardware fault."""
     said = [match for line in lines if (match := _XID.search(line))]
     return tuple(
         (f"GPU at PCI {match[1]}", f"Xid {match[2]}: {FATAL_XIDS[int(match[2])]}")

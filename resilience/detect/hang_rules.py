@@ -1,9 +1,9 @@
-"""When a rank hangs: two signals, and three answers.
+"""Judge whether ranks hang: two signals, and three answers.
 
-    silent for longer than a budget ──▶ two looks, some seconds apart: has it moved? ──▶ no · suspected · certain, and who it is
+    silent for longer than a budget ──▶ two looks, some seconds apart: has it moved? ──▶ no · suspected · certain, and which ranks
 
-The first signal (`overdue`) comes from what ranks say by themselves, the second (`compare`) from what they do when they are looked
-at. Neither is enough: a slow step is silent, and a rank that waits for a slow one does not move.
+The first signal (`overdue`) comes from what ranks report by themselves. The second (`compare`) comes from two looks at each rank. Neither
+is enough: a slow step is silent, and a rank that waits for a slow rank does not move.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HangPolicy:
     busy_s: float = 1800.0
     """How long a rank is left alone whose stack stands still while it uses the processor.
 
-    A wait for a device may spin."""
+    A rank that waits for a device may spin."""
 
     def __post_init__(self) -> None:
         if self.factor <= 1:
@@ -76,32 +76,32 @@ class Stage(StrEnum):
     EVALUATION = "evaluation"
     CHECKPOINT = "checkpoint"
     TAIL = "tail"
-    """What the script does when its loop is over: only the teardown in it is judged."""
+    """The script after its loop. Only the teardown in it is judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What is known of a living rank without looking at it."""
+    """What a living rank has reported by itself."""
 
     rank: Rank
     phase: RankPhase
     silent_s: float
-    """Since its last sign of life, in time in which whoever listens was awake."""
+    """Seconds since its last sign of life, without those in which the agent itself slept."""
     doing: Doing = Doing.STEP
     done: int = 0
-    """Steps done in this life, those computed again included."""
+    """Steps done in this generation, replayed steps included."""
     steps_s: Sequence[float] = ()
-    """What the last of them took, from boundary to boundary."""
+    """Durations of the last steps, from boundary to boundary."""
     warmup_s: float = 0.0
-    """The longest silence among the first steps of an earlier life; 0: there was none."""
+    """The longest silence among the first steps of an earlier generation; 0: there was none."""
     tells: bool = True
-    """Whether the script is known to tell its steps."""
+    """Whether the script is known to report its steps."""
     turning: bool = False
-    """It has gone back in place, and not done a step since."""
+    """The rank has rewound in place, and not done a step since."""
 
 
 def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
-    """None: nothing is expected of it, since it may be a script that tells nothing."""
+    """Return the stage that gives the rank its budget. None: the rank has no budget, because its script may report nothing."""
     if rank.phase in (RankPhase.FINISHED, RankPhase.STOPPED) or rank.doing is Doing.LEFT:
         return Stage.TAIL
     if rank.phase in (RankPhase.ABSENT, RankPhase.ATTACHED):
@@ -113,7 +113,7 @@ def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
 
 
 def budget_s(rank: Progress, policy: HangPolicy) -> float:
-    """How long the rank may be silent where it is; infinite where nothing is expected of it."""
+    """Return how long the rank may be silent in its stage; infinite if it has no stage."""
     match stage(rank, policy):
         case Stage.START if rank.phase is RankPhase.TRAINING and rank.warmup_s and not rank.turning:
             return min(policy.start_s, max(policy.floor_s, policy.factor * rank.warmup_s))
@@ -131,15 +131,15 @@ def budget_s(rank: Progress, policy: HangPolicy) -> float:
 
 
 def overdue(ranks: Sequence[Progress], policy: HangPolicy) -> bool:
-    """The first signal: every living rank has been silent for longer than it may. One that may still be silent (it evaluates alone,
-    say) is what the others wait for, as far as can be known."""
+    """Whether every living rank has been silent for longer than its budget: the first signal. A rank within its budget (for example in
+    an evaluation of its own) may be what the others wait for."""
     return bool(ranks) and all(rank.silent_s > budget_s(rank, policy) for rank in ranks)
 
 
 BUSY_SHARE = 0.05
-"""Of a core. A process that waits uses less for its background threads (NCCL's and gloo's: well below 1 %)."""
+"""Share of a core. The background threads of a waiting process use less (NCCL's and gloo's: well below 1 %)."""
 BUSY_BYTES = 1 << 20
-"""Read and written between two looks."""
+"""Bytes read and written between two looks; a rank above this is busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,31 +148,31 @@ class Look:
 
     at_s: float
     state: str
-    """Of its main thread (of the launcher's, before there is one), as the kernel has it: `R`, `S`, `D`, `T`, `t`; empty: it is gone."""
+    """The kernel's state of its main thread (before the rank exists: the launcher's): `R`, `S`, `D`, `T`, `t`; empty: it is gone."""
     cpu_s: float = 0.0
-    """Used so far by the process and its children,"""
+    """Processor time used so far by the process and its children."""
     io_bytes: int = 0
-    """and read and written."""
+    """Bytes that they have read and written so far."""
     stack: tuple[Frame, ...] | None = None
-    """Of its main thread; None: it has not answered."""
+    """Stack of its main thread; None: the rank has not answered."""
     spot: Spot
     muted: bool = False
-    """It waits for whoever reads its output: a terminal after Ctrl-S, a pipe."""
+    """The rank waits until its output is read: by a terminal after Ctrl-S, or by a pipe's reader."""
 
 
 _WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
 
 
 def same_place(first: Look, second: Look) -> bool:
-    """Whether the rank has not moved. In a wait that polls, the innermost frames come and go."""
+    """Whether the rank has not moved. While it waits for others, only the spot counts: in a polling wait, the innermost frames change."""
     if first.spot.place in _WAITING:
         return first.spot == second.spot
     return (first.spot, first.stack) == (second.spot, second.stack)
 
 
 def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> tuple[bool, bool, str]:
-    """The second signal: whether the rank has moved, whether it is busy, and what shows it. unmoved_s: for how long it has been seen
-    at the same place."""
+    """Return whether the rank has moved, whether it is busy, and what shows it: the second signal. unmoved_s: for how long it has been
+    seen at the same place."""
     if not same_place(first, second):
         return True, False, "it moves"
     if "t" in (first.state, second.state):
@@ -205,12 +205,12 @@ class Answer(Enum):
 class Judgement:
     answer: Answer
     blamed: tuple[RankStall, ...] = ()
-    """Who holds up the others; empty: not known."""
+    """The ranks that hold up the others; empty: not known."""
     reason: str = ""
 
 
 def judge(stalls: Sequence[RankStall]) -> Judgement:
-    """What the looks at all living ranks of the job amount to."""
+    """Return the judgement from the looks at all living ranks of the job."""
     if not stalls:
         return Judgement(answer=Answer.NO)
     blamed = blame(stalls)
@@ -222,8 +222,8 @@ def judge(stalls: Sequence[RankStall]) -> Judgement:
 
 
 def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
-    """Those that hold up the others; empty where it cannot be told. Of the ranks that are furthest behind: those that cannot run; else
-    those that do not wait; else the few that are in another collective than most."""
+    """Return the ranks that hold up the others; empty: not known. They are among the ranks furthest behind. The first of these that exist
+    are blamed: ranks that cannot run; ranks that do not wait; all, if others are ahead; the few in another collective than most."""
     last = min(s.step for s in stalls)
     behind = [s for s in stalls if s.step == last]
     for places in ((Place.HALTED,), (Place.ELSEWHERE, Place.DATA, Place.TEARDOWN)):

@@ -1,12 +1,12 @@
-"""When memory is about to run out: what is left, sample by sample → how long it will last, and who grows. Pure.
+"""Detect that memory is about to run out: how long the rest will last, and which process grows. Pure.
 
-    over each of the last 30, 120 and 300 s:  slope    Theil-Sen (the median of the slopes of all pairs: a few odd samples do not move it)
+    over each of the last 30, 120 and 300 s:  slope    Theil-Sen (the median of the slopes of all pairs: a few outliers do not move it)
                                               steady   the medians of its thirds fall, the last drop at least half as deep as the one before
-    short      it falls steadily over one of these times, and at that rate is gone within as long again
+    short      memory falls steadily over one of these spans, and at that rate runs out within a span of the same length
 
-A start that fills its memory and stops is not steady, a saw-tooth (garbage, a page cache that is dropped) has no slope, and one that
-falls slowly has its time. What is left is the machine's MemAvailable or what a control group's limit leaves, whichever is less
-(`checkpoint/arena/memory_limits.py`): in a container the second is what kills.
+A start that fills memory and stops is not steady. A saw-tooth (garbage, a dropped page cache) has no slope. A slow fall leaves enough
+time. The memory left is the machine's MemAvailable or the rest of a control group's limit, whichever is less
+(`checkpoint/arena/memory_limits.py`). In a container, the limit is what kills.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from statistics import median
 
 SPANS_S = (30.0, 120.0, 300.0)
 _POINTS = 30
-"""Of one span that are looked at, evenly spread."""
+"""Number of readings of a span to use, evenly spread; less than twice as many are used."""
 _LEAST_POINTS = 9
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look. Bytes."""
+    """One look at the memory, in bytes."""
 
     at_s: float
-    """Monotonic."""
+    """Monotonic seconds."""
     left: int
     used: Mapping[str, int] = field(default_factory=dict)
-    """Resident, by whose: `rank 0`, `the agent`."""
+    """Resident memory by process: `rank 0`, `the agent`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Short:
     left: int
-    """Bytes,"""
+    """Bytes left."""
     lasts_s: float
-    """for so long,"""
+    """Seconds until they are used up at the present rate."""
     per_s: float
-    """at so many bytes a second."""
+    """Bytes lost per second."""
     grows: str
-    """Whose resident memory grows most; empty: nobody's that we know of."""
+    """The process whose resident memory grows most; empty: not known."""
     grows_per_s: float
 
 
 def short(readings: Sequence[Reading]) -> Short | None:
-    """None: there is enough for now, as far as is known. readings: ascending."""
+    """Return the shortage; None: memory is enough for now, as far as is known. readings: ascending."""
     return next((found for span_s in SPANS_S if (found := _within(readings, span_s))), None)
 
 
@@ -70,13 +70,13 @@ def _within(readings: Sequence[Reading], span_s: float) -> Short | None:
 
 
 def over(readings: Sequence[Reading]) -> bool:
-    """Whether a shortage has passed: over the last minute nothing has been taken away."""
+    """Whether a shortage has passed: over the last minute, memory has not fallen."""
     recent = [reading for reading in readings if reading.at_s >= readings[-1].at_s - 60.0]
     return len(recent) >= _LEAST_POINTS and slope([(r.at_s, r.left) for r in recent]) >= 0
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of a line through them (Theil-Sen), per second; 0 where there are not two."""
+    """Return the slope per second of a line through the points (Theil-Sen); 0 if there are fewer than two."""
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0]]
     return median(slopes) if slopes else 0.0
 

@@ -1,10 +1,11 @@
 """Whether nodes whose ranks are replicas of each other still hold the same bits. Pure.
 
-    statuses (`Held`) ──▶ by model, snapshot by snapshot ──▶ `Parted`: since when they are apart, and which of them is wrong
+    statuses (`Held`) ──▶ by model, snapshot by snapshot ──▶ `Parted`: since when nodes differ, and which of them is wrong
 
-A node compares its own ranks (`agent/snapshots/replica_check.py`); where they share one model (tensor- or pipeline-parallel) and its copies
-are on other nodes, this is the only comparison. As there, it is learned: a finding means that the bits were the same, through TRUSTED
-different values in a row, and are not any more. Nodes that hold something else on purpose are never believed to be alike.
+Each node compares its own ranks (`agent/snapshots/replica_check.py`). If its ranks share one model (tensor- or pipeline-parallel), the
+replicas are on other nodes, and this is the only comparison. Both comparisons learn which nodes or ranks are replicas: they held the
+same bits through TRUSTED different values in a row. A finding means that replicas no longer do. Nodes that hold something else on
+purpose never count as replicas.
 """
 
 from __future__ import annotations
@@ -17,29 +18,31 @@ from ..model.signals import Held, Parted, Snapshot
 from ..model.types import NodeId, Step
 
 TRUSTED = 4
-"""Different values in a row, all alike: as for the ranks of one node (`checkpoint/format/replica_agreement.py`)."""
+"""Nodes count as replicas after this many different values in a row were equal. The same holds for the ranks of one node
+(`checkpoint/format/replica_agreement.py`)."""
 KEPT = 16
-"""Snapshots that a node tells: so many as make up for a node that is some behind, and for some minutes in which etcd is away."""
+"""Number of snapshots that a node reports. They suffice if another node is some behind, or etcd is away for some minutes."""
 
 
 MOST = 64
-"""Different texts of one model: more are not told by replicas, of which most are at the same snapshot, nor read at each look."""
+"""A model with more different texts is not compared: most replicas are at the same snapshot, so they report fewer different texts."""
 
 
 def parted(told: Mapping[NodeId, str]) -> list[Parted]:
-    """What is apart among nodes that have told these texts of `Held`. Not yet known is what not all of them have told."""
-    if len({hash(text) for text in told.values()}) < 2:  # which reads no text that it has read before
+    """Return the divergences among nodes that reported these texts of `Held`. A divergence is found once all replicas have reported
+    that snapshot."""
+    if len({hash(text) for text in told.values()}) < 2:  # a string keeps its hash, so no text is read twice
         return []
     alike = _alike(told)
     found = []
     for texts in _by_model(alike).values():
-        if len({_last(text) for text in texts}) < len(texts):  # else they only have told more, or less, by now
+        if len({_last(text) for text in texts}) < len(texts):  # else some nodes have only reported more
             found.append(_apart(_groups(texts, alike)))
     return [each for each in found if each]
 
 
 def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeId]]:
-    """Nodes that are known for replicas, by model; and those that have told as much of such a model, and hold something else."""
+    """Return the known replicas, by model; and the nodes that reported as many values of such a model but hold something else."""
     alike = _alike(told)
     known, own = [], []
     for texts in _by_model(alike).values():
@@ -56,7 +59,7 @@ def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeI
 
 
 _Group: TypeAlias = tuple[Mapping[Snapshot, int], list[NodeId]]
-"""Nodes that have told the same."""
+"""What some nodes have reported, and these nodes."""
 
 
 def _alike(told: Mapping[NodeId, str]) -> dict[str, list[NodeId]]:
@@ -74,7 +77,7 @@ def _by_model(texts: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _last(text: str) -> str:
-    """The last snapshot that it tells of, without its word."""
+    """Return the last snapshot in the text, without the number for its bits."""
     return text.rpartition(" ")[2].rpartition(".")[0]
 
 
@@ -83,8 +86,8 @@ def _groups(texts: Iterable[str], alike: Mapping[str, list[NodeId]]) -> list[_Gr
 
 
 def _learn(groups: Sequence[_Group]) -> tuple[list[int], Snapshot | None, list[list[NodeId]]]:
-    """Of each, how many values in a row it has held as the others did, until some that are known for replicas are apart: at which snapshot,
-    and who held the same there. Who is not known for one is believed nothing, and holds up nobody."""
+    """Return for each group how many different values in a row it held in common with the others. If known replicas diverge, return also
+    at which snapshot, and which nodes held the same there. Nodes not yet known as replicas are ignored and never block a verdict."""
     alike, last = [0] * len(groups), None
     for at in sorted(set[Snapshot]().union(*(words for words, _ in groups))):
         there = [n for n, (words, _) in enumerate(groups) if at in words]
@@ -103,7 +106,8 @@ def _learn(groups: Sequence[_Group]) -> tuple[list[int], Snapshot | None, list[l
 
 
 def _apart(groups: Sequence[_Group]) -> Parted | None:
-    """None as long as one that is known for a replica has not told so far, or where there is no snapshot at which all of them agreed."""
+    """Return how the groups diverge. None: they do not; or a known replica has not reported so far; or the replicas agreed at no earlier
+    snapshot."""
     alike, at, parts = _learn(groups)
     if at is None:
         return None

@@ -1,6 +1,6 @@
 """World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
 
-(The controller asks all of `DETECTORS` at every tick. What is told only, and blamed for nothing, `alerts` takes from the status.)
+(The controller runs all `DETECTORS` at every tick. Findings that need no recovery come from `incidents/alerts.py`.)
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ class Suspicion:
     at_s: float
     evidence: str
     signature: str
-    """Equal for two faults that are the same fault."""
+    """Equal for two occurrences of the same fault."""
     rank: Rank | None = None
     started: bool = False
     through: bool = False
     """The rank's loop was over."""
     step: Step = Step(-1)
     details: tuple[str, ...] = ()
-    """Further lines for whoever asks for the story."""
+    """Further lines for `explain`."""
     broken: bool = False
-    """No start can go well: the script is not there, or is no Python."""
+    """No start can succeed: the script is missing, or is not Python."""
     onset: Step = Step(-1)
     """First step whose state is known to be wrong; -1: the state is not suspected."""
 
 
 _SENT = (signal.SIGKILL, signal.SIGTERM)
-"""Signals that come from elsewhere. Behind its loop, what else ends a rank is its script: SIGINT is an uncaught KeyboardInterrupt."""
+"""Signals from outside. After its loop, a rank that ends by any other signal counts as the script's own failure: SIGINT is an uncaught
+KeyboardInterrupt."""
 _KINDS = frozenset(kind.value for kind in Kind)
 
 
 def dead_ranks(world: World) -> list[Suspicion]:
-    """One suspicion for each rank that left before its loop was over."""
+    """Return one suspicion for each rank that ended before its loop was over, or failed after it."""
     number = world.record.number if world.record else 0
     told = [(node, s.exits) for node, s in world.uncalm().items() if s.exits and s.generation == number]
     return [_of_exit(node, gone) for node, exits in told for gone in exits]
@@ -111,18 +112,18 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
 
 
 def replaced_agents(world: World) -> list[Suspicion]:
-    """Members whose agent is gone, or is another process than the one the record names."""
+    """Return the members whose agent is gone, or is another process than the one in the record."""
     found, nodes = [], world.nodes
     members = world.record.members if world.record else {}
     changed = [(n, i) for n, i in members.items() if n not in nodes or nodes[n].instance != i]
     told = world.statuses() if changed else []
-    stepped_s = max((status.pulse_s for status in told), default=0.0)  # with all ranks, so all were alive
+    stepped_s = max((status.pulse_s for status in told), default=0.0)  # a step needs all ranks, so all were alive
     for node, instance in changed:
         present = nodes.get(node)
         if present is None and world.record and world.record.phase is Phase.GATHER:
-            continue  # nothing of it runs that could be ended, and to gather anew would bring nobody: it is waited for
+            continue  # it runs nothing that must end, and gathering again would not bring it back: the job waits for it
         if present and awaited(world, node):
-            continue  # and here it is
+            continue  # it has come back
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         seen = max(seen, stepped_s) if present is None else seen
@@ -138,14 +139,14 @@ def replaced_agents(world: World) -> list[Suspicion]:
 
 
 def awaited(world: World, node: NodeId) -> bool:
-    """Whether the recovery that is under way waits for this member, whose agent was gone."""
+    """Whether the present recovery waits for this member, because its agent was lost."""
     gathering = world.record is not None and world.record.phase is Phase.GATHER
     return gathering and any(i.open and i.cause == Cause.AGENT_LOST and node in i.nodes for i in world.incidents)
 
 
 def unwritten_ends(world: World) -> list[Suspicion]:
-    """Members that are gone before they have said that their part of the last snapshot is written, where nobody has seen it on disk: so the
-    training is over, and what it ended with is lost."""
+    """Return the members that are gone without having reported that their part of the last snapshot is written. If some node sees that
+    snapshot on disk, there are none. Otherwise the training is over, and its final state is lost."""
     begun_anew = world.spec and world.record and world.spec.first_generation > world.record.number
     if world.record is None or not world.record.complete or begun_anew:
         return []
@@ -158,8 +159,8 @@ def unwritten_ends(world: World) -> list[Suspicion]:
 
 
 def hung_ranks(world: World) -> list[Suspicion]:
-    """The ranks that hold up all others, once it is certain that they hang. Every node has to have said that its ranks are silent: one
-    that has not may have the rank that the others wait for, at work."""
+    """Return the ranks that hold up all others, once it is certain that they hang. Every member must have reported that its ranks are
+    silent: otherwise the others may wait for a rank on that member that still works."""
     number, members = (world.record.number, world.record.members) if world.record else (0, {})
     said = [(n, s) for n, s in world.uncalm().items() if s.stalls and n in members and s.generation == number]
     if not said or len(said) < len(members):
@@ -199,7 +200,7 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
 
 
 def replicas_apart(world: World) -> list[Suspicion]:
-    """What was found in the record's generation: in a later one it has been answered."""
+    """Return the mismatches that were found in the record's generation. Those of earlier generations have been answered."""
     number = world.record.number if world.record else 0
     return [
         Suspicion(
@@ -220,14 +221,14 @@ def replicas_apart(world: World) -> list[Suspicion]:
 
 
 def _gone_behind(found: Mismatch, status: NodeStatus) -> bool:
-    """Whether the ranks have gone back behind it since, for it, as the same node says by the same clock: an etcd that has lost its data
-    knows of no incident."""
+    """Whether the ranks have since rewound to before the mismatch, because of it. The node's own status is asked, by its own clock: if etcd
+    has lost its data, there is no incident."""
     behind = [told for told in status.rewinds if told.cause == OrderedBy.COMPARISON and told.to < found.onset]
     return any(told.at_s > found.at_s for told in behind)
 
 
 def _answered(found: Mismatch, world: World) -> bool:
-    """Whether the ranks of this very generation have been told to go back for it."""
+    """Whether the ranks of this generation have been ordered to rewind because of it."""
     return any(
         incident.generation == found.generation
         and incident.signature == sentences.mismatch_signature(found)
@@ -238,7 +239,8 @@ def _answered(found: Mismatch, world: World) -> bool:
 
 
 def nodes_apart(world: World) -> list[Suspicion]:
-    """Who is wrong where that is known, else all that should hold the same; when who leads has heard it, by its own clock."""
+    """Return the nodes that are wrong; if that is not known, all nodes that should hold the same. The time is when the leader heard it, by
+    the leader's clock."""
     suspected = []
     for found in node_divergence.parted(world.held()):
         if _turns_back(found, world):
@@ -262,7 +264,7 @@ def nodes_apart(world: World) -> list[Suspicion]:
 
 
 def _turns_back(found: Parted, world: World) -> bool:
-    """Whether that was answered, or what is being answered sends the ranks behind it. Once they have gone back, nothing tells of it."""
+    """Whether the divergence was answered, or another answer sends the ranks back to before it. After that rewind, no node reports it."""
     return any(
         incident.signature == sentences.parted_signature(found)
         or (incident.open and incident.would is None and 0 <= incident.onset <= found.seen[-1])
@@ -276,8 +278,8 @@ DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (
 
 
 def suspect(world: World) -> list[Suspicion]:
-    """What all detectors say, earliest first. While the job ends, ranks are expected to leave, and only who takes the end along is
-    suspected."""
+    """Return what all detectors suspect, earliest first. While the job ends, ranks are expected to exit: only `unwritten_ends` is asked
+    then."""
     if not world.record or world.record.phase is Phase.ENDED:
         return []
     found = unwritten_ends(world) if world.record.phase is Phase.ENDING else [s for d in DETECTORS for s in d(world)]

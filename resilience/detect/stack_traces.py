@@ -1,7 +1,7 @@
-"""Stacks as faulthandler writes them → where a rank's main thread stands, and whether that is a place to wait for others.
+"""Stacks as faulthandler writes them → where a rank's main thread stands, and whether it waits for other ranks there.
 
-Only the innermost frames count: those of torch and the standard library up to the first that is somebody else's. A wrapper of
-`torch.distributed` further out says nothing of what the code within it is doing.
+Only the innermost frames count: those of torch and the standard library, up to the first frame of other code. A wrapper of
+`torch.distributed` further out says nothing about what the code inside it does.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _DATA = re.compile(r"/torch/utils/data/dataloader:(__next__|_next_data|_get_data
 _DEVICE = re.compile(r"/torch(_musa)?/.*:synchronize$")
 _BACKWARD = re.compile(r"/torch/autograd/.*:_engine_run_backward$")
 _MAY_WAIT = re.compile(r"\.(item|tolist|cpu|wait|synchronize|nonzero|to)\(|\bfloat\(")
-"""A line of code that waits, in C, for the device or for a collective, where no frame of Python's shows it."""
+"""A line of code that may wait in C for the device or for a collective, so that no Python frame shows it."""
 _LIBRARY = re.compile(
     r"/torch(_musa)?/|/lib/python3[^/]*/(?!(site|dist)-packages/)|^<"
     r"|(training/(boundary/(allreduce|consensus|boundary)|session|loops/base)|resilience/ipc/board_layout)\.py$"
 )
 _MEASURED = re.compile(r"training/boundary/step_timer\.py$")
-"""Wrappers of ours that only take the time of what they wrap: as if they were not there."""
+"""Our wrappers that only measure the time of what they wrap. `parse` leaves out their frames."""
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 
 
@@ -67,8 +67,8 @@ class Spot:
 
 
 def parse(text: str) -> Mapping[int, tuple[Frame, ...]]:
-    """Thread → its frames, the innermost first, as `faulthandler` lists them. What is cut off, or no stack, is passed over; so is what only
-    measures."""
+    """Return each thread's frames, the innermost first, as `faulthandler` lists them. Lines that are cut off or no part of a stack are
+    skipped."""
     found: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():
@@ -80,7 +80,7 @@ def parse(text: str) -> Mapping[int, tuple[Frame, ...]]:
 
 
 def locate(frames: Sequence[Frame], code: str = "") -> Spot:
-    """The place of a thread. code: the text of the line that the innermost frame is at, where it can be read."""
+    """Return where a thread stands. code: the source line of the innermost frame, if it can be read."""
     if not frames:
         return Spot(place=Place.PERHAPS, words="in no Python code")
     inner = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))

@@ -1,22 +1,22 @@
-"""Which rank has become slower than its peers, by the time that its steps take it without the time it waits for them. Pure.
+"""Detect ranks that became slower than their peers, by each rank's own time for a step, without waiting for peers. Pure.
 
-A step takes all ranks equally long, since they wait for each other: who is slow shows only in what is left when the waiting is taken out.
+A step takes all ranks equally long, because they wait for each other. A slow rank shows only after the waiting is subtracted.
 
-    own time    of a rank's step: from boundary to boundary, less what it slept in collectives (`training.boundary.step_timer` measures it)
-    ratio       own time over the median of its peers': a step that is slower for all, or a slow link, leaves it as it was
-    baseline    the ratios of the samples before the last few: ranks need not be equal (an embedding, a pipeline's last stage)
-    straggler   the last few samples' median is `shift` over the baseline's, over the peers' and, in seconds, over the rank's own, and all
-                of them lie above nine tenths of the baseline; or it is `factor` times the peers' in all of them, from the start
+    own time    a rank's time from boundary to boundary, less its sleep in collectives (`training.boundary.step_timer` measures it)
+    ratio       own time over the median of its peers'. A step that is slower for all, or a slow link, does not change it
+    baseline    the ratios of the samples before the window: ranks need not be equal (an embedding, a pipeline's last stage)
+    straggler   over the window, the median ratio is `shift` above the baseline's and above 1, and the rank's own seconds are `shift` above
+                what they were. Each ratio exceeds the baseline's 90th percentile. Or the ratio is at least `factor` from the start
 
-Weighed and not taken: the time of the whole step (equal on all ranks); times of collectives from torch's flight recorder, whose shortest
-points to the straggler (FALCON, arXiv:2410.12588; it sees devices, but not which of several buckets under way was waited for);
-device events around the forward and backward pass (Megatron's StragglerDetector; those of tensor- and pipeline-parallel ranks have
-waits in them); a benchmark in pairs of nodes (DLRover; it stops the training). Kept of these: a shift of 10 % (FALCON), twice the peers'
-median (DLRover).
+Four other measures were rejected. The time of the whole step is equal on all ranks. Times of collectives from torch's flight recorder
+point to the straggler by the shortest (FALCON, arXiv:2410.12588): they show devices, but not which of several concurrent buckets a rank
+waits for. Device events around the forward and backward pass (Megatron's StragglerDetector) include waits under tensor or pipeline
+parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Adopted: a shift of 10 % (FALCON), and twice the peers' median
+(DLRover).
 
-In 100,000 samples each of eight clean and uneven ranks (noise of 3 % from step to step and 2 % that lasts, one step in a hundred up to
-three times as long) two were accused. Of 200 ranks each that were slowed in such noise, 93 % were found at 15 %, all at 20 % and 30 %,
-after 10 samples in the median, that is after 20 s. `tests/unit/test_straggler.py` has it in small.
+A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false accusations. Its noise was 3 % from step to step and
+2 % lasting; one step in a hundred took up to three times as long. Of 200 ranks per slowdown in such noise, 93 % were found at 15 %, and
+all at 20 % and 30 %. The median delay was 10 samples, that is 20 s. `tests/unit/test_straggler.py` does the same with fewer samples.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class StragglerPolicy:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a step takes one rank on average, in seconds."""
+    """One rank's average time for a step, in seconds."""
 
     own_s: float
-    """In all, without waiting for peers;"""
+    """In all, without waiting for peers."""
     computing_s: float = 0.0
-    """of it on a processor,"""
+    """Part of `own_s`: on a processor."""
     queued_s: float = 0.0
-    """and ready for one that was not free."""
+    """Part of `own_s`: ready to run, but no processor was free."""
 
     def part(self, which: Lost) -> float:
         rest = max(0.0, self.own_s - self.computing_s - self.queued_s)
@@ -80,13 +80,13 @@ class Spent:
 
 
 Sample = Sequence[Spent]
-"""Of all ranks, over the same steps."""
+"""One entry for each rank, over the same steps."""
 
 
 class Answer(Enum):
     NO = "no"
     SUSPECTED = "suspected"
-    """It is slow, and not for long enough; or not clearly enough above what is usual."""
+    """The rank is slow, but not for long enough, or not clearly enough above its baseline."""
     CERTAIN = "certain"
 
 
@@ -96,11 +96,11 @@ class Slow:
 
     answer: Answer
     own_s: float
-    """A step takes it, in the median of the window,"""
+    """The rank's own time for a step, median of the window."""
     peers_s: float
-    """its peers,"""
+    """Its peers' time for a step."""
     usual: float
-    """and the ratio of the two was so much before; 1 where it was never less than now."""
+    """The ratio of the two before; 1 if the rank was slow from the start."""
     lost: Lost
 
     @property
@@ -109,13 +109,13 @@ class Slow:
 
 
 def ratio(sample: Sample, rank: int) -> float:
-    """Own time over the median of the peers'."""
+    """Return the rank's own time over the median of its peers'."""
     peers = median(spent.own_s for other, spent in enumerate(sample) if other != rank)
     return sample[rank].own_s / peers if peers > 0 else 1.0
 
 
 def look(history: Sequence[Sample], rank: int, policy: StragglerPolicy) -> Slow | None:
-    """What the samples, ascending, say of `rank`; None: it is not slow, or too little is known."""
+    """Return how slow `rank` is, by the samples (ascending). None: it is not slow, or too little is known."""
     window = history[-policy.window_samples :]
     before = history[: -policy.window_samples][-policy.baseline_samples :]
     if len(before) < policy.baseline_samples // 2 or len(history[-1]) < 2:
@@ -140,15 +140,15 @@ def look(history: Sequence[Sample], rank: int, policy: StragglerPolicy) -> Slow 
 
 
 def _lost(before: Sequence[Sample], window: Sequence[Sample], rank: int) -> Lost:
-    """Where the time goes that it takes longer than its peers, and longer than before. Who computes for longer queues for longer, too,
-    where others want the processor as well: a quarter of it is enough then."""
+    """Return where the rank's extra time goes, compared with its peers and with before. If processors are contended, a rank that computes
+    for longer also queues for longer. So COMPUTING is the answer from a quarter of the extra time on."""
     grown = {part: _beyond(window, rank, part) - (_beyond(before, rank, part) if before else 0.0) for part in Lost}
     computes = grown[Lost.COMPUTING] >= 0.25 * sum(grown.values())
     return Lost.COMPUTING if computes else max(grown, key=lambda part: grown[part])
 
 
 def _beyond(samples: Sequence[Sample], rank: int, part: Lost) -> float:
-    """How much more of `part` the rank has than its peers."""
+    """Return how much more of `part` the rank has than its peers."""
     return median(
         sample[rank].part(part) - median(spent.part(part) for other, spent in enumerate(sample) if other != rank)
         for sample in samples
@@ -156,6 +156,6 @@ def _beyond(samples: Sequence[Sample], rank: int, part: Lost) -> float:
 
 
 def over(history: Sequence[Sample], rank: int, usual: float, policy: StragglerPolicy) -> bool:
-    """Whether a rank whose ratio was `usual` before it became slow is as fast again, as the last few samples have it."""
+    """Whether a slow rank is fast again, by the last samples. usual: its ratio before it became slow."""
     recent = median(ratio(sample, rank) for sample in history[-policy.window_samples :])
     return recent < (1 + policy.shift / 2) * max(usual, 1 / (1 + policy.shift))

@@ -1,1 +1,1 @@
-"""Suspicions → the root cause, and what speaks against the others. Pure."""
+"""Suspicions → the root cause, and what speaks against the other causes. Pure."""

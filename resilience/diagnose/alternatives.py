@@ -1,7 +1,6 @@
-"""Why not otherwise: the explanations that a verdict was chosen against, and what speaks against each. Pure, and typed: `sentences` says
-it.
+"""The explanations that a verdict rejected, and what speaks against each. Pure, and typed: `report/explain.py` has the words.
 
-seen beside the cause     a consequence of it: it came later, or is what such a cause brings about in others, never the other way round
+seen beside the cause     a consequence: it came later, or such a cause brings it about on other ranks, never the other way round
 not seen at all           a flipped bit, while replicas agreed; the OOM killer, while the kernel counts no kill
 """
 
@@ -20,11 +19,11 @@ from .root_cause import TOGETHER_S, Verdict
 
 _KILLED = -9
 _NAMED = 64
-"""So many ranks are named; where more have done the same, none are: the store takes no values of megabytes."""
+"""At most this many ranks are named. If more did the same, none is named: the store takes no values of megabytes."""
 
 
 def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
-    """What else it might have been."""
+    """Return what else the cause might have been, and what speaks against it."""
     rivals = sorted(verdict.consequences, key=lambda s: (s.cause, _because(s, verdict)))
     found = [
         _grouped(list(alike), verdict) for _, alike in groupby(rivals, key=lambda s: (s.cause, _because(s, verdict)))
@@ -37,7 +36,7 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
 
 
 def agreement(statuses: Sequence[NodeStatus]) -> list[Weighed]:
-    """Replicas that were the same at some step speak against a flipped bit before it; nothing does where none were compared."""
+    """Return what speaks against a flipped bit: the newest step at which all nodes' replicas agreed. Empty: there is none."""
     compared = [{*agreed} for agreed in {s.agreed_steps for s in statuses}]
     common = set.intersection(*compared) if compared else set()
     if not common:

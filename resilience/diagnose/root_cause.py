@@ -33,34 +33,34 @@ _WEIGHT = {
     Cause.DEVICE_SICK: 5,
     Cause.MEMORY_SHORT: 5,
 }
-"""Among things seen within `TOGETHER_S`, the smaller weight is the cause: a killed rank makes its peers raise, never the other way, and a
-wrong replica may be what makes a step give NaN."""
+"""Of suspicions within `TOGETHER_S`, the smallest weight is the cause. A killed rank makes its peers raise, never the other way round. A
+wrong replica may be the reason why a step gives NaN."""
 
 TOGETHER_S = 1.0
-"""Gloo and NCCL tell a dead peer's partners within milliseconds, and the agent sees all of them in one or two ticks."""
+"""Gloo and NCCL tell a dead rank's peers within milliseconds, and the agent sees all of them in one or two ticks."""
 
 HEARD_S = 1.0
-"""Within so long all nodes have said what has become of their ranks: they say it at once."""
+"""Within this time, all nodes have reported how their ranks ended: they report it at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     cause: Cause
     blamed: tuple[Suspicion, ...]
-    """What was seen of the cause itself."""
+    """The suspicions of the cause itself."""
     consequences: tuple[Suspicion, ...]
     at_s: float
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """Where it struck; none where ranks hang and none of them is missing. Who raises the same as the first does not follow from it."""
+        """The nodes that the fault struck; none if ranks hang and no rank is blamed. Ranks with the same error as the first count too."""
         same = [s for s in self.consequences if self.cause is Cause.SCRIPT_RAISED and s.signature == self.signature]
         here = (s.node for s in (*self.blamed, *same) if s.cause is not Cause.RANK_HUNG or s.rank is not None)
         return tuple(dict.fromkeys(here))
 
     @property
     def early(self) -> set[NodeId]:
-        """Where it struck before a rank had made a step."""
+        """The nodes that the fault struck before the blamed rank had finished a step."""
         return {s.node for s in self.blamed if not s.started}
 
     @property
@@ -80,7 +80,7 @@ class Verdict:
 
     @property
     def onset(self) -> Step:
-        """First step whose state is known to be wrong; -1: none is. Whatever the cause is taken to be: a consequence has one too."""
+        """First step whose state is known to be wrong; -1: none is. The onset of a consequence counts too."""
         return min((s.onset for s in (*self.blamed, *self.consequences) if s.onset >= 0), default=Step(-1))
 
     @property
@@ -90,14 +90,14 @@ class Verdict:
     def describe(self) -> str:
         return "; ".join(
             formatting.few([*dict.fromkeys(s.evidence for s in self.blamed)])
-        )  # all ranks say the same of a NaN
+        )  # all ranks report the same NaN
 
 
 def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
-    """The verdict, or None where nothing is suspected."""
+    """Return the verdict, or None if nothing is suspected."""
     if not suspicions:
         return None
-    # Whoever waits for a rank that is gone hangs too, and has hung for long when that is seen.
+    # Ranks that wait for a lost rank hang too, and their last sign of life may be older than the loss.
     sudden = [s for s in suspicions if s.cause is not Cause.RANK_HUNG]
     first = min(s.at_s for s in sudden or suspicions)
     together = [s for s in sudden if s.at_s - first <= TOGETHER_S] or list(suspicions)
@@ -111,6 +111,6 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
 
 
 def settled(verdict: Verdict, unheard: bool, now: float) -> bool:
-    """Whether it may be acted on. An exception may follow from what another node has seen and not said yet, which the node that leads
-    never has to wait for with its own. unheard: a member has told of no end of its ranks; now: wall-clock seconds."""
+    """Whether the controller may act on the verdict. An exception may follow from a fault on another node that has not reported it yet.
+    (The leader's own node reports without delay.) unheard: a member has reported no end of its ranks; now: wall-clock seconds."""
     return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or abs(now - verdict.at_s) >= HEARD_S

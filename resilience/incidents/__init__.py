@@ -1,1 +1,1 @@
-"""The story of each fault, derived from the picture of the job. Pure."""
+"""The incident of each fault, derived from the World. Pure."""

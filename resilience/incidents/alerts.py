@@ -1,4 +1,4 @@
-"""What is seen beside the training, and not acted upon: told once, as an incident on rung 0 that is over when it is seen no more. Pure."""
+"""Findings that need no recovery: each is told once, as an incident on rung 0 that is over when the finding has gone. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 def _news(
     world: World, cause: Cause, seen: Mapping[str, T], tell: Callable[[str, str, T], Incident]
 ) -> tuple[Incident, ...]:
-    """New incidents, and those that are over. seen: by signature; tell: number and signature → the story."""
+    """Return new incidents, and those that are over. seen: findings by signature; tell: number, signature and finding → the incident."""
     known = {incident.signature: incident for incident in world.incidents if incident.cause == cause}
     over = [replace(i, open=False) for i in known.values() if i.open and i.signature not in seen]
     fresh = [(signature, found) for signature, found in seen.items() if signature not in known]
@@ -30,7 +30,8 @@ def _news(
 
 
 def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[Incident, ...]:
-    """Members that are cut off from etcd alone; over when they reach it, or do not train any more. unseen: nobody says whether they do."""
+    """Return incidents of members that are only cut off from etcd; over when they reach it, or no longer train. unseen: no node reports
+    whether they train."""
     record = world.record
     assert record
 
@@ -56,7 +57,7 @@ def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[In
 
 
 def frozen_told(world: World) -> tuple[Incident, ...]:
-    """Weights that stand still: a script may mean it, so it is over at once."""
+    """Return incidents of parameters that do not change. A script may intend this, so they are over at once."""
 
     def tell(ident: str, signature: str, status: NodeStatus) -> Incident:
         return Incident(
@@ -82,7 +83,7 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
 
 
 def stragglers_told(world: World) -> tuple[Incident, ...]:
-    """Ranks that have become slow; over when they are slow no more, or gone."""
+    """Return incidents of ranks that have become slow; over when the rank is no longer slow, or gone."""
     record = world.record
     assert record
 
@@ -112,7 +113,7 @@ def stragglers_told(world: World) -> tuple[Incident, ...]:
 
 
 def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
-    """Memory that runs out; over when it does no more."""
+    """Return incidents of memory that runs out; over when it no longer does."""
     asked = "a snapshot on disk is asked for, and again while it lasts: so little is lost if the kernel kills a rank"
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, NodeStatus, Shortage]) -> Incident:
@@ -141,7 +142,7 @@ def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
 
 
 def complaints_told(world: World) -> tuple[Incident, ...]:
-    """What devices say of themselves; over at once."""
+    """Return incidents of what devices report about themselves; over at once."""
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, NodeStatus, Complaint]) -> Incident:
         node, status, found = seen

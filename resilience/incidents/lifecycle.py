@@ -1,6 +1,6 @@
-"""The story of an incident that is answered, derived from the World: what was concluded, and how long every phase of the recovery took.
+"""Incidents that are answered, derived from the World: what was concluded, and how long each phase of the recovery took.
 
-World → new or changed `Incident`s. Nothing is decided here; `decide` writes what this module tells.
+World → new or changed `Incident`s. This module decides nothing; the controller writes what it returns.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..text import formatting, sentences
 
 
 def next_id(world: World, further: int = 0) -> str:
-    """For an incident that is told together with `further` other new ones, which `world` does not know yet. An etcd that has lost its data
-    knows of none, but ranks that have obeyed an order do not obey another one of its number."""
+    """Return the number of a new incident. further: how many other new incidents `world` does not have yet. Numbers of orders are never
+    used again, even if etcd has lost its data: ranks ignore a second order with the same number."""
     return f"{max([_ordered(world), *(int(i.id) for i in world.incidents)]) + further + 1:04d}"
 
 
 @once_said
 def _ordered(world: World) -> int:
-    """The greatest number of an order that anybody knows of."""
+    """Return the greatest number of an order in the record and in the nodes' statuses."""
     record, said = world.record, world.uncalm().values()
     orders = [order.number for order in (record.rewind, record.begins) if order] if record else []
     obeyed = [told.order for status in said for told in status.rewinds]
@@ -63,7 +63,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
 
 
 def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> Incident:
-    """What is judged by, without what people are told, which takes long where thousands of ranks have something to say."""
+    """Return the incident with the fields that judgements use. Its texts for people are left out: for thousands of ranks they take long."""
     assert world.record
     return Incident(
         id="",
@@ -83,7 +83,7 @@ def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> I
 
 
 def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incident, ...]:
-    """`changed`, and the incidents that have changed further because computing a step again has shown who was wrong."""
+    """Return `changed`, and the incidents that have changed because a replayed step has shown which replica was wrong."""
     newest = {incident.id: incident for incident in (*world.incidents, *changed)}
     further = {incident.id: incident for incident in changed}
     for found in (m for status in world.uncalm().values() for m in status.mismatches if m.replayed and m.wrong):
@@ -96,14 +96,14 @@ def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incid
 
 
 def phases_told(world: World) -> tuple[Incident, ...]:
-    """Phase times of restarts that are not over, as far as the statuses of the present generation tell them. A recovery that another
-    fault interrupts is over when the one that follows it is."""
+    """Return incidents of restarts with the phase times that the present generation's statuses add. A recovery that another fault
+    interrupts is over when the following recovery is."""
     assert world.record
     record, changed = world.record, []
     for incident in world.incidents:
         if not incident.open or incident.rung not in RESTARTS or incident.generation >= record.number:
             continue
-        if incident.cause == Cause.ORDERED:  # its phases are those of the fault that has ended the worker group
+        if incident.cause == Cause.ORDERED:  # the incident of the fault that ended the worker group has the phases
             continue
         after = _with_phases(incident, world)
         if after != incident:
@@ -117,16 +117,16 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     if world.record.phase is Phase.GATHER or len(statuses) < len(world.members):
         return incident
     launched, opened_s = world.record.launched_s, world.record.opened_s
-    if incident.cause == Cause.AGENT_LOST:  # the node may have been waited for, and several generations opened for it
+    if incident.cause == Cause.AGENT_LOST:  # the job may have waited for the node, and opened several generations
         opened_s = incident.at_s + incident.phases_s.get("detect", 0.0)
     marks = [opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
     if incident.resume_step is None:
         incident = replace(incident, resume_step=world.record.resume_step)
-    if "start" not in incident.phases_s:  # ranks that start later do so for reasons of their own
+    if "start" not in incident.phases_s:  # a later start of the ranks has another reason
         incident = replace(incident, launch=incident.launch or statuses[0].launch)
     if world.record.replay_until <= world.record.resume_step:
-        marks[-1] = marks[-2]  # nothing is computed again
+        marks[-1] = marks[-2]  # no step is replayed
     for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):
         if not end:
             return incident

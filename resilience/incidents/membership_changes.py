@@ -1,7 +1,6 @@
-"""Incidents of nodes that come and go: one is gone and waited for, another takes its place, it comes back, or all move as planned. Pure.
+"""Incidents of nodes that come and go: lost nodes, nodes that take their place, nodes that come back, and planned moves. Pure.
 
-A node is gone, and all that is seen of it is one incident, from the first thing that its peers feel to the last step that is computed
-again, however many generations are opened meanwhile.
+The loss of a node is one incident, from the first fault of its peers to the last replayed step, however many generations open meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .lifecycle import next_id
 
 
 def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> Incident:
-    """Other nodes train from here on, and nothing was wrong."""
+    """Return the incident of a planned move: other nodes train from here on, and nothing was wrong."""
     assert world.record
     there = "with their state on disk; the next ones begin there"
     if not recoverable_state.saved(world):
@@ -44,7 +43,8 @@ def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> In
 
 
 def bereft(world: World, seats: Seats, said: str) -> tuple[Incident, ...]:
-    """The restart that waits for a node that is gone goes on with other agents: in its place, or its own that has come back. said: who."""
+    """Return the incident of a restart that waited for a lost node, and now continues with another node or with that node's new agent.
+    said: which agents these are."""
     last = _waiting(world)
     gone = [node for node in (*seats.successors, *seats.dropped) if node not in world.nodes]
     told = (_of_the_gone(i, gone) for i in last)
@@ -52,7 +52,7 @@ def bereft(world: World, seats: Seats, said: str) -> tuple[Incident, ...]:
 
 
 def missed_told(world: World, missed: Sequence[NodeId]) -> tuple[Incident, ...]:
-    """The same while nobody can take the place. missed: nodes that are gone, and waited for."""
+    """Return the incident of a restart that waits because no node can take the place of a lost one. missed: the lost nodes."""
     for last in _waiting(world):
         after = _of_the_gone(last, missed)
         if after != last:
@@ -61,7 +61,7 @@ def missed_told(world: World, missed: Sequence[NodeId]) -> tuple[Incident, ...]:
 
 
 def missed(world: World, now: float) -> tuple[NodeId, ...]:
-    """Members that are gone, and whose place nobody can take: they are waited for."""
+    """Return the lost members whose place no node can take: the job waits for them."""
     record = world.record
     if record is None or record.phase is not Phase.GATHER or record.members.keys() <= world.nodes.keys():
         return ()
@@ -69,12 +69,13 @@ def missed(world: World, now: float) -> tuple[NodeId, ...]:
 
 
 def _waiting(world: World) -> list[Incident]:
-    """The restart that is under way, if there is one."""
+    """Return the incident of the present restart, if there is one."""
     return [i for i in world.incidents if i.open and i.rung in RESTARTS][-1:]
 
 
 def _of_the_gone(incident: Incident, gone: Sequence[NodeId]) -> Incident:
-    """A node's peers feel its death before its lease is over, and raise or hang: the incident that was opened then is the node's."""
+    """Return the incident as that of the lost nodes. Their peers raise or hang before the lease expires, and so open an incident that
+    belongs to the lost nodes."""
     news = [node for node in gone if incident.cause != Cause.AGENT_LOST or node not in incident.nodes]
     if not news or incident.cause in (Cause.ORDERED, Cause.MOVED):
         return incident

@@ -1,4 +1,4 @@
-"""The stories of rewinds in place, as the ranks report them: begun, and over. Pure."""
+"""Incidents of rewinds in place, as the ranks report them: new ones, and those that are over. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .lifecycle import next_id
 
 
 def in_vain(world: World, verdict: Verdict, policy: LadderPolicy) -> tuple[Incident, ...]:
-    """The rewinds that a fault has come back after, now that the ranks give it up."""
+    """Return the incidents of the rewinds that did not cure the fault, now that the ranks give up."""
     steps = [s.step for s in verdict.blamed if s.cause in tuple(Kind)]
     still = (i for i in world.incidents if i.open and i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind))
     return tuple(replace(i, open=False, origin=AGAIN) for i in still if any(near(i.onset, at, policy) for at in steps))
 
 
 def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
-    """Rewinds in place that ranks report, as incidents: new ones, and those that are over."""
+    """Return the incidents of rewinds in place that ranks report: new ones, and those that are over."""
     known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
     fresh: list[Incident] = []
     obeyed: dict[str, Incident] = {}
@@ -49,7 +49,7 @@ def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
 
 
 def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
-    """An order that the ranks have carried out, by going back or by beginning there."""
+    """Return the incident of an order that the ranks have obeyed, by rewinding or by beginning at that step."""
     live = incident.rung == REWIND_IN_PLACE
     return replace(
         incident,
@@ -64,7 +64,7 @@ def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
 
 
 def _forgotten(told: InPlaceRewind) -> Incident:
-    """The order that was obeyed, of which etcd knows nothing any more."""
+    """Return an incident for an order that the ranks have obeyed, and that etcd has lost."""
     return Incident(
         id=f"{told.order:04d}",
         generation=told.generation,
@@ -107,7 +107,8 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str, world: World) ->
 
 
 def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: LadderPolicy) -> Incident:
-    """A rewind is over when the ranks are past the onset for good, or have gone back for the same fault again. later: rewinds after it."""
+    """Return the incident, closed if it is over. It is over when the ranks are `settled_steps` past the step of the fault, or have rewound
+    for the same fault again. later: rewinds after it."""
     if not incident.open:
         return incident
     if any(near(other.onset, incident.onset, policy) for other in later):

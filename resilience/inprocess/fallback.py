@@ -1,9 +1,9 @@
-"""What the ranks do differently where data was left out and the fault came again: a lower learning rate, a higher precision. Pure.
+"""A lower learning rate or a higher precision for some steps, if skipping data did not cure a fault. Pure.
 
-Off by default: OPT-175B lowered its learning rate to get past a spike (arXiv:2205.01068, 2.5), PaLM left data out and did not need to
-(arXiv:2204.02311, 5.1). With one of them on, leaving data out a second time and each further time (`rewind_ladder`) is a *rescue*: the
-steps from the state that the ranks go back to, up to as many behind the onset as batches are left out, are computed with care. Which steps
-these are follows from the turns that were taken, so any life of the job computes the same ones so, and after them all is as it was.
+Off by default. OPT-175B lowered its learning rate to get past a spike (arXiv:2205.01068, 2.5). PaLM skipped data and did not need to
+(arXiv:2204.02311, 5.1). If one of the two is on, the second and each further skip for a fault (`rewind_ladder`) is a *rescue*. A rescue
+covers the steps from the restored state to the onset, and as many steps after the onset as batches are skipped. These steps follow from
+the recorded rewinds, so each restart of the job computes the same steps in the same way. Later steps are computed as usual.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RescuePolicy:
 
 
 def careful(step: int, turns: Iterable[Turn]) -> bool:
-    """Whether the step that comes after `step` finished ones is one of a rescue."""
+    """Whether the next step, after `step` finished steps, belongs to a rescue."""
     return any(
         turn.to <= step < turn.onset + turn.window.stop - turn.window.start
         for turn in turns

@@ -1,28 +1,33 @@
-"""Loss and gradient norm, step by step → whether they have gone up for no good reason. Pure.
+"""Detect spikes in loss and gradient norm, step by step. Pure.
 
-A *loss spike* is a run of steps that all lie above what the steps before let expect, and on average far above:
+A *loss spike* is a run of steps that all lie above the expected loss, and on average far above it:
 
-    baseline   `baseline_steps` figures before the run, less their trend (the medians of both halves)
-    expected   the baseline's median at its end: a falling loss is not taken to fall on
-    scale      half the range of the middle 95 % of the baseline, as a normal distribution has it (1.96 σ): a few outliers do not widen it.
-               At least half the grain that these figures come in, for they may be rounded (a loss in bfloat16 has steps of 1 %)
+    baseline   `baseline_steps` figures before the run, less their trend (from the medians of both halves)
+    expected   the baseline's median, moved along the trend to the baseline's end. The trend is not extrapolated.
+    scale      an estimate of σ: the range of the middle 95 % of the baseline over 2 · 1.96. A few outliers do not widen it.
+               At least half the figures' grain, because figures may be rounded (a loss in bfloat16 has steps of 1 %)
     spike      `run_steps` in a row, each more than `each_sigma` and on average more than `mean_sigma` scales above expected
 
-A run of three, and not one outlier, because heavy tails are common in a loss and a batch that is merely hard mends itself; a loss that
+The rule asks for three steps, because single outliers are common in a loss and a hard batch has no lasting effect. A loss that
 does not come down again is what costs a training (PaLM, arXiv:2204.02311, section 5.1).
 
-A *gradient spike* is one norm that is `gradient_factor` times the median of the baseline: no data does that, a flipped bit in an exponent
-does.
+A *gradient spike* is one norm above `gradient_factor` times the baseline's median. Data does not cause that; a flipped bit in an
+exponent does.
 
-Found with these figures on 400,000 steps of a falling power law each: with normal noise no false spike, with Student's t of 5 degrees one
-in 400,000; jumps of 6 σ are found at their third step in 99.8 % and 99.1 % (`tests/unit/test_loss_spike.py` has it in small).
+Simulated with these defaults, 400,000 steps of a falling power law for each kind of noise. Normal noise gave no false spike, Student's t
+with 5 degrees of freedom gave one. Jumps of 6 σ are found at their third step in 99.8 % and 99.1 % of cases.
+(`tests/unit/test_loss_spike.py` does the same with fewer steps.)
 
-False ones in 100,000 steps (200,000 each) of noise that it is not made for: 22 and 30 where a step's noise hangs on the last one's (ρ
-of 0.8, 0.9; of 0.5: 0.5), 8 of exponential and 11 of log-normal noise (of 0.8; of 0.4: 1.5), 5 where one batch in 100 to 20 lies 10 σ
-higher, 33 and 78 where all batches of a stretch of the data are harder (20 steps by 3 σ, each 500; 5 by 5 σ, each 100). None where
-learning rates fall in steps or come back over 100 steps and more, figures are missing (fp16), small (1e-8), negative, or rounded.
-Counting outliers in a run for less halves those of rare batches, and what widens the scale for a long tail, or for noise that lasts,
-misses jumps of 6 σ: neither was taken.
+False spikes per 100,000 steps (200,000 simulated) with noise that the rule is not made for:
+
+    noise that depends on the last step's     0.5 (ρ = 0.5), 22 (ρ = 0.8), 30 (ρ = 0.9)
+    exponential; log-normal noise             8; 1.5 (of 0.4), 11 (of 0.8)
+    one batch in 100 to 20 lies 10 σ higher   5
+    stretches of harder data                  33 (20 steps by 3 σ, every 500), 78 (5 steps by 5 σ, every 100)
+    learning rate falls in steps, or returns over 100 steps or more; figures missing (fp16), small (1e-8), negative, rounded: 0
+
+Two variants were rejected. Giving outliers in a run less weight halves the false spikes of rare batches. Widening the scale for long
+tails or lasting noise misses jumps of 6 σ.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from ..model.types import Step
 NORMAL_95 = 1.96
 """Half the range of the middle 95 % of a normal distribution, in σ."""
 _COARSEST = 2.0**-7
-"""The grain of bfloat16, as a share of the figure: that of figures which are all the same is not seen."""
+"""Grain of bfloat16, as a share of the figure. Used if all figures are equal, because they show no grain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,21 +83,21 @@ class SpikePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A step whose figures are wrong, as all ranks found it together."""
+    """Wrong figures, as all ranks judge them."""
 
     kind: Kind
     onset: Step
-    """The first step that is wrong; the state before it is not suspected."""
+    """The first wrong step. The state before it is not suspected."""
     seen: Step
-    """The step at which it was found."""
+    """The step at which the ranks found it."""
     value: float = 0.0
-    """The figure, or the mean of the run's,"""
+    """The wrong figure, or the mean of a run."""
     expected: float = 0.0
-    """and what the steps before let expect."""
+    """The figure expected from the steps before."""
 
 
 class Figure(NamedTuple):
-    """What all ranks together said of one step; None where nobody knew or the optimizer left it out."""
+    """The figures of one step over all ranks. None: no rank knew the figure, or the optimizer skipped the step."""
 
     step: Step
     loss: float | None
@@ -100,7 +105,7 @@ class Figure(NamedTuple):
 
 
 def spike(figures: Sequence[Figure], policy: SpikePolicy) -> Finding | None:
-    """Whether the newest of `figures`, ascending, is the end of a spike."""
+    """Return the spike that ends at the newest of `figures` (ascending), or None."""
     if not policy.enabled or not figures:
         return None
     return _of_gradient(figures, policy) or _of_loss(figures, policy)
@@ -134,7 +139,7 @@ def _of_loss(figures: Sequence[Figure], policy: SpikePolicy) -> Finding | None:
 
 
 def _expected(baseline: Sequence[float]) -> tuple[float, float]:
-    """The figure that is to be expected at the end of `baseline`, and the scale of what is usual around it."""
+    """Return the figure expected at the end of `baseline`, and the scale of the usual noise around it."""
     half = len(baseline) // 2
     slope = (median(baseline[-half:]) - median(baseline[:half])) / (len(baseline) - half)
     end = len(baseline) - 1

@@ -1,18 +1,18 @@
-"""The lower rungs of the ladder, which the ranks climb among themselves: what to do about a step whose figures are wrong. Pure.
+"""What the ranks do about a step with wrong figures, in this order and without the controller. Pure.
 
-    finding                      answer                                              and if it is gone then
-    the first time               replay the same data from the newest state before   unknown: the hardware, perhaps, for a moment
-    again                        replay it from an older state                       unknown: the newer state was damaged, perhaps
-    again                        leave the data around the onset out                 it was the data
-    again                        leave more of it out, from further back; where      it was the data; or the data, or how
-                                 a rescue is set (`rescue`), with its care           those steps were computed
+    fault                        answer                                              cause, if the fault does not recur
+    the first time               replay the same data from the newest state before   unknown, perhaps a transient hardware fault
+    again                        replay it from an older state                       unknown, perhaps the newer state was damaged
+    again                        skip the data around the onset                      the data
+    again                        skip more data, from further back; with a           the data; in a rescue: the data, or how
+                                 rescue if one is configured (`rescue`)              those steps were computed
     again, or no way to skip     give up
 
-Where the data of a step is not known (the script takes its batches by itself), nothing can be concluded from a fault that does not come
-again: it was another batch, perhaps. The ranks go back as often, and nobody's hardware is blamed.
+If the script takes its batches by itself, the data of a step is not known. A fault that does not recur then proves nothing: the batch may
+have been another one. The ranks rewind equally often, and no hardware is blamed.
 
-The same fault is one whose onset lies within `same_fault_steps` of the last one's. What was done is a list of turns, the same on all ranks;
-it outlives them as incidents.
+Two faults are the same fault if their onsets are at most `same_fault_steps` apart. Past rewinds are a list of `Turn`, equal on all ranks.
+Incidents keep this list after the ranks have ended.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LadderPolicy:
     settled_steps: int = 3
     """A fault counts as gone this many steps after the step at which the ranks found it.
 
-    A spike is found within three steps (`loss_spike`)."""
+    The ranks find a spike within three steps (`loss_spike`)."""
 
     def __post_init__(self) -> None:
         for name in ("max_replays", "skip_steps"):
@@ -68,36 +68,36 @@ class LadderPolicy:
 class Answer:
     remedy: Remedy
     at_most: Step = Step(-1)
-    """Go back to the newest state that is no newer than this; where there is none, to the newest before the onset, or, for what is replayed
-    from an older state, to the oldest. (Whoever leaves data out does not go back as far as that: with few steps behind, a spike's baseline
-    would be made of what comes after the data.)"""
+    """The ranks rewind to the newest state that is no newer than this. If there is none, a replay from an older state takes the oldest
+    state. Any other remedy then takes the newest state before the onset. (A skip does not take the oldest state: with few steps before
+    it, a spike's baseline would consist of steps after the skipped data.)"""
     before: int = 0
-    """Batches before that of the onset, to be left out,"""
+    """Number of batches to skip before the onset's batch."""
     after: int = 0
-    """and from it on."""
+    """Number of batches to skip from the onset's batch on."""
 
     def window(self, onset: Step, to: Step, windows: Iterable[Window]) -> Window | None:
-        """What is left out, besides `windows`, when the ranks go back `to` there."""
+        """Return the batches to skip, besides `windows`, when the ranks rewind to step `to`. None: no batches."""
         if self.remedy not in SKIPS:
             return None
         known = tuple(windows)
-        first = max(0, onset - 1)  # the step that has given the state after `onset` steps
+        first = max(0, onset - 1)  # the step that led to the state after `onset` steps
         return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
 
 
 def near(onset: int, other: int, policy: LadderPolicy) -> bool:
-    """Whether faults with these onsets are taken to be the same."""
+    """Whether faults with these onsets count as the same fault."""
     return abs(other - onset) <= policy.same_fault_steps
 
 
 def goes_on(kind: Kind, last: int, finding: Finding, policy: LadderPolicy) -> bool:
-    """Whether `finding` is a fault of that kind that was last seen at step `last`, where nothing is done about it: of NaN, each further
-    step finds it again."""
+    """Whether `finding` continues an unanswered fault of `kind` that was last seen at step `last`. A NaN is found again at each
+    further step."""
     return kind is finding.kind and finding.seen - last <= policy.same_fault_steps
 
 
 def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) -> list[Turn]:
-    """The last of `turns` that were about what is found now, in order."""
+    """Return the latest `turns` that answered the same fault as `finding`, in order."""
     found: list[Turn] = []
     onset = finding.onset
     for turn in reversed([turn for turn in turns if turn.kind in tuple(Kind)]):
@@ -111,8 +111,8 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
 def answer(
     finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool, rescue: bool = False
 ) -> Answer:
-    """What to do about `finding` after all that was done before. skippable: the data of each step is known, so it can be used again, or
-    left out; rescue: there is a care to compute with, where that did not help."""
+    """Return the answer to `finding`, given all earlier `turns`. skippable: the data of each step is known, so the ranks can replay or
+    skip it. rescue: a rescue is configured."""
     past = same_fault(finding, turns, policy)
     skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
@@ -139,14 +139,15 @@ def answer(
 
 
 def done(answer: Answer, past: Sequence[Turn], to: Step) -> Remedy:
-    """What has been done when `answer` led back `to` there: where nothing older is kept, an earlier replay is a replay."""
+    """Return what the ranks did when `answer` led them back to step `to`. If they found no older state than an earlier rewind had,
+    a replay from an older state was only a replay."""
     if answer.remedy in EARLIER and any(turn.to <= to for turn in past):
         return Remedy.REPLAY if answer.remedy is Remedy.REPLAY_EARLIER else Remedy.REWIND
     return answer.remedy
 
 
 def origin(remedy: Remedy) -> Origin:
-    """What it tells that the fault was gone after `remedy`."""
+    """Return where a fault came from that did not recur after `remedy`."""
     return {
         Remedy.REPLAY: Origin.TRANSIENT,
         Remedy.REPLAY_EARLIER: Origin.STATE,
@@ -159,7 +160,8 @@ def origin(remedy: Remedy) -> Origin:
 
 
 def goes_to(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
-    """The state to go back to for a fault from step `onset` on; -1: none. newest: up to a step; both of what is kept."""
+    """Return the step to rewind to for a fault with this onset; -1: none. newest: gives the newest kept state up to a step; oldest: gives
+    the oldest kept state."""
     if answer.remedy is Remedy.GIVE_UP:
         return -1
     to = newest(answer.at_most)

@@ -1,15 +1,15 @@
-"""Whether a step's figures are so plain that `loss_spike.spike` need not look at them, known for a few comparisons.
+"""A cheap test that spares `loss_spike.spike` at most steps: a few comparisons show that it would find nothing.
 
-What `spike` computes anew from 128 figures at each step costs 30 to 50 µs, and finds nothing. So the figures are looked at every
-`_HOLDS` steps, for bounds that hold until the next look. Of m figures that others replace meanwhile (m = `_HOLDS` - 1), no place in the
-order of size moves by more than m places. So the medians of both halves, m places up or down, say how far the slope can turn, and
+`spike` computes everything anew from 128 figures, which takes 30 to 50 µs at each step and finds nothing at most steps. This module
+computes bounds every `_HOLDS` steps, and they hold until the next time. In between, at most m = `_HOLDS` - 1 figures are replaced, so no
+place in the sorted order moves by more than m places. So the medians of both halves, m places up or down, bound the slope's change, and
 
     norm      <=  factor · median of the norms, m places down
-    expected  >=  median of the levels, m places down - turn - |slope| m        turn: of the slope, times the baseline's length
+    expected  >=  median of the levels, m places down - turn - |slope| m        turn: change of the slope, times the baseline's length
     scale     >=  (range of the middle 95 % of the levels, m places less at both ends - turn) / 2 · 1.96
 
-A step whose norm, and whose loss or run of losses, are not above them is no end of a spike. The bounds decide only who looks: two ranks
-that had other ones would still judge alike.
+A step ends no spike if its norm, and its loss or run of losses, are within these bounds. The bounds decide only whether `spike` runs:
+two ranks with different bounds would still judge alike.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ import numpy as np
 from .loss_spike import NORMAL_95, Figure, SpikePolicy
 
 _HOLDS = 4
-"""With 4, less than one calm step in 100 is looked at in vain, with 6 one in 10, with 8 two in 5 (simulated: a falling power law, normal
-noise)."""
+"""With 4, `spike` runs needlessly at less than one calm step in 100, with 6 at one in 10, with 8 at two in 5 (simulated: a falling power
+law, normal noise)."""
 _NORM_LOOKS = 8
-"""Looks that the bound of the norm holds for at most, with as many more places to spare: what is plain is far below it."""
+"""The norm's bound holds for at most this many periods of `_HOLDS` steps, with a margin of as many places: usual norms are far below it."""
 _SLACK = 1e-9
-"""Of the largest figure: rounding differs from that of `spike`."""
+"""Share of the largest figure: a margin, because this module rounds differently from `spike`."""
 
 
 class Usual:
     def __init__(self, policy: SpikePolicy) -> None:
         self._policy = policy
         self._span = policy.baseline_steps + policy.run_steps
-        """As many steps as `spike` looks at; it decides by itself until they are all known."""
+        """Number of steps that `spike` looks at. Until all of them are known, `spike` decides."""
         self._to_the_end = np.arange(policy.baseline_steps - 1, -1, -1.0)
-        # Rings, each number in two places, so that the last `span` ones always lie in one piece, in the order of time.
+        # Ring buffers that hold each number twice, so that the last `span` numbers are contiguous and in order of time.
         self._losses, self._norms = np.full((2, 2 * self._span), math.nan)
         self._at = self._known = 0
-        """Where the next one goes; steps since one whose figures were not known."""
+        """Index of the next number; and the number of steps since a step with unknown figures."""
         self._new: list[Figure] = []
-        """Since the last look: not in the rings yet."""
+        """Figures that are not in the ring buffers yet."""
         self._run: tuple[float, ...] = ()
-        """The last losses: together with the next step's, as many as a run has."""
+        """The last losses. With the next step's loss they make one run."""
         self._most_norm = self._most_loss = self._most_run = -math.inf
-        """The norm and, one by itself and a run's summed up, the losses that are plain until the next look."""
+        """Present bounds: of the norm, of one loss, and of the sum of a run's losses."""
         self._norm_looks = 0
-        """So many more looks does the former hold."""
+        """Number of further periods for which the norm's bound holds."""
 
     def add(self, figure: Figure) -> None:
-        """Of one further step, found right."""
+        """Take in the figures of one further step that was found right."""
         _, loss, norm = figure
         if loss is None or norm is None:
             self._new, self._run, self._known = [], (), 0
@@ -62,8 +62,8 @@ class Usual:
             self._look()
 
     def plain(self, loss: float, norm: float) -> bool:
-        """Whether `spike` would find nothing at a step with these figures, which comes after those that were added. False: it has to look.
-        A figure that is not finite is not plain."""
+        """Whether `spike` would certainly find nothing if the next step had these figures. False: `spike` must run. A figure that is not
+        finite is never plain."""
         if not -math.inf < norm <= self._most_norm or loss == -math.inf:
             return False
         return loss <= self._most_loss or sum(self._run, loss) <= self._most_run
@@ -81,7 +81,7 @@ class Usual:
             self._bound(self._at + self._span)
 
     def _bound(self, end: int) -> None:
-        """end: of the figures, in the rings."""
+        """Compute the bounds. end: index after the newest figure in the ring buffers."""
         policy, moved = self._policy, _HOLDS - 1
         size, half = policy.baseline_steps, policy.baseline_steps // 2
         if size % 2 or half // 2 <= moved:
@@ -104,11 +104,11 @@ class Usual:
         scale = max(0.0, level.item(-1 - beyond) - level.item(beyond) - turn) / (2 * NORMAL_95)
         expected = _median(level, -moved) - turn - abs(slope) * moved
         slack = _SLACK * (max(abs(level.item(0)), abs(level.item(-1))) + abs(slope) * size)
-        self._most_loss = expected - slack if slope or turn else expected  # exactly, where a loss does not change
+        self._most_loss = expected - slack if slope or turn else expected  # exact, if the loss does not change
         self._most_run = policy.run_steps * (expected + policy.mean_sigma * scale - slack)
 
 
 def _median(ordered: Any, moved: int) -> float:
-    """Of an even number of figures, so many places further up."""
+    """Return the median of an even number of figures, `moved` places further up."""
     half = len(ordered) // 2 + moved
     return (ordered.item(half - 1) + ordered.item(half)) / 2

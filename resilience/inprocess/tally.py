@@ -1,9 +1,9 @@
-"""The judgement that all ranks make at a step boundary, from identical numbers, so that they agree without another word.
+"""The judgement that every rank makes at a step boundary. All ranks judge identical numbers, so they agree without further communication.
 
-Each rank contributes one row per step; an all-reduce by MAX makes the tally. The rule is pure: equal tallies, equal directives.
+Each rank contributes one row per step; an all-reduce by MAX makes the tally. The rule is pure: equal tallies give equal directives.
 
-A snapshot is *sealed* by a tally that says that every rank holds it whole. Copies may take longer than to the next boundary, so a row
-tells of the two latest snapshots that were begun: always the same two on all ranks, for a rank that could not take one has missed it.
+A tally *seals* a snapshot if it says that every rank holds its whole part. Staging may last past the next boundary, so a row reports on
+the two latest snapshots begun. These are the same two on all ranks: a rank that could not take a snapshot reports it as missed.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from .loss_spike import Figure, Finding, SpikePolicy, spike
 from .rewind_ladder import Answer, LadderPolicy, answer
 
 ROW = 14
-"""Numbers in a contribution: step, -step, loss, gradient norm, and what mostly stays as it is from step to step: non-finite, the two latest
-snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
+"""Numbers in a row: step, -step, loss, gradient norm. Then the rest, which mostly stays the same from step to step: non-finite, the two
+latest snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
 REST = 4
-"""Where in a row the latter begins. Tallies with equal rests, whose figures are no spike, are judged alike."""
+"""Index in a row at which the rest begins. Tallies with equal rests, and without a spike, are judged alike."""
 COURSE = "course"
-"""Name, in a snapshot, of what the ranks have judged so far: no part of the training's own state."""
+"""Name, in a snapshot, of the ranks' judgements so far. They are no part of the training's own state."""
 RANDOMNESS = "randomness"
-"""And of what is a rank's alone: its generators, and those of its data."""
+"""Name, in a snapshot, of what belongs to one rank only: its random generators, and those of its data."""
 _NONE = -math.inf
-"""A figure that a rank does not know: any other rank's is more."""
+"""Stands for a figure that a rank does not know. Any other rank's figure is larger."""
 
 
 class Held(IntEnum):
-    """How far a rank is with a snapshot. The worst of all ranks' answers is the job's."""
+    """How far a rank is with its part of a snapshot. The worst of all ranks' answers is the job's."""
 
     WHOLE = 0
     IN_PLACE = 1
-    """Whole, for a rewind in place: no new process could make what it is of."""
+    """Whole, but only for a rewind in place: a new process could not rebuild the state."""
     UNDER_WAY = 2
     MISSED = 3
     UNSAVABLE = 4
-    """Missed, and so will the next one be: the state has come to hold something that can't be saved."""
+    """Missed, and the next snapshot will be missed too: the state now holds something that can't be saved."""
 
 
 class Wanted(IntEnum):
-    """Where a snapshot is wanted beside the memory of its own node. Ranks agree on it by MAX."""
+    """Where a snapshot is wanted, besides its own node's memory. Ranks agree on it by MAX."""
 
     NOWHERE = 0
     COPIED = 1
-    """In the memory of another node;"""
+    """In the memory of another node."""
     ON_DISK = 2
-    """on disk, and where copies are made, there too."""
+    """On disk, and also in another node's memory if copies are made."""
 
 
 _HELD, _WANTED, _ORDERS = tuple(Held), tuple(Wanted), tuple(Order)
-"""By value; calling the enumeration takes ten times as long."""
+"""Members by value. Calling the enumeration takes ten times as long."""
 
 
 class Directive(Enum):
@@ -66,34 +66,34 @@ class Directive(Enum):
     LEAVE = "leave"
     GIVE_UP = "give up"
     DIVERGED = "diverged"
-    """Ranks are not at the same step: never by a fault we know, so it stops the worker group."""
+    """Ranks are not at the same step. No known fault does this, so it stops the worker group."""
 
 
 class Tally(NamedTuple):
-    """What all ranks together said of one step. (Tuples, this and the next: a frozen dataclass of so many fields takes 4 µs to make, and
-    30 where a step has emptied the caches.)"""
+    """What all ranks report on one step, reduced. (This class and `Judgement` are tuples. A frozen dataclass of so many fields takes 4 µs
+    to make, and 30 µs if a step has emptied the caches.)"""
 
     step: Step
     same_step: bool = True
     non_finite: bool = False
     newest: Held = Held.WHOLE
-    """The latest snapshot that was begun,"""
+    """State of the latest snapshot begun."""
     earlier: Held = Held.WHOLE
-    """and the one before it."""
+    """State of the snapshot before it."""
     stride: int = 1
     """Steps from one snapshot to the next that every rank can afford."""
     wanted: Wanted = Wanted.NOWHERE
-    """A snapshot that is asked for."""
+    """Where a requested snapshot is wanted."""
     order: Order = Order.NONE
     loss: float | None = None
-    """The largest that any rank gave; None where no rank gave a finite one. So the norm of the gradient."""
+    """The largest loss of any rank; None if that is not finite, or no rank gave one. The same holds for `grad_norm`."""
     grad_norm: float | None = None
     fixed_data: bool = False
-    """Of some rank it is not known which data its steps use: none can be used again on purpose, and none left out."""
+    """The data of some rank's steps is not known, so the ranks cannot replay or skip data on purpose."""
     rewind: int = 0
-    """Number of the order to go back that every rank has been given, and has not obeyed; 0: there is none, or not yet everywhere."""
+    """Number of the rewind order that every rank has received and not obeyed. 0: there is none, or some ranks have not received it."""
     pause: bool = False
-    """Every rank has been told to wait."""
+    """Every rank has been told to pause."""
 
     @property
     def figure(self) -> Figure:
@@ -103,39 +103,39 @@ class Tally(NamedTuple):
 class Judgement(NamedTuple):
     directive: Directive
     finding: Finding | None = None
-    """With REWIND and GIVE_UP, and where ranks only observe: what is wrong,"""
+    """What is wrong: with REWIND and GIVE_UP, and if the ranks only observe."""
     answer: Answer | None = None
-    """and what is done, or would be, about it."""
+    """What the ranks do about it, or would do if they did not only observe."""
     newest: Held = Held.UNDER_WAY
-    """What is certain of the two latest snapshots: WHOLE is sealed, MISSED given up, UNDER_WAY waited for."""
+    """What is certain of the latest snapshot, and in `earlier` of the one before. WHOLE: sealed; MISSED: given up; UNDER_WAY: neither."""
     earlier: Held = Held.UNDER_WAY
     stride: int = 1
     wanted: Wanted = Wanted.NOWHERE
     snapshot: bool = False
-    """With LEAVE: take a durable snapshot first."""
+    """With LEAVE: take a snapshot on disk first."""
     rewind: int = 0
-    """With GO_ON: number of an order to go back that all ranks have, and of which they have to see whether they can."""
+    """With GO_ON: number of a rewind order that all ranks have received. They must check whether they can obey it."""
     pause: bool = False
     """With GO_ON: wait before the next step."""
 
     @property
     def calm(self) -> bool:
-        """Nothing is to be done about this step, beyond what becomes of its snapshots."""
+        """Whether the ranks need do nothing at this step, except for its snapshots."""
         return self.directive is Directive.GO_ON and not (self.finding or self.wanted or self.rewind or self.pause)
 
 
 def row(said: Tally) -> tuple[float, ...]:
-    """One rank's contribution (its `same_step` is not asked), all of it meant for MAX."""
+    """Return one rank's row, to be reduced by MAX. `same_step` is not part of it."""
     return (*head(said.step, said.loss, said.grad_norm), *rest(said))
 
 
 def head(step: int, loss: float | None, grad_norm: float | None) -> tuple[float, ...]:
-    """What in a row is another number at each step."""
+    """Return the part of a row that changes at each step."""
     return step, -step, _NONE if loss is None else loss, _NONE if grad_norm is None else grad_norm
 
 
 def rest(said: Tally) -> tuple[float, ...]:
-    """And what mostly is not."""
+    """Return the part of a row that mostly stays the same."""
     numbers = (
         said.non_finite,
         said.newest,
@@ -174,31 +174,31 @@ def tally(reduced: Sequence[float]) -> Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPolicy:
-    """What ranks judge by, the same on all of them."""
+    """The policies by which ranks judge, equal on all ranks."""
 
     spikes: SpikePolicy = SpikePolicy()
     ladder: LadderPolicy = LadderPolicy()
     observe: bool = False
-    """Say what is wrong, and go on all the same."""
+    """Report what is wrong, and continue."""
     rescue: RescuePolicy = RescuePolicy()
 
 
 def judge(said: Tally, before: Collection[Figure], turns: Sequence[Turn], policy: RankPolicy) -> Judgement:
-    """before: the figures of the steps before, ascending; turns: all rewinds of the job so far."""
+    """Return the judgement of a tally. before: the figures of the steps before, ascending; turns: all rewinds of the job so far."""
     if not said.same_step and not policy.observe:
         return Judgement(directive=Directive.DIVERGED)
     found = _finding(said, before, policy.spikes)
     what = (
         answer(found, turns, policy.ladder, skippable=not said.fixed_data, rescue=policy.rescue.on) if found else None
     )
-    if found and what and not policy.observe:  # and nothing is sealed by it: the ranks do not go on from here
+    if found and what and not policy.observe:  # it seals nothing: the ranks do not continue from here
         directive = Directive.GIVE_UP if what.remedy is Remedy.GIVE_UP else Directive.REWIND
         return Judgement(directive=directive, finding=found, answer=what)
     return Judgement(
         directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
         finding=found,
         answer=what,
-        # What is not finite, or not of one step, is no state to go back to.
+        # The ranks never rewind to a state that is not finite, or not of one step.
         newest=Held.MISSED if said.non_finite or not said.same_step else said.newest,
         earlier=said.earlier,
         stride=said.stride,

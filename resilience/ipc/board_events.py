@@ -1,6 +1,6 @@
-"""Faults that a rank has found with its peers, as it notes them on its page for the agent: gone back for, or seen only.
+"""Faults that a rank found together with its peers, as it notes them on its page for the agent: rewinds in place, and sightings.
 
-The last few of either are kept in a ring: eight-byte numbers, and two figures behind them.
+A ring holds the last few of each kind: eight-byte numbers, and two figures behind them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..model.rewind import Remedy
 from ..model.types import OrderedBy, Rank
 
 RANKS_NAMED = 3
-"""That were out of line, in one number of 16 bits each. Where more are, it is no single part."""
+"""The most ranks that a record names as out of line, at 16 bits each in one number. If more are, no single part is at fault."""
 _CAUSES, _REMEDIES = (*Kind, *OrderedBy), tuple(Remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """Times in CLOCK_MONOTONIC nanoseconds; `signals.WrongSteps` has what the fields mean."""
+    """One noted fault. Times are CLOCK_MONOTONIC nanoseconds; `signals.WrongSteps` says what the fields mean."""
 
     kind: str
     """A `Kind`, or an `OrderedBy`."""
@@ -42,7 +42,7 @@ class Rewound(Noted):
 
     reached: int
     ranks: tuple[Rank, ...] = ()
-    """Whose own gradient was out of line: `RANKS_NAMED` at the most."""
+    """Ranks whose own gradient was out of line: `RANKS_NAMED` at the most."""
     done_ns: int
     order: int = 0
     """Number of the order that it obeys; 0: none."""
@@ -50,7 +50,7 @@ class Rewound(Noted):
 
 @dataclass(frozen=True, kw_only=True)
 class Sighted(Noted):
-    """What a rank that only observes has found."""
+    """A fault found by a rank that only observes."""
 
     kind: Kind
     seen: int
@@ -86,16 +86,16 @@ _CODES: dict[str, tuple[int, Callable[[Any], Sequence[int]], Callable[..., Any]]
     "window": (2, lambda w: (w.start, w.stop) if w else (0, 0), _window),
     "ranks": (1, _packed, _unpacked),
 }
-"""Of what is no number itself: how many it becomes, how, and what becomes of them."""
+"""By field that is no number: how many numbers it takes, how to write them, and how to read them back."""
 
 N = TypeVar("N", bound=Noted)
 
 
 class Ring(Generic[N]):
-    """The last `kept` records from byte `at` of a page on."""
+    """A ring of the last `kept` records, from byte `at` of a page on."""
 
     def __init__(self, at: int, kept: int, made: type[N], fields: str) -> None:
-        """fields: in their order; `value` and `expected` come last."""
+        """fields: names in their order on the page; `value` and `expected` come last."""
         self._at, self.kept, self._made = at, kept, made
         self._codes = [(name, *_CODES.get(name, _PLAIN)) for name in (*fields.split(), "value", "expected")]
         self._form = struct.Struct(f"{sum(width for _, width, *_ in self._codes) - 2}q2d")
@@ -108,7 +108,7 @@ class Ring(Generic[N]):
         self._form.pack_into(page, self.place(ordinal), *numbers)
 
     def get(self, page: memoryview, ordinal: int) -> N:
-        """Raises ValueError for what `put` cannot have written."""
+        """Return the record. Raises ValueError if `put` cannot have written it."""
         numbers = iter(self._form.unpack_from(page, self.place(ordinal)))
         return self._made(**{name: read(*islice(numbers, width)) for name, width, _, read in self._codes})
 
@@ -116,6 +116,6 @@ class Ring(Generic[N]):
 PAGE_BYTES = 4096
 REWINDS_AT = 512
 REWINDS = Ring(REWINDS_AT, 8, Rewound, "onset reached to at_ns done_ns kind remedy window order ranks")
-"""The agent looks once a second, and a step may be replayed more often than that."""
+"""Eight places: the agent looks once a second, and a step may be replayed several times in that time."""
 SIGHTINGS = Ring(PAGE_BYTES - 2 * 11 * 8, 2, Sighted, "onset seen last to at_ns kind remedy window")
-"""One per fault, so two are enough between two looks of the agent."""
+"""One record per fault, so two places are enough between two looks of the agent."""

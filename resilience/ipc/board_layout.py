@@ -1,7 +1,7 @@
-"""The layout of a board page: one page of shared memory per local rank, written by the rank, read by the agent, and back for orders.
+"""The layout of a board page: one page of shared memory per local rank. The rank writes it and the agent reads it; orders go back.
 
 A beat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of one. A
-row of several has a number that is stored last; that is enough where stores become visible in their order (x86), and only there.
+row of several fields has a number that is stored last. That suffices only where stores become visible in their order (x86).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .board_events import PAGE_BYTES, REWINDS, REWINDS_AT, SIGHTINGS, Rewound, S
 
 _UNSAVED_AT = 280
 _ROW_AT = 1344
-"""Two places, used in turn, for this rank's word at a boundary: its ordinal, then the row."""
+"""Two places, used in turn, for this rank's row at a boundary: its ordinal, then the row."""
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
 _PLACES = _ROW_AT, _ROW_AT + _SAID.size
 _ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
@@ -51,7 +51,7 @@ class Page:
     generation = _Int(1)
     rank = _Int(2)
     phase = _Int(3)
-    """RankPhase."""
+    """A `RankPhase`."""
     step = _Int(4)
     """Steps done; -1 before the first boundary of this generation."""
     beat_ns = _Int(7)
@@ -59,71 +59,71 @@ class Page:
     built_ns = _Int(9)
     restored_ns = _Int(10)
     stepped_ns = _Int(11)
-    """First step of this generation finished."""
+    """When the first step of this generation was finished."""
     replayed_ns = _Int(12)
-    """Back at the step that the fault of the generation before had reached."""
+    """When the rank was back at the step that earlier generations had reached."""
     snapshots = _Int(13)
     skipped = _Int(14)
-    """Snapshots that found no free slot or no memory,"""
+    """Number of snapshots that found no free slot or no memory."""
     starved = _Int(17)
-    """and those of them that found no memory."""
+    """Number of `skipped` snapshots that found no memory."""
     left = _Int(18)
-    """1 once the script is done without an exception and the interpreter has begun to shut down."""
+    """1 once the script ended without an exception and the interpreter has begun to shut down."""
     stall_ns = _Int(15)
-    """Time the loop spent in our hands, staging included."""
+    """Time that the loop spent in our code, staging included."""
     rewinds = _Int(16)
-    """How often the ranks have gone back in place in this generation; `rewind(ordinal)` tells of the last ones."""
+    """How often the ranks have gone back in place in this generation; `rewind(ordinal)` returns the last ones."""
     order = _Int(21)
-    """Order; the agent writes it."""
+    """An `Order`; the agent writes it."""
 
     durable = _Int(22)
-    """How many snapshots on disk have been asked for in this generation; the agent writes it."""
+    """Number of snapshots on disk that the agent asked for in this generation; the agent writes it."""
     copies = _Int(23)
-    """How many snapshots for the memory of other nodes; the agent writes it."""
+    """Number of snapshots for other nodes' memory that the agent asked for; the agent writes it."""
     durable_step = _Int(32)
-    """Step of the first snapshot for the disk that was begun since the agent, which asked for it, has set this to -1."""
+    """Step of the first snapshot for the disk that began since the agent asked for it and set this to -1."""
     paused = _Int(19)
-    """1: wait at the next boundary; the agent writes it, and the next four, the number last."""
+    """1: wait at the next boundary. The agent writes it and the next four, `ordered` last."""
     ordered = _Int(20)
-    """Number of the last order to go back,"""
+    """Number of the last order to go back."""
     ordered_to = _Int(28)
-    """the step,"""
+    """That order's step."""
     ordered_skip = _Int(29)
-    """how many batches to leave out after it,"""
+    """Number of batches that it leaves out after the step."""
     ordered_by = _Int(30)
-    """and why: the place in `OrderedBy`."""
+    """Its reason: the place in `OrderedBy`."""
     declined = _Int(31)
-    """Number of the last of them that could not be done, since not all ranks have the state."""
+    """Number of the last such order that failed, because not all ranks have the state."""
     fetching = _Int(33)
-    """1 while this rank's part of the state that it starts from is on its way from another node; the agent writes it."""
+    """1 while this rank's part of the state at the start is on its way from another node; the agent writes it."""
     until_ns = _Int(34)
-    """Where others may begin a generation without this node: no boundary is crossed after this time, when the agent's lease may be over. 0:
-    always. The agent writes it."""
+    """The rank crosses no boundary after this time. By then the agent's lease may have expired, and others may begin a generation without
+    this node. 0: there is no limit. The agent writes it."""
 
     doing = _Int(24)
-    """Doing: what the rank does between two boundaries."""
+    """A `Doing`: what the rank does between two boundaries."""
     listens = _Int(25)
-    """Number of the signal that makes this process write its stacks; 0: none does, and it would die of one."""
+    """Number of the signal that makes this process write its stacks; 0: no signal does, and one could kill it."""
     main_thread = _Int(26)
-    """Its main thread, as stacks name it."""
+    """Its main thread's number, as in stacks."""
     tells = _Int(27)
-    """1 once a loop that we know, or a Session, is there: steps will be told; 2: and it can leave data out."""
+    """1: a loop that we know, or a Session, is there and reports steps; 2: it can also leave data out; 0: neither."""
 
     first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
-    """Which step it was that was finished first in this generation, at `stepped_ns`, which is stored after it."""
+    """The first step that was finished in this generation, at `stepped_ns`, which is stored after it."""
 
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
-    """How many faults the ranks have found in this generation while they only observe; `sighting(ordinal)` tells of the last ones."""
+    """Number of faults that the ranks, while they only observe, found in this generation; `sighting(ordinal)` returns the last ones."""
 
     repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
-    """Repeated: what this rank found when it computed steps again."""
+    """A `Repeated`: whether this rank got the same figures when it computed steps again."""
 
     launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
-    """The process that the launcher has started as this rank, once it ends its ranks; 0 before. It writes this, and the next two."""
+    """Process that the launcher started as this rank; 0 until the launcher ends its ranks. The launcher writes this and the next two."""
     seen = _Int(_SIGHTINGS_COUNT_AT // 8 + 3)
-    """How the launcher found it then: 0: not told; 1: alive, so the launcher has ended it; else 1000 more than its exit code."""
+    """State in which the launcher found it then. 0: not known; 1: alive, so the launcher ended it; else its exit code plus 1000."""
     launcher_signal = _Int(_SIGHTINGS_COUNT_AT // 8 + 4)
-    """The signal that has ended the launcher itself; 0: none that it could tell of."""
+    """The signal that ended the launcher itself; 0: none that it could report."""
 
     __slots__ = ("floats", "ints", "raw")
 
@@ -134,7 +134,7 @@ class Page:
 
     @classmethod
     def place(cls, name: str) -> int:
-        """Of a field that is a number, among all numbers of the page."""
+        """Return the index of an integer field among all numbers of the page."""
         field: _Int = vars(cls)[name]
         return field.index
 
@@ -147,7 +147,7 @@ class Page:
         return self.floats[6]
 
     def beat(self, step: int, loss: float, grad_norm: float, now_ns: int) -> None:
-        """The heartbeat of one finished step."""
+        """Write the heartbeat of one finished step."""
         floats, ints = self.floats, self.ints
         floats[5] = loss
         floats[6] = grad_norm
@@ -156,15 +156,15 @@ class Page:
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """What the agent asks for, all that a row tells of: `paused`, `ordered`, `order`, `durable`, `copies`."""
+        """Return all that the agent asks for and a row reports: `paused`, `ordered`, `order`, `durable`, `copies`."""
         return _ASKED.unpack_from(self.raw, _ASKED_AT)
 
     def stalled(self, held_ns: int) -> None:
-        """The loop has spent so much more time in our hands."""
+        """Add time that the loop spent in our code."""
         self.ints[15] += held_ns
 
     def timed(self, own_ns: int, computing_ns: int, queued_ns: int, steps: int = 1) -> None:
-        """So many more steps are done, and took so much of this rank's own time (`straggler.Spent`)."""
+        """Add `steps` finished steps, and what they took of this rank's own time (`straggler.Spent`)."""
         place, ints = _SPENT_AT // 8, self.ints
         ints[place] += own_ns
         ints[place + 1] += computing_ns
@@ -173,53 +173,53 @@ class Page:
 
     @property
     def spent(self) -> tuple[int, ...]:
-        """All steps together: own, computing, queued, in nanoseconds; and how many steps. A reader may see a step in one that is not in
-        another yet."""
+        """Return the sums over all steps: own, computing and queued nanoseconds, and the number of steps. A reader may see a step in one
+        sum before another."""
         return tuple(self.ints[_SPENT_AT // 8 : _SPENT_AT // 8 + 4].tolist())
 
     def rewound(self, done: Rewound) -> None:
         """Note a rewind in place that is done."""
         REWINDS.put(self.raw, self.rewinds + 1, done)
-        self.floats[5] = self.floats[6] = math.nan  # they are of another step
+        self.floats[5] = self.floats[6] = math.nan  # they belong to another step
         self.step = done.to
         self.rewinds += 1  # last: from here on the agent reads it
 
     def rewind(self, ordinal: int) -> Rewound:
-        """The `ordinal`-th rewind, one of the last eight."""
+        """Return the `ordinal`-th rewind, one of the last eight."""
         return REWINDS.get(self.raw, ordinal)
 
     def sighted(self, found: Sighted) -> None:
-        """Note a fault that nothing is done about."""
+        """Note a fault that the ranks only observe."""
         SIGHTINGS.put(self.raw, self.sightings + 1, found)
         self.sightings += 1  # last: from here on the agent reads it
 
     def sighted_again(self, step: int) -> None:
-        """The newest of these faults is still there."""
+        """Note that the newest of these faults is still there at `step`."""
         self.ints[SIGHTINGS.place(self.sightings) // 8 + 2] = step
 
     def sighting(self, ordinal: int) -> Sighted:
-        """The `ordinal`-th such fault, one of the last two."""
+        """Return the `ordinal`-th such fault, one of the last two."""
         return SIGHTINGS.get(self.raw, ordinal)
 
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
-        """Say the `ordinal`-th row (from 1) to whoever reads this page: the other ranks of the node. It may be said when all of them
-        have heard the one before; the one before that is gone."""
+        """Write the `ordinal`-th row (from 1) for the other ranks of the node. Call it once all of them have read the row before. It
+        overwrites the row before that."""
         place = _PLACES[ordinal % 2]
         _ROW.pack_into(self.raw, place + 8, *row)
         self.ints[place // 8] = ordinal  # last: from here on the others read it
 
     @property
     def spoken(self) -> int:
-        """How many rows have been said."""
+        """Return how many rows have been written."""
         return max(self.ints[place // 8] for place in _PLACES)
 
     def hear(self, ordinal: int) -> tuple[float, ...] | None:
-        """The `ordinal`-th row of the rank that this page belongs to; None while it has not said it."""
+        """Return the `ordinal`-th row of this page's rank; None: the rank has not written it yet."""
         said = _SAID.unpack_from(self.raw, _PLACES[ordinal % 2])  # in their order: the ordinal is read first
         return said[1:] if said[0] == ordinal else None
 
     def clear(self, generation: int, rank: int = -1) -> None:
-        """Ready for the rank of another generation; the agent does it while no rank is alive."""
+        """Make the page ready for a rank of another generation. The agent does it while no rank is alive."""
         self.raw[:] = bytes(PAGE_BYTES)
         self.generation = generation
         self.rank = rank
@@ -227,7 +227,7 @@ class Page:
 
     @property
     def unsaved(self) -> str:
-        """Why this rank's state could not be saved when it was last tried; empty while it can."""
+        """Return why this rank's state could not be saved at the last try; empty: it could."""
         length = max(0, min(self.ints[_UNSAVED_AT // 8], REWINDS_AT - _UNSAVED_AT - 8))
         return bytes(self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + length]).decode(errors="replace")
 
@@ -250,29 +250,29 @@ class Page:
         self.ints[_FAREWELL_AT // 8] = len(data)
 
     def farewell(self) -> dict[str, Any]:
-        """The last message, empty when there is none."""
+        """Return the last message; empty: there is none."""
         length = self.ints[_FAREWELL_AT // 8]
         if not 0 < length <= _FAREWELL_END - _FAREWELL_AT - 8:
             return {}
         try:
             words = json.loads(bytes(self.raw[_FAREWELL_AT + 8 : _FAREWELL_AT + 8 + length]))
-        except (ValueError, RecursionError):  # killed while it was writing, or somebody else has written there
+        except (ValueError, RecursionError):  # the rank was killed while writing, or other code wrote there
             return {}
         return {k: v for k, v in words.items() if isinstance(v, str | int)} if isinstance(words, dict) else {}
 
     def say_seen(self, pid: int, code: int | None) -> None:
-        """The launcher ends its ranks, and has found this one so. code: its exit code; None: it lives."""
+        """Note how the launcher, which ends its ranks, found this one. code: its exit code; None: it is alive."""
         self.seen = _LIVED if code is None else _CODES + code
         self.launched_pid = pid
 
     @property
     def ended_by_launcher(self) -> bool:
-        """Whether it lived until the launcher has ended it."""
+        """Whether it lived until the launcher ended it."""
         return self.seen == _LIVED
 
     @property
     def seen_code(self) -> int | None:
-        """The exit code that the launcher had seen before it ended the others; None: it had seen none."""
+        """Return the exit code that the launcher saw before it ended the other ranks; None: it saw none."""
         return self.seen - _CODES if self.seen > _LIVED else None
 
     def release(self) -> None:
@@ -283,7 +283,7 @@ class Page:
 
 
 def _cut(said: str, most: int) -> bytes:
-    """The text in UTF-8, of `most` bytes at most: where it is longer, up to the end of a word, and three dots."""
+    """Return the text in UTF-8, in at most `most` bytes. A longer text is cut at the end of a word, and three dots follow."""
     data = said.encode(errors="backslashreplace")
     if len(data) <= most:
         return data

@@ -1,5 +1,5 @@
-"""How a rank comes by the agent's files: through /proc; or, where it has a PID namespace of its own, in which the agent is not to be seen,
-by asking the agent for them, over a socket that has a name and no file.
+"""How a rank opens the agent's files: through /proc. A rank with its own PID namespace does not see the agent there. So it asks the agent
+for them, over a socket that has a name and no file.
 
 rank ──path, token──▶ agent.ranks.descriptor_server ──a descriptor of its own──▶ rank
 """
@@ -20,18 +20,18 @@ _ERROR_BYTES = 200
 
 
 def sign(name: str, token: str) -> dict[str, str]:
-    """What ranks find in their environment of the agent's door."""
+    """Return the environment variable by which ranks find the agent's door (`descriptor_server.Door`)."""
     return {VARIABLE: json.dumps([_namespace(), name, token])}
 
 
 def opened(path: str, flags: int, environ: Mapping[str, str] = os.environ) -> int:
-    """A descriptor of the agent's file `path`, closed at an exec. Raises OSError."""
+    """Return a descriptor of the agent's file `path`, which an exec closes. Raises OSError."""
     known = environ.get(VARIABLE)
     namespace, name, token = json.loads(known) if known else (_namespace(), "", "")
     if namespace == _namespace():
         try:
             return os.open(path, flags | os.O_CLOEXEC)
-        except PermissionError:  # one of the two has become another user
+        except PermissionError:  # the agent or the rank has become another user
             if not name:
                 raise
     asked = {"path": path, "flags": flags, "token": token, "rank": local_rank(environ), "pid": os.getpid()}

@@ -1,7 +1,7 @@
 """Start a child that cannot outlive this agent.
 
-`spawn` runs this very file as a tiny program between the agent and the command: it asks the kernel to SIGKILL the process when
-its parent dies (the setting survives exec) and then becomes the command. A `preexec_fn` would do the same in a fork of the agent,
+`spawn` runs this very file as a tiny program between the agent and the command. It asks the kernel to SIGKILL the process when
+its parent dies (the setting survives exec), and then becomes the command. A `preexec_fn` would do the same in a fork of the agent,
 where gRPC's threads make forking unsafe (measured: 13 of 60 forked children hung).
 """
 
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOKS_S = 0.1
-"""Between looks for a process where the kernel has no pidfds."""
+"""Time between looks for a process, if the kernel has no pidfds."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -33,7 +33,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def die_with(pid: int) -> None:
-    """End with SIGKILL when process `pid` ends, which is not this one's parent: a thread waits for it."""
+    """End this process with SIGKILL when process `pid`, which is not its parent, ends: a thread waits for that."""
     from .file_descriptors import high  # not above: this file is a program, too
 
     watched = None
@@ -55,15 +55,15 @@ def die_with(pid: int) -> None:
 
 
 def may_die_with_parent() -> bool:
-    """Whether the kernel lets a process ask for that; nothing changes for this one."""
+    """Whether the kernel lets a process ask for SIGKILL at its parent's end. For this process nothing changes."""
     now = ctypes.c_int()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none can be lost. Whether the
-    kernel does."""
+    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none is lost. Return whether
+    the kernel did it."""
     return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
@@ -83,7 +83,7 @@ if __name__ == "__main__":
         signal.SIGUSR2,
     ):  # a scheduler may send them to all processes: they are meant for the agent
         signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores: no other program is to inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these: no other program should inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""File descriptors of ours: none of the three that every program takes for its terminal, and none that a script is likely to meet."""
+"""Our own file descriptors: none of the three that every program takes for its terminal, and none that a script is likely to use."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 FLOOR = 100
-"""Descriptors that stay open lie above it: a script that writes to a low number of its own, open or not, never writes to one of ours."""
+"""Our descriptors that stay open lie above it. So a script that writes to a low number, open or not, never writes to one of ours."""
 
 
 def high(fd: int) -> int:
-    """Takes `fd` over: the same file under a number above `FLOOR`, closed at an exec. Where the limit for open files is lower than that, or
-    all are taken, `fd` itself."""
+    """Take `fd` over, and return the same file under a number from `FLOOR` on, which an exec closes. If the limit for open files is lower,
+    or all numbers are taken, return `fd` itself."""
     with suppress(OSError):
         moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FLOOR)
         os.close(fd)
@@ -23,12 +23,12 @@ def high(fd: int) -> int:
 
 
 def appending(path: Path) -> int:
-    """A descriptor of the log file at `path`, which is made where it is missing. Raises OSError."""
+    """Return a descriptor for appending to the log file at `path`, which is created if missing. Raises OSError."""
     return high(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644))
 
 
 def fill_standard() -> None:
-    """Open /dev/null where this program was started without stdin, stdout or stderr (`>&-`): the next file that is opened would be it."""
+    """Open /dev/null as stdin, stdout or stderr if this program was started without (`>&-`): else the next opened file would become it."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)

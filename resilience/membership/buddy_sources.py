@@ -1,9 +1,9 @@
-"""Which copies in other nodes' memory are of use, and where each node's lies. Pure.
+"""Which copies in other nodes' memory are of use, and where each node's copy lies. Pure.
 
-All nodes copy the same steps, the marked ones, each to its holder (`buddy_placement.holders`). Where a node's memory is lost, whoever has
-its node rank now starts from the copy, and all others from the same step of their own memory: they keep what is marked.
+All nodes copy the same steps, the marked ones, each to its holder (`buddy_placement.holders`). If a node's memory is lost, the node with
+its node rank starts from the copy. All others start from the same step in their own memory, because they keep marked steps.
 
-    own memory of the members, statuses' copies ──`fetchable`──▶ what each could have ──`resume_point.choose`──▶ the step ──▶ its sources
+    own memory of the members, statuses' copies ──`fetchable`──▶ what each could fetch ──`resume_point.choose`──▶ the step ──▶ its sources
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import buddy_placement
 
 @once_said
 def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
-    """By member that is there: what its own memory holds of the ranks that it has now. What it holds of others is of no use to it."""
+    """Return, by present member, the steps in its own memory for the ranks that it has now. Those of other ranks are of no use to it."""
     members = world.record.members if world.record else {}
     count = len(members)
     found: dict[NodeId, tuple[Step, ...]] = {}
@@ -32,16 +32,16 @@ def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
 
 @once_said
 def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
-    """By member: the steps that it lacks in memory while another member holds its part of them, and which one does.
+    """Return, by member, the steps that it lacks in memory while another member holds its part of them, and which member does.
 
-    A copy counts where it is of the same course as what the others hold of that step: they have the same generation and number of
-    rewinds in their stamps. What nobody holds itself is left to the disk.
+    A copy counts only if it is of the same lineage as the members' own snapshots of that step: their stamps have the same generation and
+    number of rewinds. A step that no member has in its own memory is left to the disk.
     """
     members, held = world.members, own(world)
     if len(held) == len(members) and len({*held.values()}) == 1:
-        return {}  # nobody lacks what another one has
+        return {}  # no member lacks what another one has
     lacking: list[tuple[NodeId, NodeId, Copy]] = []
-    """Owner, holder, and what it holds."""
+    """Owner, holder, and the copy that it holds."""
     for node in held:
         for copy in world.status[node].copies:
             owner = members[copy.node_rank] if copy.nodes == len(members) > copy.node_rank else node
@@ -63,7 +63,7 @@ def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
 
 
 def apart(world: World) -> dict[NodeId, NodeId]:
-    """Of the members, those whose holder is another than the one half the ring away, for it is of another rack."""
+    """Return the holders of those members whose holder, because of racks, is not the member half the ring away."""
     members = world.members
     labels = {node: record.labels for node in members if (record := world.nodes.get(node)) and record.labels}
     if not labels or len(members) < 2:
@@ -77,7 +77,7 @@ def apart(world: World) -> dict[NodeId, NodeId]:
 
 
 def holder(record: GenerationRecord, node: NodeId) -> NodeId | None:
-    """Who holds the copies of a member's snapshots; None for one that trains alone."""
+    """Return the node that holds the copies of a member's snapshots; None: the member trains alone."""
     members = [*record.members]
     if node not in record.members or len(members) < 2:
         return None
@@ -85,7 +85,7 @@ def holder(record: GenerationRecord, node: NodeId) -> NodeId | None:
 
 
 def words(sources: Mapping[NodeId, Source]) -> str:
-    """Whose part comes from where, for the story."""
+    """Return in words which node's part comes from which holder."""
     few = ", ".join(f"{node}'s part from {source.holder}" for node, source in [*sources.items()][:3])
     more = len(sources) - 3
     return f", {few}{f' and {more} more' if more > 0 else ''}" if sources else ""

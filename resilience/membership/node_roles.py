@@ -1,4 +1,4 @@
-"""What part each node has in the job: World → who trains, who stands by, who is gone or not to train. Pure."""
+"""The role of each node in the job: World → which nodes train, stand by, are gone or must not train. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ class Role(StrEnum):
     TRAINS = "trains"
     STANDS_BY = "stands by"
     CUT_OFF = "cut off"
-    """From etcd alone: it trains all the same (`reachability`)."""
+    """From etcd alone: the node still trains (`reachability`)."""
     GONE = "gone"
-    """Its agent is; its ranks have died with it."""
+    """Its agent is gone, and its ranks died with it."""
     DRAINED = "drained"
     SHUT_OUT = "shut out"
     NOT_FIT = "not fit"
 
 
 def roles(world: World, now: float) -> dict[NodeId, Role]:
-    """Members in the order of their node ranks, then all others that are there, or were, by name. now: wall-clock seconds."""
+    """Return members' roles in the order of node ranks, then those of other present or past nodes by name. now: wall-clock seconds."""
     members = world.members if world.begun else ()
     others = sorted({*world.nodes, *world.status} - {*members}, key=rank_assignment.natural)
     return {node: _role(world, node, node in members, now) for node in (*members, *others)}
 
 
 def away(world: World, node: NodeId, role: Role) -> bool:
-    """Whether nothing of what it said last is to be had any more, but what is on disk."""
-    if not world.begun:  # agents before those that are here have said it
+    """Whether nothing that the node reported last is available any more, except what is on disk."""
+    if not world.begun:  # earlier agents reported it, not those that are here
         return True
     return role is Role.GONE or (role is Role.DRAINED and node not in world.nodes)
 
@@ -50,6 +50,6 @@ def _role(world: World, node: NodeId, member: bool, now: float) -> Role:
         return Role.DRAINED
     if here.fit:
         return Role.NOT_FIT
-    if node in quarantine.in_force(world, now) and not member:  # else the job cannot do without it
+    if node in quarantine.in_force(world, now) and not member:  # a member that the job cannot do without trains
         return Role.SHUT_OUT
     return Role.TRAINS if member else Role.STANDS_BY

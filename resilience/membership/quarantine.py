@@ -1,4 +1,4 @@
-"""Which nodes are shut out of the job for a while: the entries that are in force, and what makes one. Pure."""
+"""Which nodes are in quarantine: the entries that are in force, and the policy that makes one. Pure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class QuarantinePolicy:
 
 
 def readmitted(by: str, now: float) -> Quarantine:
-    """A node's entry, once somebody has it back. now: wall-clock seconds."""
+    """Return a node's entry once `by` readmits it. now: wall-clock seconds."""
     return Quarantine(reason=f"readmitted by {by}", until_s=now, readmitted_s=now)
 
 
 def in_force(world: World, now: float) -> dict[NodeId, Quarantine]:
-    """By node, in the order of their names, whether the nodes are there or not. now: wall-clock seconds."""
+    """Return the entries in force by node, in the order of names, of absent nodes too. now: wall-clock seconds."""
     nodes = sorted(world.quarantine, key=rank_assignment.natural)
     return {node: world.quarantine[node] for node in nodes if now < world.quarantine[node].until_s}

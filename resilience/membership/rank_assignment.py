@@ -1,8 +1,8 @@
-"""Who trains, and in which node rank: the nodes that are there → the members of the next generation. Pure.
+"""Which nodes train, and in which node rank: the nodes that are there → the members of the next generation. Pure.
 
-A member keeps its node rank while it can: its memory holds the state of these ranks. A place that falls vacant goes to a spare; where there
-is none, the job goes on with fewer nodes, of a number that is allowed; where none is, it waits for the node that is missing. It grows only
-where nothing was wrong (`planned_move`): at a fault the ranks go on from memory, which is that of so many nodes.
+A member keeps its node rank while it can: its memory holds the state of these ranks. A spare takes a vacant place. Without a spare, the job
+goes on with fewer nodes if that number is allowed. Otherwise it waits for the missing node. The job grows only if nothing was wrong
+(`planned_move`): after a fault the ranks resume from memory, which fits only the same number of nodes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..model.state_machine import Phase
 from ..model.types import NodeId
 
 MOST_NODES = 100_000
-"""More are a slip of the pen."""
+"""A larger number is taken for a typing error."""
 TRUE_S = 3600.0
-"""How long it is true that the script does not start on a number of nodes: a network, or a file server, may have been away."""
+"""Seconds for which a number of nodes counts as one on which the script does not start. A network or file server may have been away."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ def sizes(text: str) -> tuple[int, ...]:
 
 @cache
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Sorts `node-10` behind `node-9`. Kept, because thousands of names are sorted at every tick."""
+    """Return a key that sorts `node-10` behind `node-9`. It is cached, because every tick sorts thousands of names."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
 def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
-    """The nodes that may train. now: wall-clock seconds."""
+    """Return the nodes that may train. now: wall-clock seconds."""
     dismissed, shut_out = _dismissed(world), {n for n in world.quarantine if _shut_out(world, n, now)}
     return {
         n: node
@@ -84,7 +84,7 @@ def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
 
 
 def unusable(world: World, node: NodeId, now: float) -> str:
-    """Why this node, which is there, is not to train; empty: it may."""
+    """Return why this node, which is there, must not train; empty: it may."""
     if world.record and world.nodes[node].instance in world.record.dismissed:
         return "it is drained"
     if world.nodes[node].fit:
@@ -102,8 +102,8 @@ def _shut_out(world: World, node: NodeId, now: float) -> str:
 
 
 def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> dict[NodeId, NodeRecord]:
-    """With as many more as the job cannot do without: first who is shut out for faults of its own, then who is to leave and waits until
-    another one has come; of each, who trains already. Nobody who is not fit."""
+    """Return `here` with as many more nodes as the job cannot do without. Quarantined nodes come first, then drained ones that wait for
+    another node; in each group, members come first. Nodes that failed preflight stay out."""
     assert world.spec
     dismissed = _dismissed(world)
     others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
@@ -114,7 +114,8 @@ def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> 
 
 @once
 def allowed(world: World, now: float) -> tuple[int, ...]:
-    """The numbers of nodes that may train, but for those that were left. Where none of the others can be had, these are tried in turn."""
+    """Return the allowed numbers of nodes, without those on which the script does not start (`left`). If there is no other, these are tried
+    in turn."""
     if world.spec is None:
         return ()
     sizes, barred = world.spec.sizes, left(world, now)
@@ -129,9 +130,9 @@ def allowed(world: World, now: float) -> tuple[int, ...]:
 
 @once
 def left(world: World, now: float) -> tuple[int, ...]:
-    """Numbers of nodes that the script does not start on, as this life of the job has shown; which was left longest ago, first. Where it
-    trains on a number after all on which starts had failed, it was something else that it lacked, and none is to blame; nor is what was
-    found long ago taken for granted once it trains. now: wall-clock seconds."""
+    """Return the numbers of nodes on which the script has not started since the job was last started, the oldest finding first. If it
+    later trained on a number on which starts had failed, something else was wrong, and no number is to blame. Once it trains, findings
+    older than `TRUE_S` do not count either. now: wall-clock seconds."""
     if world.spec is None or world.record is None:
         return ()
     since = max(world.spec.first_generation, world.spec.given_up + 1)
@@ -156,8 +157,8 @@ def left(world: World, now: float) -> tuple[int, ...]:
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
-    """The members of the first generation; None: not all are there. It begins with fewer than are expected, or with who is shut out since
-    an earlier life of the job, when nobody has joined for some time."""
+    """Return the members of the first generation; None: not all are there. Once no node has joined for `join_s`, it begins with fewer nodes
+    than expected, or with nodes in quarantine since before the job's last start."""
     assert world.spec
     here = usable(world, now)
     if not here:
@@ -165,7 +166,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     if now - max(world.since_s.get(node, 0.0) for node in world.nodes) > policy.join_s:
         here = _with_mercy(world, here, now)
     size = _fitting(world.spec.sizes, len(here))
-    complete = len(world.nodes) >= world.spec.nodes  # who is not to train has come, too
+    complete = len(world.nodes) >= world.spec.nodes  # nodes that must not train count too
     quiet_s = now - max(world.since_s.get(node, 0.0) for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None
@@ -173,14 +174,14 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
 
 
 def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
-    """Whether, of the nodes that are expected, too few are left besides so many `members` for a generation of their own. Then members whose
-    ranks finish steps know that nobody has begun anything without them, and end them for nobody (`agent/peers/fencing.py`); and where more
-    nodes have come than are expected, `again` sees to it. sizes: numbers of nodes that may train."""
+    """Whether the expected nodes besides `members` are too few for a generation of their own. Then members whose ranks finish steps know
+    that no generation has begun without them, and let the ranks go on (`agent/peers/fencing.py`). If more nodes have come than expected,
+    `again` ensures this. sizes: numbers of nodes that may train."""
     return max(sizes) + spares - members < min(sizes)
 
 
 def elders(world: World) -> set[NodeId]:
-    """The members of the last generation whose ranks may have begun; none where these are known to be dead."""
+    """Return the members of the last generation whose ranks may have begun; empty: these ranks are known to be dead."""
     record, spec = world.record, world.spec
     assert record
     assert spec
@@ -191,17 +192,16 @@ def elders(world: World) -> set[NodeId]:
 
 
 def needed(world: World) -> set[NodeId]:
-    """The elders, where no generation may begin without any of them; empty: others may."""
+    """Return the elders if a generation must have at least one of them; empty: it may begin without."""
     known = elders(world)
     return known if known and world.spec and proves(world.spec.sizes, world.spec.spares, len(known)) else set()
 
 
 def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
-    """The members of a generation that follows on another. settled_s: how long a node has to have been there for the job to grow by it.
-    None, at a fault: it does not grow, for what memory holds is of so many nodes, and of no use to another number; and who is drained and
-    still there stays, with its memory, until the ranks train (`planned_move`); but not if it was `struck` before its ranks had made a step,
-    nor while starts fail.
-    Where there are too few, there is mercy."""
+    """Return the members of a generation that follows another. settled_s: how long a node must have been there for the job to grow by it.
+    None, at a fault: the job does not grow, because memory fits only the same number of nodes. Then a drained node that is still there
+    stays, with its memory, until the ranks train (`planned_move`). It does not stay if it was `struck` before its ranks made a step, nor
+    while starts fail. If nodes are too few, other nodes that are there are added (`_with_mercy`)."""
     assert world.record
     here = usable(world, now)
     if settled_s is None and world.record.dismissed and not world.record.idle:
@@ -215,8 +215,8 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
 
 
 def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
-    """With one of those that are needed, for it ends what its ranks are at, although it is shut out or drained: rather one whose ranks may
-    be at work."""
+    """Return `here` with one needed node, even if it is quarantined or drained, because it ends its old ranks. A node whose ranks may still
+    train comes first."""
     assert world.record
     members, there, wanted = world.record.members, world.nodes, needed(world)
     elders = [node for node in members if node in wanted and node in there and not there[node].fit]
@@ -225,7 +225,7 @@ def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId
 
 
 def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
-    """Members that are drained, and well, and there as they were."""
+    """Return the drained members that are healthy and have the same agent as before."""
     assert world.record
     dismissed, there = _dismissed(world), world.nodes
     drained = [n for n, i in world.record.members.items() if i in dismissed and n in there and there[n].instance == i]
@@ -233,7 +233,7 @@ def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
 
 
 def without(world: World, now: float, settled_s: float | None = None) -> Seats:
-    """The same without mercy."""
+    """Return the members of the next generation, from usable nodes only."""
     return _again(world, usable(world, now), now, settled_s)
 
 
@@ -247,19 +247,19 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     successors = dict(zip(gone, spares, strict=False))
     vacant, spares = gone[len(spares) :], spares[len(gone) :]
     places = [successors.get(node, node) for node in before]
-    """Who is to have each, or, where it is vacant, who had it."""
+    """By place: the node that gets it or, if it stays vacant, the node that had it."""
     filled = [node for node in places if node in here]
     size = _fitting(allowed(world, now), len(filled) + len(spares))
     if size == 0:
         kept = {node: here[node].instance if node in here else before[node] for node in places}
         return Seats(members=kept, successors=successors, missed=tuple(vacant))
-    # Who has trained already goes before who would have to fetch the state.
-    staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # sorting keeps the order of those alike
+    # Nodes that have trained already come before those that would have to fetch the state.
+    staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # the sort is stable
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if _settled(world, node, now, settled_s)]
     joined = tuple(settled[: _fitting(allowed(world, now), len(members) + len(settled)) - len(members)])
     if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
-        there = world.nodes  # of those that are shut out, too: with their agents as they are now they begin again
+        there = world.nodes  # quarantined nodes too: they begin again with their present agents
         waiting = {node: there[node].instance if node in there else i for node, i in before.items()}
         return Seats(members=waiting, missed=tuple(gone), at_work=True)
     return Seats(
@@ -271,7 +271,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
 
 
 def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
-    """Whether the job may grow by it. From a number that is not allowed any more it always may: what memory held is of no use."""
+    """Whether the job may grow by `node`. It always may if its present number is no longer allowed: what memory held is of no use."""
     assert world.record
     if not will_do(world, world.record.members, now):
         return True
@@ -279,10 +279,10 @@ def _settled(world: World, node: NodeId, now: float, settled_s: float | None) ->
 
 
 def will_do(world: World, members: Collection[NodeId], now: float) -> bool:
-    """Whether a job of so many nodes is allowed. After the death of all it may have been given again with other numbers."""
+    """Whether that many members are allowed. After all agents died, an operator may have given the command with other numbers."""
     return world.spec is None or len(members) in allowed(world, now)
 
 
 def _fitting(sizes: Sequence[int], there: int) -> int:
-    """The largest number of nodes that is allowed, and there; 0: none is."""
+    """Return the largest allowed number of nodes that are there; 0: there is none."""
     return max((size for size in sizes if size <= there), default=0)

@@ -1,18 +1,18 @@
-"""Members that do not reach etcd, and train all the same: World → who they are. Pure.
+"""Finds the members that do not reach etcd, but still train. Pure.
 
-A lease that is over says that an agent is dead, or cut off from etcd alone. A step is an exchange of all ranks, so each one that the
-other members finish says that its ranks are alive; and an agent's ranks die with it. To give the place of one that trains away would
-end all ranks for nothing: it counts as present while steps are made:
+An expired lease means that an agent is dead, or only cut off from etcd. Each step is an exchange of all ranks, and an agent's ranks die
+with it. So each step that the other members finish shows that a cut-off node's ranks are alive. To replace a node that trains would end
+all ranks for nothing. So it counts as present while steps complete:
 
-    no word of any rank's end, and steps do not stop
-      and  the newest step is younger than half a lease           who is dead has been for longer: leases are renewed at a third
-      or   it was finished long after the node's own last word    who is dead was heard to the last
+    no member reports that a rank ended, and steps do not stop
+      and  the newest step is younger than half a lease           a dead agent died earlier: leases are renewed at a third
+      or   it was finished long after the node's last status      a dead agent reported until it died
 
-Of members that are all gone nobody says whether they make steps. Where nobody who is there may begin without them
-(`rank_assignment.needed`), they count as present: they go on where they are once they are back. Their leases end one after the other: so do
-the first ones, while nothing has come from the others for half a lease.
+If all members are gone, no node reports whether they make steps. If the nodes that are there may not begin without them
+(`rank_assignment.needed`), the members count as present: they go on where they are once they are back. Their leases expire one after the
+other. So the first ones to expire also count as present, while the other members have sent nothing for half a lease.
 
-So the death of a node is seen as early as without this. That nobody hears orders on a node that is cut off shows where one is not obeyed
+So this delays no detection of a node's death. A cut-off node reads no orders; that shows when it does not obey one
 (`rewind_orders.unheeded`).
 """
 
@@ -25,13 +25,14 @@ from ..model.types import NodeId
 from .rank_assignment import needed
 
 WORDS = 2.0
-"""Of the times between two words of a node, so many may be missing until it is silent."""
+"""A node is silent after this many times its interval between two statuses."""
 STRIDES = 3.0
-"""A step may take so many times as long as the longest of the last ones until ranks stand still."""
+"""Ranks stand still once a step takes this many times as long as the longest recent one."""
 
 
 def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
-    """now: wall-clock seconds; lease_s: how long a lease lives, 0: not known."""
+    """Return the members that are cut off from etcd and count as present. now: wall-clock seconds; lease_s: how long a lease lives, 0:
+    not known."""
     record = world.record
     if record is None or record.phase is not Phase.RUN:
         return ()
@@ -52,8 +53,8 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
 
 
 def unseen(world: World, now: float, lease_s: float) -> bool:
-    """Whether nobody says if the members train, and nobody who is there may begin without them: all are gone, or so silent that their
-    leases may end next."""
+    """Whether no node reports if the members train, and the nodes that are there may not begin without them. All members are gone, or so
+    silent that their leases may expire next."""
     record = world.record
     if record is None or world.spec is None:
         return False
@@ -69,7 +70,7 @@ def _mute(world: World, node: NodeId, now: float, lease_s: float) -> bool:
 
 
 def standing_in(world: World, away: tuple[NodeId, ...]) -> dict[NodeId, NodeRecord]:
-    """The nodes that are there, with those that are `away`: of these no more is known than who they are."""
+    """Return the nodes that are there, and those that are `away`. Of the latter only the identity is known."""
     assert world.record
     members, ranks = world.record.members, world.spec.ranks if world.spec else 0
     return {**world.nodes, **{n: NodeRecord(instance=members[n], host=n, pid=0, ranks=ranks) for n in away}}
@@ -81,8 +82,8 @@ def _trains(status: NodeStatus) -> bool:
 
 
 def _outlives(newest_s: float, last: NodeStatus | None, generation: int) -> bool:
-    """Whether steps were made long after that node's last word. Clocks that are apart by seconds can mislead this: then it takes as long
-    as steps may, until a death is seen."""
+    """Whether steps were made long after that node's last status. Clocks that differ by seconds can mislead this. Then a death is detected
+    only once steps take too long."""
     if last is None or last.generation != generation or not last.often_s:
         return False
     return newest_s - last.at_s > WORDS * last.often_s

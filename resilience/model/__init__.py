@@ -1,1 +1,1 @@
-"""The words of the job: types, signals, records, and one immutable picture of all of it. Pure."""
+"""The job's data types: signals, records, and one immutable picture of the whole job. Pure."""

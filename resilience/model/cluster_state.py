@@ -1,4 +1,4 @@
-"""One immutable picture of the job: everything in the store, read at one moment, parsed. Judgement starts from here, every time."""
+"""One immutable picture of the job: everything in the store, read at one moment and parsed. Every decision starts from it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ class World:
     spec: Spec | None
     record: GenerationRecord | None
     nodes: Mapping[NodeId, NodeRecord]
-    """Whose agents live: their leases do, and no neighbour has seen them dead."""
+    """Nodes with a living agent: its lease is valid, and no neighbour has seen it dead."""
     status: Mapping[NodeId, NodeStatus]
-    """What each node has said last, whether it is a member or has left, and of whatever generation (`statuses` chooses)."""
+    """The last status of each node, also of nodes that have left, and of any generation (`statuses` selects)."""
     acks: Mapping[NodeId, Ack]
-    """For the record's generation, by the instances that it names."""
+    """Acknowledgements for the record's generation, from the agent instances that it names."""
     incidents: tuple[Incident, ...]
     requests: tuple[Request, ...]
-    """Answered ones too, the oldest first."""
+    """All requests, answered ones too, the oldest first."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """By request."""
+    """By the request's id."""
     quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
     since_s: Mapping[NodeId, float] = field(default_factory=dict)
-    """Wall-clock time at which who leads has first seen a node that may become a member: other nodes' clocks are not asked."""
+    """By node that may become a member: when the leader first saw it, by the leader's own wall clock."""
     heard_s: Mapping[NodeId, float] = field(default_factory=dict)
-    """By the same clock: when who leads has heard a node's status; what was there before it has led is as old as the node said."""
+    """By node, by the same clock: when the leader read its last status. The first status that it read has the node's own time."""
     dead: Mapping[str, Death] = field(default_factory=dict)
-    """By instance."""
+    """By the dead agent's instance."""
     leader: str = ""
-    """The agent that leads, by instance; empty: none does."""
+    """Instance of the leader; empty: there is no leader."""
 
     _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What `once` has found out,"""
+    """Results that `once` has cached."""
     _said: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """and what `once_said` has."""
+    """Results that `once_said` has cached."""
 
     @cached_property
     def members(self) -> tuple[NodeId, ...]:
@@ -53,14 +53,14 @@ class World:
 
     @property
     def begun(self) -> bool:
-        """Whether the record is of the job's present life."""
+        """Whether the record was written since the job was last started (`Spec.first_generation`)."""
         return self.record is not None and (self.spec is None or self.record.number >= self.spec.first_generation)
 
     def all_acked(self, *kinds: AckKind) -> bool:
         return len(self.acks) == len(self.members) > 0 and all(ack.kind in kinds for ack in self.acks.values())
 
     def with_incidents(self, changed: Iterable[Incident]) -> World:
-        """The same, with new and changed incidents in it."""
+        """Return the same World with new and changed incidents in it."""
         changed = tuple(changed)
         if not changed:
             return self
@@ -70,25 +70,25 @@ class World:
         return world
 
     def statuses(self) -> list[NodeStatus]:
-        """Of members that have reported in the record's generation."""
+        """Return the statuses of members that have reported in the record's generation."""
         return _statuses(self)
 
     def uncalm(self) -> dict[NodeId, NodeStatus]:
-        """What nodes have said, members or not, where it tells of ends, stalls, rewinds or anything else that is seldom: whoever looks for
-        that need not look at all of thousands."""
+        """Return the statuses, of members or not, that report something rare, such as exits, stalls or rewinds. A detector that looks
+        for those need not look at thousands of others."""
         return _uncalm(self)
 
     def uncalm_statuses(self) -> list[NodeStatus]:
-        """Of `statuses`, the same."""
+        """Return those of `statuses` that report something rare."""
         return _of_members(self, self.uncalm())
 
     def held(self) -> dict[NodeId, str]:
-        """What members' ranks have held, where they tell it (`node_divergence`)."""
+        """Return, by member, what its ranks held at the last snapshots, if it reports that (`signals.Held`, `node_divergence`)."""
         return {node: told.held for node in self.members if (told := self.status.get(node)) and told.held}
 
 
 def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
-    """What follows from a World, and a time, is found out once, for a World never changes."""
+    """Cache what `judge` returns for a World and its arguments: a World never changes."""
 
     @wraps(judge)
     def known(world: World, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -101,7 +101,7 @@ def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[Worl
 
 
 def once_said(judge: Callable[[World], T]) -> Callable[[World], T]:
-    """The same of what nodes have said, which the World with other incidents (`with_incidents`) knows, too."""
+    """Cache what `judge` returns for the nodes' statuses. A World that `with_incidents` makes takes this cache over."""
 
     @wraps(judge)
     def known(world: World) -> T:

@@ -3,8 +3,8 @@
     batches   0 1 2 3 4 5 6 7 8 …      a window [3, 6) is left out:
     steps     0 1 2 . . . 3 4 5 …      step 3 uses batch 6
 
-The number of steps, and with it the learning rate's schedule, does not change: only the data moves on. Since the batch is a function of the
-step and of the windows alone, any life of the job that knows the windows uses the same batches, wherever it starts from.
+The number of steps, and with it the learning rate's schedule, does not change: only the data moves on. The batch depends only on the step
+and the windows. So each restart of the job that knows the windows uses the same batches, from whichever step it starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import UsageError
 
 @dataclass(frozen=True, order=True)
 class Window:
-    """Batches from `start` on, up to but without `stop`, counted from 0 as the script would use them undisturbed."""
+    """Batches from `start` up to `stop`, without `stop`. They are counted from 0, as the script uses them when nothing is left out."""
 
     start: int
     stop: int
@@ -33,7 +33,7 @@ class Window:
 
     @staticmethod
     def parse(text: str) -> Window:
-        """From `FROM:TO`. Raises UsageError."""
+        """Parse `FROM:TO`. Raises UsageError."""
         start, _, stop = text.partition(":")
         if not (start.isdecimal() and stop.isdecimal()):
             raise UsageError(f"{text!r} is no window of data: write FROM:TO, in batches")
@@ -41,7 +41,7 @@ class Window:
 
 
 def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
-    """The same batches, in windows that do not touch, ascending."""
+    """Return the same batches as windows that do not touch each other, ascending."""
     found: list[Window] = []
     for window in sorted(windows):
         if found and window.start <= found[-1].stop:
@@ -52,7 +52,7 @@ def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
 
 
 def batch(step: int, windows: Iterable[Window]) -> int:
-    """The batch that is used by the step that comes after `step` finished ones."""
+    """Return the batch of the step that follows `step` finished steps."""
     at = step
     for window in merged(windows):
         if at < window.start:
@@ -62,26 +62,26 @@ def batch(step: int, windows: Iterable[Window]) -> int:
 
 
 def jump(step: int, windows: Iterable[Window]) -> int:
-    """How many batches are left out right after `step` finished ones: before the batch of the next."""
+    """Return how many batches are left out between the last finished step's batch and the next step's. step: finished steps."""
     known = merged(windows)
     return batch(step, known) - (batch(step - 1, known) + 1 if step > 0 else 0)
 
 
 def following(step: int, count: int, windows: Iterable[Window]) -> Window:
-    """The next `count` batches (1 or more) that would be used after `step` finished steps, and those between them that are left out
-    already."""
+    """Return the window of the next `count` batches (1 or more) after `step` finished steps. It includes batches between them that are
+    already left out."""
     known = merged(windows)
     return Window(batch(step, known), batch(step + count - 1, known) + 1)
 
 
 def ahead(step: int, past: Iterable[Window], known: Iterable[Window]) -> tuple[Window, ...]:
-    """The windows that hold for a state after `step` steps which was computed with `past` left out: these, and those of `known` that its
-    data has not passed yet."""
+    """Return the windows for a state after `step` steps that was computed without the batches of `past`. They are `past`, and those of
+    `known` that the state's data has not passed yet."""
     past = merged(past)
     reached = batch(step, past) if step else 0
     return merged((*past, *(window for window in known if window.start >= reached - _left_out(reached, past))))
 
 
 def _left_out(reached: int, windows: tuple[Window, ...]) -> int:
-    """Batches of the window that ends right at `reached`: one that begins together with it is still ahead."""
+    """Return how many batches the window has that ends at `reached`. A window that begins together with it is still ahead."""
     return next((window.stop - window.start for window in windows if window.stop == reached), 0)

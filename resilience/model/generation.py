@@ -1,4 +1,4 @@
-"""What the controller writes: the one record that agents obey, and what goes with it."""
+"""What the controller writes: the record that all agents obey, and its decisions."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .state_machine import Phase
 from .types import Generation, NodeId, OrderedBy, Step
 
 PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
-"""What torchrun passes on to its ranks."""
+"""Signals that torchrun passes on to its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewindOrder:
-    """All ranks are to go back, at the same boundary; or, where they are not in their loop, to begin there."""
+    """An order to all ranks to go back, at the same boundary. Ranks that are not in their loop begin there instead."""
 
     number: int
-    """That of its incident: what ranks have obeyed they do not obey again."""
+    """Number of its incident. Ranks obey the same number only once."""
     to: Step
     skip: int = 0
-    """So many batches of those that would follow are left out."""
+    """Number of following batches to leave out."""
     cause: OrderedBy = OrderedBy.OPERATOR
 
     @property
@@ -33,7 +33,7 @@ class RewindOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a node gets its part of the state from: another node's memory."""
+    """The copy from which a node gets its part of the state: in another node's memory."""
 
     holder: NodeId
     generation: Generation
@@ -49,87 +49,88 @@ class GenerationRecord:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     resume_step: Step = Step(-1)
-    """State to start from; -1: none is kept anywhere, start as the script itself does."""
+    """Step of the state to start from; -1: no state is kept anywhere, so the script starts by itself."""
     replay_until: Step = Step(-1)
-    """Step that the generation before had reached: up to there it is computed again. -1: none."""
+    """Newest step that earlier generations reached: steps up to it are computed again. -1: none."""
     turns: tuple[Turn, ...] = ()
-    """What ranks of earlier generations have done about wrong steps; with it, which data is left out."""
+    """Rewinds in place that ranks of earlier generations did. They also tell which data is left out."""
     reason: str = ""
     opened_s: float = 0.0
-    """Wall-clock time of GATHER; and of LAUNCH:"""
+    """Wall-clock time at which GATHER began; `launched_s`: LAUNCH."""
     launched_s: float = 0.0
     pause_s: float = 0.0
-    """How long it gathers at the least, in seconds."""
+    """Seconds that GATHER lasts at least."""
     exit_code: int = 0
-    """For ENDING and ENDED: what every agent exits with."""
+    """In ENDING and ENDED: the exit code of every agent."""
     complete: bool = False
-    """For ENDING and ENDED: the training has come to its end; nothing is left to be done."""
+    """In ENDING and ENDED: the training is complete; nothing is left to do."""
     last_snapshot: bool = False
-    """For ENDING: whether the ranks take a snapshot before they leave,"""
+    """In ENDING: whether the ranks take a snapshot before they leave."""
     leave_in_s: float = 0.0
-    """and how long that may take in all, from when an agent hears of it (clocks may differ); 0: as its configuration says."""
+    """In ENDING: seconds for that snapshot and for leaving. An agent counts from when it reads this, because clocks may differ. 0: as its
+    configuration says."""
     paused: bool = False
     """The ranks wait at their next boundary."""
     rewind: RewindOrder | None = None
-    """What its ranks are to do: the last that was ordered, in this generation or before it."""
+    """The order to go back that its ranks are to obey: the last one, from this generation or before it."""
     onset: Step = Step(-1)
-    """The first step that is known to be wrong: what generations before this one (where the job ends: this one too) have computed from
-    there on is not to be gone back to. -1: the state is not suspected."""
+    """The first step that is known to be wrong; -1: no state is suspected. Ranks must not go back to states from there on that earlier
+    generations computed. If the job ends, this holds for this generation's states too."""
     begins: RewindOrder | None = None
-    """The order by which it begins at `resume_step`."""
+    """The order to go back because of which it begins at `resume_step`."""
     snapshot: str = ""
-    """The last request for a snapshot on disk that is to be obeyed."""
+    """Id of the last request for a snapshot on disk that the ranks are to obey."""
     moving: str = ""
-    """Why the next generation is to be on other nodes: these ranks wait for it, with their state on disk;"""
+    """Why the next generation will be on other nodes: the ranks save their state on disk and wait for it. Empty: it will not."""
     moving_s: float = 0.0
-    """since then, in wall-clock time;"""
+    """Wall-clock time since which the ranks are to wait for it."""
     moving_after: int = 0
-    """and by then they had obeyed the order to go back of this number: 0: none."""
+    """Number of the last order to go back that they had obeyed by then; 0: none."""
     joined: dict[NodeId, Generation] = field(default_factory=dict)
-    """Since which generation each member has been one without a break, this agent or one before it on the node: what its memory holds from
-    before that may be of another course of the training."""
+    """By member that joined later: the generation since which the node has been a member without a break, even if its agent restarted.
+    Its memory from before that may belong to another lineage."""
     trained: int = 0
-    """On how many nodes the ranks of the last generation before this one that made a step made it; 0: none is known to have."""
+    """Number of nodes of the last generation before this one that finished a step; 0: no such generation is known."""
     sources: dict[NodeId, Source] = field(default_factory=dict)
-    """Of the members whose own memory does not hold `resume_step`, those that can have it from another's."""
+    """By member whose own memory lacks `resume_step`: where it gets its part, if another node's memory holds it."""
     holders: dict[NodeId, NodeId] = field(default_factory=dict)
-    """Who holds the copies of whose snapshots, where it is not the member half the ring away (`buddy_sources.holder`)."""
+    """By member: the node that holds copies of its snapshots, unless that is the one half the ring away (`buddy_sources.holder`)."""
     new: tuple[NodeId, ...] = ()
-    """While it gathers: members that were none of the last generation whose ranks may have begun,"""
+    """While it gathers: members that did not belong to the last generation whose ranks may have begun."""
     left: tuple[NodeId, ...] = ()
-    """and those of that one that are none any more (`rank_assignment.elders`)."""
+    """While it gathers: members of that generation that are no longer members (`rank_assignment.elders`)."""
     dismissed: tuple[str, ...] = ()
-    """Agents that are to leave, as soon as the job goes on without them."""
+    """Instances of drained agents. They leave as soon as the job goes on without them."""
 
     @property
     def settled(self) -> bool:
-        """Its members have met."""
+        """Whether its members have met: GATHER and LAUNCH are over."""
         return self.phase not in (Phase.GATHER, Phase.LAUNCH)
 
     @property
     def lets_go(self) -> bool:
-        """Who is dismissed may leave: it goes on without, or nothing of it runs."""
+        """Whether dismissed agents may leave: the job goes on without them, or no rank runs."""
         return self.settled or self.idle
 
     def pauses(self, now: float) -> bool:
-        """Whether its ranks are not to start yet. now: wall-clock seconds, of whoever leads now: where clocks differ it is over sooner, or
-        lasts up to twice as long."""
+        """Whether its ranks must not start yet. now: wall-clock seconds of the present leader. If leaders' clocks differ, the pause ends
+        sooner or lasts up to twice as long."""
         return abs(now - self.opened_s) < self.pause_s
 
     @property
     def idle(self) -> bool:
-        """Nothing of it runs, and the next start waits, since starts fail."""
+        """Whether no rank runs and the next start waits, because starts fail."""
         return self.phase is Phase.GATHER and self.pause_s > 0
 
     @property
     def signal(self) -> int:
-        """For ENDING: the signal by which somebody wants the job to end, as torchrun knows it; 0: it ends by itself."""
+        """In ENDING: the signal that asked the job to end, or SIGTERM if torchrun does not pass it on; 0: the job ends by itself."""
         number = max(0, self.exit_code - 128)
         return number if number in (0, *PASSED_ON) else signal.SIGTERM
 
     @property
     def over(self) -> bool:
-        """Or about to be."""
+        """Whether the job has ended or is about to."""
         return self.phase in (Phase.ENDING, Phase.ENDED)
 
     @property
@@ -139,7 +140,7 @@ class GenerationRecord:
 
     @property
     def saves(self) -> str:
-        """What a snapshot on disk is wanted for; empty: for nothing."""
+        """Name of the move or request that needs a snapshot on disk; empty: nothing does."""
         return f"move {self.moving_s} {self.moving_after}" if self.moving else self.snapshot
 
     def node_rank(self, node: NodeId) -> int:
@@ -149,34 +150,34 @@ class GenerationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
-    """A node is not to train, although it is there."""
+    """A node that is present but must not train."""
 
     reason: str
     until_s: float
     """Wall-clock seconds."""
     readmitted_s: float = 0.0
-    """Since when somebody has it back, in wall-clock time: what had struck it before counts no more. 0: nobody has."""
+    """Wall-clock time at which an operator readmitted it: faults before that no longer count. 0: never."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """All of it, at one time."""
+    """Everything that the controller decides at one time."""
 
     record: GenerationRecord | None = None
-    """To be written over the World's record by compare-and-swap; None leaves it."""
+    """Record to write over the World's record by compare-and-swap; None: the record stays."""
     incidents: tuple[Incident, ...] = ()
-    """New or changed."""
+    """New or changed incidents."""
     answers: dict[str, Answer] = field(default_factory=dict)
-    """By request."""
+    """By the request's id."""
     reason: str = ""
     said: str = ""
-    """For people: what of a request has been passed on to the ranks, or what a generation goes back to."""
+    """A sentence for people: what was passed on to the ranks for a request, or which state a generation goes back to."""
     quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
-    """Nodes that are shut out from now on, or no more."""
+    """Nodes that are quarantined from now on, or no longer."""
 
 
 def answered(request: Request, sentence: str, step: int = -1, exit_code: int = 0) -> Decision:
-    """Nothing but an answer."""
+    """Return a decision that only answers `request`."""
     return Decision(answers={request.id: Answer(sentence=sentence, step=Step(step), exit_code=exit_code)})
 
 
@@ -185,12 +186,13 @@ class Seats:
     members: dict[NodeId, str]
     """Node to agent instance, in the order of node ranks."""
     successors: dict[NodeId, NodeId] = field(default_factory=dict)
-    """By the node that is gone: the spare that takes its place."""
+    """By lost node: the spare that takes its place."""
     dropped: tuple[NodeId, ...] = ()
-    """Gone, and the job goes on with fewer."""
+    """Members whose place nobody takes: the job goes on with fewer nodes."""
     joined: tuple[NodeId, ...] = ()
-    """Places that were not there before."""
+    """Nodes by which the job grows."""
     missed: tuple[NodeId, ...] = ()
-    """Gone, and waited for."""
+    """Lost nodes for which the job waits."""
     at_work: bool = False
-    """They are waited for although others would do: their ranks may be at work, and nobody who is there would end them."""
+    """The job waits for members although enough other nodes are there. The members' ranks may still train, and no present node
+    would end them."""

@@ -1,4 +1,4 @@
-"""The story of one fault: what was concluded, what was done about it, how long that took."""
+"""The record of one fault: what the program concluded, what it did, and how long that took."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from .signals import Repeated
 from .types import Generation, NodeId, Rank, Step
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
-"""Of a recovery, in order. detect: rank gone → controller knows; stop: → nothing of the old worker group is left, and no pause; start: →
-new ranks' interpreters are up; build: → imports done, model built; restore: → state restored; step: → first step finished; replay: → back
-at the step where the fault struck."""
+"""Phases of a recovery, in order. Each ends at the event behind its arrow. detect: rank gone → controller knows; stop: → old worker group
+gone, pause over; start: → new ranks' interpreters are up; build: → imports done, model built; restore: → state restored; step: → first
+step finished; replay: → back at the step where the fault struck."""
 
 
 class Because(StrEnum):
-    """What speaks against an explanation."""
+    """Why another explanation was rejected."""
 
     FOLLOWS = "follows"
-    """The cause brings it about in others, and it never brings about the cause."""
+    """The cause has this effect on other ranks, and the effect never produces the cause."""
     LATER = "later"
-    """It came later."""
+    """It came later than the cause."""
     WAITS = "waits"
-    """Who waits for a rank that is gone hangs too."""
+    """A rank that waits for a lost rank hangs too."""
     AGREED = "agreed"
-    """Replicas were the same."""
+    """The replicas agreed."""
     NOT_COUNTED = "not counted"
-    """The kernel has counted nothing of the kind."""
+    """The kernel counted no such event."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """An explanation that was weighed, and lost."""
+    """Another explanation, which was rejected."""
 
     cause: str
-    """What the incident would have been then (`registry.Cause`)."""
+    """The cause that the incident would have had then (`cause.Cause`)."""
     because: Because
     ranks: tuple[Rank, ...] = ()
     by_s: float = 0.0
-    """Seconds after the cause; negative: before it was seen."""
+    """Seconds by which it was seen after the cause; negative: before it."""
     step: Step = Step(-1)
 
 
@@ -56,42 +56,42 @@ class Incident:
     summary: str
     evidence: tuple[str, ...] = ()
     weighed: tuple[Weighed, ...] = ()
-    """What else it might have been."""
+    """Other explanations, which were rejected."""
     plan: str = ""
     would: int | None = None
-    """Of an incident that was observed only: the rung that would have answered it. It spends no budget."""
+    """For an incident that was only observed: the rung that would have answered it. Such an incident spends no budget."""
     at_s: float = 0.0
     step_at_fault: Step = Step(-1)
     """Newest step finished by any rank."""
     resume_step: Step | None = None
-    """State that the job went on from, -1: the script's own start; None: it has not gone on."""
+    """Step from which the job resumed; -1: the script's own start; None: it has not resumed."""
     started: bool = False
     """Whether any rank had finished a step in this generation."""
     loop_skipped: bool = False
-    """The ranks had begun at the last step, so the loop's body had not run when they failed behind it."""
+    """The ranks had begun at the last step, so they failed after the loop without having run its body."""
     onset: Step = Step(-1)
-    """First step that is known to be wrong: the job goes on from an older state. -1: the state is not suspected."""
+    """First step that is known to be wrong: the job resumes from an older state. -1: the state is not suspected."""
     signature: str = ""
-    """What makes two faults the same fault."""
+    """Two incidents with equal signatures are the same fault."""
     remedy: str = ""
-    """Of a rewind in place: what the ranks did besides going back (`rewind_ladder.Remedy`),"""
+    """For a rewind in place: what the ranks did besides going back (`rewind.Remedy`)."""
     window: Window | None = None
-    """the batches that they leave out since,"""
+    """Batches that the ranks leave out since that rewind."""
     ranks: tuple[Rank, ...] = ()
-    """whose own gradient was out of line then,"""
+    """Ranks whose own gradient was out of line then."""
     nodes: tuple[NodeId, ...] = ()
-    """where it struck first,"""
+    """Nodes that the fault struck first."""
     size: int = 0
-    """of how many nodes in that generation,"""
+    """Number of members of that generation."""
     origin: str = ""
-    """and where the fault came from, as the remedy told (`rewind_ladder.Origin`); `again` where it came again."""
+    """Where the fault came from, as the remedy showed (`rewind.Origin`); `again`: the fault came again."""
     unfit: int = 0
-    """On so many nodes the script does not start, as was concluded here: the job trains on another number, if one can be had
-    (`rank_assignment.allowed`). 0: it may on any."""
+    """Number of nodes on which the script does not start, as concluded here; 0: none. The job then trains on another number, if
+    one is available (`rank_assignment.allowed`)."""
     pause_s: float = 0.0
-    """How long the ranks wait before they start again, in seconds: starts fail."""
+    """Seconds that the ranks wait before they start again, because starts fail."""
     repeated: Repeated = Repeated.UNKNOWN
-    """What the ranks found when they computed the steps up to the fault again."""
+    """Whether the figures were the same when the ranks computed the steps up to the fault again."""
     launch: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds by phase of PHASES; a phase that is not over yet is missing."""
@@ -99,14 +99,14 @@ class Incident:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that have to be computed again."""
+        """Number of steps that the ranks must compute again."""
         if self.resume_step is None:
             return 0
         return max(0, self.step_at_fault - max(0, self.resume_step))
 
     @property
     def turn(self) -> Turn | None:
-        """The rewind in place that this is the story of."""
+        """The rewind in place that this incident records; None: it records none."""
         if not self.remedy or self.resume_step is None:
             return None
         return Turn(

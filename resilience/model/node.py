@@ -1,4 +1,4 @@
-"""What agents write into the store: who they are, how their nodes are, how far they are with what the record asks for."""
+"""What agents write into the store: who they are, the state of their nodes, and how far they have obeyed the record."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .types import Generation, Step
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """A snapshot of another node's ranks in the memory of the one that says so, whole."""
+    """A complete snapshot of another node's ranks, in the memory of the node that reports it."""
 
     node_rank: int
-    """Of these ranks,"""
+    """Node rank of the node whose ranks these are."""
     nodes: int
-    """among so many nodes."""
+    """Number of members at that time."""
     step: Step
     generation: Generation
     rewinds: int
@@ -26,50 +26,51 @@ class Copy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeStatus:
-    """What an agent says about its node: one value per node, written on change and every two seconds."""
+    """What an agent reports about its node: one value per node, written on change and at a steady pace (`write_rates`). An agent without
+    peers writes it every two seconds."""
 
     generation: Generation
     at_s: float
     min_step: Step = Step(-1)
     max_step: Step = Step(-1)
     alive: int = 0
-    """Local ranks alive."""
+    """Number of living local ranks."""
     pids: tuple[int, ...] = ()
-    """Of the local ranks, by local rank; 0 for one that is not attached."""
+    """Process ids by local rank; 0: that rank is not attached."""
     attached_s: float = 0.0
-    """Wall-clock time when the last local rank attached in this generation; 0 while one is missing. Likewise the next four."""
+    """Wall-clock time when the last local rank attached in this generation; 0 while one is missing. The next four times are alike."""
     built_s: float = 0.0
     restored_s: float = 0.0
     stepped_s: float = 0.0
     replayed_s: float = 0.0
     repeated: Repeated = Repeated.UNKNOWN
-    """What the local ranks found when they computed steps again."""
+    """Whether the local ranks got the same figures when they computed steps again."""
     finished: bool = False
     """All local ranks left their loop in order and the launcher returned 0."""
     stopped: bool = False
-    """They left it before its end."""
+    """They left in order, but at least one left its loop before its end."""
     exits: tuple[RankExit, ...] = ()
     observes: bool = False
-    """Nothing is done about faults here."""
+    """The ranks only observe: they do nothing about faults."""
     launcher_code: int | None = None
     """Exit code of the launcher, once it has ended."""
     rewinds: tuple[InPlaceRewind, ...] = ()
     sightings: tuple[Sighting, ...] = ()
-    """The last few of this generation, where ranks only observe."""
+    """The last few faults of this generation, if the ranks only observe."""
     memory_steps: tuple[Step, ...] = ()
-    """Steps that every local rank can restore from the arena,"""
+    """Steps that every local rank can restore from memory."""
     courses: tuple[tuple[int, ...], ...] = ()
-    """and of each the generation and the number of rewinds in which it was taken."""
+    """For each of `memory_steps`: the generation and the number of rewinds at which its snapshot was taken."""
     copies: tuple[Copy, ...] = ()
-    """Of another node's snapshots."""
+    """Copies of other nodes' snapshots."""
     unfetched: tuple[tuple[int, int, int], ...] = ()
-    """Those of its own that this node could not have from who holds them: generation, number of rewinds and step."""
+    """Copies of its own snapshots that this node could not fetch from their holder: generation, number of rewinds and step."""
     durable_steps: tuple[Step, ...] = ()
     """Newest committed steps that this node can read."""
     storage: bool = True
-    """Whether the directory of the durable snapshots is there."""
+    """Whether the place of the snapshots on disk is there."""
     rejected_steps: tuple[Step, ...] = ()
-    """Those that were committed and then set aside, because a rank could not restore them."""
+    """Steps that were committed and then set aside, because a rank could not restore them."""
     launch: str = ""
     """How this generation was started: `warm`, or `cold: why`."""
     stalls: tuple[RankStall, ...] = ()
@@ -77,63 +78,63 @@ class NodeStatus:
     stragglers: tuple[Straggler, ...] = ()
     """Local ranks that are slower than their peers now."""
     shortage: Shortage | None = None
-    """While memory runs out."""
+    """Set while memory runs out."""
     complaints: tuple[Complaint, ...] = ()
-    """Of this agent's life, each once."""
+    """Complaints since this agent started, each once."""
     agreed_steps: tuple[Step, ...] = ()
     """Of the steps in memory and on disk, those whose replicas have been compared and agreed (or that have no replicas)."""
     certified_steps: tuple[Step, ...] = ()
-    """Those of them that many later steps have followed, and what is marked so on disk."""
+    """Those of `agreed_steps` that many later steps have followed, and those that are marked as certified on disk."""
     mismatches: tuple[Mismatch, ...] = ()
-    """Of this agent's life, the last few."""
+    """The last few mismatches since this agent started."""
     held: str = ""
-    """What its ranks held at the last snapshots, for whoever leads to compare with other nodes' (`signals.Held`)."""
+    """What its ranks held at the last snapshots. The leader compares it with other nodes' (`signals.Held`)."""
     frozen: Step = Step(-1)
-    """Step since which no parameter has changed, while many were done; -1: they change."""
+    """Step since which no parameter has changed although many steps completed; -1: parameters change."""
     paused: bool = False
     """All local ranks wait at a boundary, as ordered."""
     declined: int = 0
-    """Number of the last rewind that was ordered and that the ranks could not do: the state is not there any more."""
+    """Number of the last rewind order that the ranks could not obey, because the state is gone."""
     skips: bool = False
-    """The script is known to be able to leave data out."""
+    """The loop or Session of each local rank can leave data out."""
     snapshot: str = ""
-    """The last request for a snapshot that the ranks were told of,"""
+    """Id of the last snapshot request that the agent passed on to the ranks."""
     snapshot_step: Step = Step(-1)
-    """and the step at which they have begun one since; -1: not yet. Where that one fails, a later one is tried."""
+    """Step of the first snapshot that they have all begun since; -1: none yet. If it fails, they try a later one."""
     pulse_s: float = 0.0
-    """With several nodes: wall-clock time at which all local ranks were last seen to have finished a step in this generation, or begun,"""
+    """With several nodes: wall-clock time at which the agent last saw all local ranks finish a step, or start, in this generation."""
     stride_s: float = 0.0
-    """the longest time between two such moments, of late,"""
+    """The longest recent time between two such moments."""
     often_s: float = 0.0
-    """and so often, at the least, the node says how it is."""
+    """The longest time between two statuses of this node."""
     drained: bool = False
-    """Its agent has left, and the job goes on without it: its last word."""
+    """Its agent has left, and the job goes on without it. This is its last status."""
     seat: tuple[int, ...] = ()
-    """Node rank, and number of nodes, of the ranks whose state memory holds; empty: there were none yet."""
+    """Node rank and number of nodes of the ranks whose state memory holds; empty: there were no ranks yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
-    """An agent is alive: bound to its lease."""
+    """A living agent. The entry is bound to the agent's lease."""
 
     instance: str
     """Unique for each start of an agent: a restarted agent has none of its predecessor's ranks."""
     host: str
     pid: int
     ranks: int
-    """Training processes on this node."""
+    """Number of training processes on this node."""
     address: str = "127.0.0.1"
     """Where the other nodes reach this one."""
     port: int = 0
-    """Where its neighbour holds a connection to it (`agent/peers/liveness_link.py`)."""
+    """Port to which its neighbour keeps a connection open (`agent/peers/liveness_link.py`)."""
     copies_port: int = 0
-    """Where copies of snapshots are taken and given (`agent/buddy/service.py`); 0: nowhere."""
+    """Port at which it takes and gives copies of snapshots (`agent/buddy/service.py`); 0: none."""
     home: str = ""
-    """What tells the holder of this name from another who claims it: the host's boot, and the run directory, with its inode."""
+    """Tells this node from another node with the same name: the host's boot, and the run directory with its inode."""
     fit: str = ""
-    """Why it is not to be used, a sentence: a check before it joined has failed; empty: none has."""
+    """A sentence: the preflight check that failed, so that the node must not train; empty: none failed."""
     labels: dict[str, str] = field(default_factory=dict)
-    """What is said of it: `rack` for `buddy_placement`."""
+    """The node's labels, such as `rack` for `buddy_placement`."""
 
 
 class AckKind(StrEnum):
@@ -142,7 +143,7 @@ class AckKind(StrEnum):
     RUNNING = "running"
     """All local ranks are attached."""
     ENDED = "ended"
-    """The worker group is gone, the last snapshot is drained."""
+    """The worker group is gone, and the last snapshot is written out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,35 +158,36 @@ class Ack:
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """An agent is dead although its lease lives: its neighbour says so."""
+    """The report of a neighbour that an agent is dead, although its lease has not expired."""
 
     at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What the job is; the first agent writes it, put-if-absent."""
+    """The job's description. The first agent writes it if it is absent."""
 
     command: tuple[str, ...]
     sizes: tuple[int, ...] = (1,)
-    """Numbers of nodes that it may train on, ascending."""
+    """Numbers of nodes on which the job may train, ascending."""
     spares: int = 0
-    """Nodes beyond that are expected."""
+    """Number of further nodes that are expected."""
     ranks: int = 0
-    """On each node."""
+    """Number of ranks on each node."""
     run: str = ""
-    """Eight hexadecimal digits, in the names of its snapshots: a job that is described anew has others."""
+    """Eight hexadecimal digits in the names of the job's snapshots. A job that is described anew gets other digits."""
     first_generation: Generation = Generation(1)
-    """Snapshots of an earlier life of the job may be there although its etcd data are not: generations must grow all the same."""
+    """The first generation since the job was last started. Older snapshots may exist although etcd's data is gone, so the number must
+    be greater than theirs."""
     given_up: Generation = Generation(0)
-    """Nothing is left of the generations up to this one, but what is on disk: somebody gave the command again when none of its agents was
-    there. The next one has a greater number."""
+    """Only what is on disk is left of the generations up to this one: an operator gave the command again when none of the job's agents was
+    there. The next generation gets a greater number."""
     windows: tuple[Window, ...] = ()
-    """Batches that earlier lives of the job have left out: they stay out, wherever this one begins."""
+    """Batches that the job left out before it was last started. They stay out, from whichever step it begins now."""
     alike: dict[str, str] = field(default_factory=dict)
-    """What else all nodes have to be told alike, as far as it is not the default (`agent/join/config_match.py`)."""
+    """Further settings that must be equal on all nodes, if they differ from the default (`agent/join/config_match.py`)."""
 
     @property
     def nodes(self) -> int:
-        """That are expected in all, spares included."""
+        """Number of nodes that are expected in all, spares included."""
         return max(self.sizes) + self.spares

@@ -1,4 +1,4 @@
-"""An operator's order, from the wish to the answer."""
+"""An operator's order: its kind, the request, and the answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Wish(StrEnum):
     DRAIN = "drain"
     """Take a snapshot, then leave the node."""
     READMIT = "readmit"
-    """A node that is shut out may train again."""
+    """Let a quarantined node train again."""
     REWIND = "rewind"
     PAUSE = "pause"
     RESUME = "resume"
@@ -24,24 +24,24 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An operator's order, put into the store by a command or by the agent that got a signal; it stands until it is answered."""
+    """An operator's order. A command, or an agent that got a signal, writes it into the store. It stands until it is answered."""
 
     kind: str
-    """A `Wish`; another program's word is refused, not an error."""
+    """A `Wish`. The controller refuses an unknown word of another program, and does not fail."""
     id: str = ""
-    """The key, in the order of time."""
+    """The key in the store. Ids sort by time."""
     step: Step = Step(-1)
-    """With REWIND: where to,"""
+    """With REWIND: the step to go back to."""
     skip: int = 0
-    """and how many batches after it are left out."""
+    """With REWIND: number of batches after it to leave out."""
     node: str = ""
-    """With DRAIN and READMIT;"""
+    """With DRAIN and READMIT: the node."""
     instance: str = ""
-    """with DRAIN, the agent that is there when it is asked for; empty: none is."""
+    """With DRAIN: the agent that was there when the operator asked; empty: none was."""
     snapshot: bool = False
-    """With STOP: whether to take a last snapshot first,"""
+    """With STOP: whether to take a last snapshot first."""
     budget_s: float = 0.0
-    """and how long that may take from `at_s` on, until it is over; 0: as long as the configuration says."""
+    """With STOP: seconds from `at_s` within which the job must end; 0: as the configuration says."""
     exit_code: int = 0
     at_s: float = 0.0
     by: str = ""
@@ -49,10 +49,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What has become of a request, for whoever waits for it. Written once."""
+    """The outcome of a request, for the command that waits for it. It is written once."""
 
     sentence: str
     exit_code: int = 0
-    """0: it is done."""
+    """0: the request was carried out."""
     step: Step = Step(-1)
-    """That it was about: restored, on disk, reached."""
+    """The step that the answer is about: restored, on disk, or reached."""

@@ -1,4 +1,4 @@
-"""Rewinds in place as they are recorded: what the ranks did about a wrong step, and what that tells of its origin."""
+"""Records of rewinds in place: what the ranks did about a wrong step, and what that shows about the fault's origin."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from .types import Step
 
 class Remedy(StrEnum):
     REPLAY = "replay"
-    """The same data from the newest state before the onset."""
+    """Replay the same data from the newest state before the onset."""
     REPLAY_EARLIER = "replay earlier"
-    """The same data from an older state."""
+    """Replay the same data from an older state."""
     REWIND = "rewind"
-    """From the newest state before the onset; which data comes then is not known."""
+    """Go on from the newest state before the onset. Which data comes then is not known."""
     REWIND_EARLIER = "rewind earlier"
-    """The same from an older state."""
+    """Go on from an older state. Which data comes then is not known."""
     SKIP = "skip"
-    """A window of data is left out."""
+    """Leave out a window of data."""
     RESCUE = "rescue"
-    """The same, and the steps around it are computed with care (`rescue`)."""
+    """Leave out a window of data, and compute the steps around it with more care (`rescue`)."""
     GIVE_UP = "give up"
 
 
 class Origin(StrEnum):
-    """Where a fault came from, as the remedy that cured it tells."""
+    """Where a fault came from, as the remedy that cured it shows."""
 
     UNKNOWN = ""
     TRANSIENT = "transient"
-    """Gone when the same data met the same state again: the hardware, perhaps, or a race, or a draw that no snapshot has."""
+    """A replay from the same state was clean. The cause may be hardware, a race, or a random draw that no snapshot holds."""
     STATE = "state"
-    """Gone when the same data met an older state: what was in memory may have been damaged since."""
+    """A replay from an older state was clean: the newer state in memory may have been damaged."""
     DATA = "data"
-    """It came again however often the data was replayed, and went with the data."""
+    """Each replay of the data had the fault, and leaving the data out cured it."""
     UNDECIDED = "undecided"
-    """Gone, but the data may have been other data."""
+    """The fault is gone, but the ranks may have used other data."""
     RESCUED = "rescued"
-    """It came again when data was left out, and went where more was and the steps around it were computed with care."""
+    """The fault came again when data was left out. Leaving more out and computing the steps around it with care cured it."""
 
 
 SKIPS = (Remedy.SKIP, Remedy.RESCUE)
 """Remedies that leave data out."""
 
 REPLAYS = (Remedy.REPLAY, Remedy.REPLAY_EARLIER)
-"""Those after which the same data comes again."""
+"""Remedies after which the same data comes again."""
 
 BLIND = (Remedy.REWIND, Remedy.REWIND_EARLIER)
-"""Those that do not know which data comes then."""
+"""Remedies after which it is not known which data comes."""
 
 EARLIER = (Remedy.REPLAY_EARLIER, Remedy.REWIND_EARLIER)
-"""Those that go back to an older state than the newest one."""
+"""Remedies that go back to an older state than the newest one."""
 
 AGAIN = "again"
-"""What became of a fault that one remedy did not cure."""
+"""In place of an origin: the remedy did not cure the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One rewind that was done."""
+    """One rewind in place that the ranks did."""
 
     kind: str
-    """A `Kind`, which the ranks have found, or an `OrderedBy`."""
+    """A `Kind` that the ranks found, or an `OrderedBy`."""
     onset: Step
     to: Step
     remedy: Remedy

@@ -1,4 +1,4 @@
-"""What an agent finds out about its ranks and devices: frozen facts that every judgement is made of; no judgement in here."""
+"""What an agent finds out about its ranks and devices: frozen facts on which every decision rests. This module decides nothing."""
 
 from __future__ import annotations
 
@@ -13,88 +13,88 @@ from .types import Generation, NodeId, Rank, Step
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """A rank that is gone although its loop was not over."""
+    """A rank that is gone, but did not end in order."""
 
     rank: Rank
     at_s: float
     """Wall-clock seconds when the agent saw it."""
     code: int | None = None
-    """Exit code; negative for the signal that killed it; None where the kernel does not tell."""
+    """Exit code; negative: the signal that killed it; None: the kernel does not tell."""
     error: str = ""
-    """Last line of the rank's own traceback, empty when it died without a word."""
+    """Last line of the rank's own traceback; empty: it left none."""
     traceback: str = ""
     out_of_memory: bool = False
-    """The kernel killed it for want of memory."""
+    """The kernel killed it because memory ran out."""
     started: bool = False
     """Whether it had finished a step in this generation."""
     through: bool = False
-    """Whether its loop was over: it had done all steps, and failed behind them."""
+    """Whether its loop was over: it had done all steps, and failed after the loop."""
     kind: str = "exit"
-    """`exit`, or what the rank itself named as its end: a `loss_spike.Kind`, `snapshot` (damaged), `unreadable` (a snapshot, now),
-    `refused` (a snapshot of something else), `unsavable` (what its Session is given), `broken` (the script is not there, or is no Python).
-    `wrapper`: of the process that has started the rank. `no torch`, of the launcher. Or its own agent has ended it: `fenced`, or `nonsense`
-    (the error says what stood on its page, and cannot be)."""
+    """`exit`, or the reason that the rank itself gave: a `cause.Kind`, `snapshot` (it is damaged), `unreadable` (the snapshot cannot be
+    read now), `refused` (a snapshot of something else), `unsavable` (what its Session is given), `broken` (the script is missing, or is
+    no Python). `wrapper`: the process that started the rank ended. `no torch`: the launcher ended. `fenced`, `nonsense`: its own agent
+    ended it; for `nonsense`, `error` names the impossible value on its page."""
     step: Step = Step(-1)
-    """The step that such an end is about."""
+    """The step that the reason is about."""
 
 
 class Repeated(IntEnum):
-    """Whether steps that were computed again, on the same data, gave the figures that they had given before."""
+    """Whether steps that the ranks computed again on the same data gave the same figures as before."""
 
     UNKNOWN = 0
-    """None was computed again, or nothing is known of what it gave before."""
+    """No step was computed again, or its earlier figures are not known."""
     SAME = 1
     OTHER = 2
 
 
 class Place(StrEnum):
-    """Where the main thread of a rank stands, as far as it says whether the rank waits for others."""
+    """Where the main thread of a rank stands. It tells whether the rank waits for others."""
 
     HALTED = "halted"
-    """It cannot move: stopped by a signal, stuck in the kernel, or its interpreter has not come up."""
+    """The rank cannot move: a signal stopped it, it is stuck in the kernel, or its interpreter is not up."""
     ELSEWHERE = "elsewhere"
-    """In the script, or a library: at work, or hanging by itself."""
+    """The rank is in the script or a library: it works, or it hangs by itself."""
     DATA = "data"
-    """It waits for its data loader."""
+    """The rank waits for its data loader."""
     PERHAPS = "perhaps"
-    """A backward pass, a wait for the device, or it gives no stack: there may be a collective in it."""
+    """The rank may be in a collective: it is in a backward pass, waits for the device, or gives no stack."""
     COLLECTIVE = "collective"
-    """All ranks of a group come here together, so one that is elsewhere is missing."""
+    """The rank waits in a collective. A rank of the same group that is elsewhere holds it up."""
     EXCHANGE = "exchange"
-    """It waits for others, but not all come to the same place: send and receive, a rendezvous."""
+    """The rank waits for others that need not come to the same place: send and receive, or a rendezvous."""
     BOUNDARY = "boundary"
-    """It waits at our own boundary."""
+    """The rank waits at our own boundary."""
     TEARDOWN = "teardown"
-    """It puts its process groups away, or its interpreter."""
+    """The rank destroys its process groups, or shuts its interpreter down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStall:
-    """A rank that has been silent for longer than it may be, and what two looks at it have shown. A status has all living ranks of its
-    node, or none: which of them holds up the others can be told from all together (`hang_rules.judge`)."""
+    """A rank that has been silent for longer than its budget, and what two looks at it showed. A status has all living ranks of its
+    node, or none: only all together show which rank holds up the others (`hang_rules.judge`)."""
 
     rank: Rank
     at_s: float
     """Wall-clock seconds of its last sign of life."""
     silent_s: float
-    """How long that was ago at the second look, in time in which the agent was awake."""
+    """Seconds from `at_s` to the second look. Only time in which the agent was awake counts."""
     budget_s: float
-    """How long it might have been."""
+    """Seconds for which it may be silent."""
     stage: str
     """What that budget is for: `start`, `step`, `evaluation`, `checkpoint`, `tail`."""
     step: Step
-    """Steps it had done; -1: none in this generation."""
+    """Steps that it had finished; -1: none in this generation."""
     place: Place
     words: str
-    """What it does there: `in all_reduce, train.py line 31 in main`."""
+    """Where it stands, in words: `in all_reduce, train.py line 31 in main`."""
     site: str = ""
-    """The line of the script that has led there."""
+    """The line of the script that led there."""
     moved: bool = False
     """Whether it stood elsewhere at the first look."""
     busy: bool = False
-    """Whether it has used the processor or the disk between the two."""
+    """Whether it used the processor or the disk between the two looks."""
     why: str = ""
-    """What has shown the last two."""
+    """What showed `moved` and `busy`."""
     started: bool = False
     """Whether it had finished a step in this generation."""
     stacks: str = ""
@@ -103,7 +103,7 @@ class RankStall:
 
 @dataclass(frozen=True, kw_only=True)
 class WrongSteps:
-    """What ranks have found wrong with their figures, and what it led to."""
+    """A fault that ranks found in their figures, and what they did about it."""
 
     ordinal: int
     """Counted from 1 within the generation."""
@@ -112,41 +112,41 @@ class WrongSteps:
     onset: Step
     """First step whose figures were wrong."""
     to: Step
-    """Where the ranks have gone back to, or would have;"""
+    """Step to which the ranks went back, or would have gone back."""
     remedy: str
-    """and what they did besides (`rewind_ladder.Remedy`)."""
+    """What they did besides going back (`rewind.Remedy`)."""
     window: Window | None = None
     """Batches that they leave out from then on."""
     value: float = 0.0
-    """The figure that was wrong,"""
+    """The figure that was wrong."""
     expected: float = 0.0
-    """and what was to be expected."""
+    """The figure that was expected."""
     at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class InPlaceRewind(WrongSteps):
-    """A rewind that the ranks did, as the agent reports it: of their own accord or by order, in the same processes but where an order had
-    to wait for the next ones."""
+    """A rewind that the ranks did, by their own decision or by order, as the agent reports it. It happens in the same processes, unless an
+    order had to wait for the next ones."""
 
     reached: Step
     """Newest step finished when the ranks turned back."""
     order: int = 0
-    """Number of the order that it obeys; 0: the ranks' own judgement."""
+    """Number of the order that it obeys; 0: the ranks decided themselves."""
     ranks: tuple[Rank, ...] = ()
-    """Ranks whose own gradient, before the ranks' were added up, was out of line with what it usually is, while that of others was not."""
+    """Ranks whose own gradient, before it was reduced with the others', was unusual for that rank while other ranks' were usual."""
     restore_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting(WrongSteps):
-    """What ranks that observe only would have gone back for: told once per fault, and they went on. `to` is -1 where nothing would have
-    helped or nothing is kept."""
+    """A fault for which ranks that only observe would have gone back. The agent reports it once, and the ranks go on. `to` is -1 if no
+    remedy would have helped or no state is kept."""
 
     seen: Step
-    """The step at which it was found,"""
+    """The step at which the ranks found it."""
     last: Step
-    """and the newest one at which it still was."""
+    """The newest step at which it was still there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,19 +155,19 @@ class Shortage:
 
     at_s: float
     left_bytes: int
-    """Of the machine, or of the tightest control group,"""
+    """Memory left on the machine, or in the tightest control group."""
     lasts_s: float
-    """which at the present rate last so long."""
+    """Seconds until it runs out at the present rate."""
     per_s: int
-    """Bytes a second that are lost,"""
+    """Bytes by which it shrinks each second."""
     grows: str
-    """most of them to this process: `rank 1`; empty: not known."""
+    """The process that takes most of them, such as `rank 1`; empty: not known."""
     grows_per_s: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Complaint:
-    """A device, or its driver, says that something is wrong with it."""
+    """A report by a device, or its driver, that something is wrong with it."""
 
     device: str
     words: str
@@ -178,58 +178,58 @@ class Complaint:
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A rank whose steps take longer than its peers' and than its own did: by its own time, without waiting for anybody."""
+    """A rank whose steps take longer than its peers' and longer than its own did. Only its own time counts, without waiting for others."""
 
     rank: Rank
     at_s: float
     step: Step
     """Newest step done when that was certain."""
     own_s: float
-    """What a step takes it,"""
+    """Its own time for a step."""
     peers_s: float
-    """and its peers, in the median."""
+    """The median of its peers' own times."""
     usual: float
-    """The ratio of the two, as it was before."""
+    """The ratio of the two before."""
     lost: str
-    """Where the further time goes (`Lost`)."""
+    """Where the additional time goes (`Lost`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Replicas that held the same bits, and did not any more when they were compared."""
+    """Replicas that had held the same bits, and differed when they were compared."""
 
     generation: Generation
-    """In which it was found; the ranks may be those of the one before."""
+    """Generation in which it was found. The ranks may be those of the generation before."""
     onset: Step
     """First step that was found wrong."""
     agreed: Step
     """Last step before it that was found right; -1: none."""
     tensors: tuple[str, ...]
-    """What differs: the first few,"""
+    """Names of the first few tensors that differ."""
     count: int
-    """and how many in all."""
+    """Number of all tensors that differ."""
     ranks: tuple[Rank, ...]
-    """That should hold the same,"""
+    """Ranks that should hold the same bits."""
     wrong: tuple[Rank, ...] = ()
-    """and of these the ones that are known to be wrong; none: two copies, or as many of each sort."""
+    """Those of `ranks` that are known to be wrong; empty: not known, with two replicas or equally many of each value."""
     replayed: bool = False
-    """It took computing the step again to know who was wrong."""
+    """The ranks had to compute the step again to show which of them were wrong."""
     at_s: float
 
 
 Snapshot: TypeAlias = tuple[int, ...]
-"""Generation, rewinds and step: ordered as they were taken."""
+"""Generation, number of rewinds, and step. Snapshots sort in the order in which they were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What the ranks of a node have held at the last snapshots that all nodes look at: what goes to disk or into another node's memory. Its
-    text is a word each: whoever leads hears that of thousands of nodes at a time, mostly the same, and reads what differs."""
+    """What a node's ranks held at the last snapshots that all nodes check: those for the disk or for another node's memory. Its text has a
+    word for each snapshot. The leader gets thousands of such texts at a time, mostly equal, and parses those that differ."""
 
     model: str
     """Equal on nodes whose ranks, one by one, are replicas of each other."""
     words: Mapping[Snapshot, int]
-    """One number for the bits of all ranks."""
+    """By snapshot: one number for the bits of all ranks."""
 
     def __str__(self) -> str:
         return " ".join((self.model, *(".".join(map(str, (*at, word))) for at, word in sorted(self.words.items()))))
@@ -243,24 +243,24 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class Parted:
-    """Nodes that held the same bits at one snapshot, and did not at the next one that all of them have told."""
+    """Nodes that held the same bits at one snapshot, and different bits at the next one that all of them reported."""
 
     agreed: Step
-    """The former,"""
+    """Step of the first of these snapshots."""
     seen: Snapshot
-    """and the latter."""
+    """The second of these snapshots."""
     nodes: tuple[NodeId, ...]
-    """That should hold the same,"""
+    """Nodes that should hold the same bits."""
     wrong: tuple[NodeId, ...] = ()
-    """and of these the ones that differ from more than half; none: there is no such majority."""
+    """Those of `nodes` that differ from a majority of more than half; empty: there is no such majority."""
 
 
 class Lost(StrEnum):
-    """Where a straggler's further time goes."""
+    """Where a straggler's additional time goes."""
 
     COMPUTING = "computing"
-    """On a processor: more work, or a slower core."""
+    """The rank computes on a processor: it has more work, or a slower core."""
     QUEUED = "queued"
-    """Waiting for a processor: somebody else has it."""
+    """The rank waits for a processor that another process uses."""
     ASLEEP = "asleep"
-    """Neither, and in no collective: its data, a disk, a lock."""
+    """The rank sleeps, but in no collective: it waits for data, a disk or a lock."""

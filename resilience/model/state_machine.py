@@ -1,9 +1,9 @@
 """The life of a generation: phases, events, and one table that joins them.
 
-A generation *gathers* (every node ends what it still runs and says so), *launches* (every node starts its ranks), *runs*, and
-then either the job *ends*, or a fault opens the next generation, which gathers anew. `ENDING` waits for the ranks to leave and for
-the last snapshot to reach the disk, and where a node takes that along, the job has not ended; `ENDED` is final. The table names every
-(phase, event) pair; `IGNORE` says that the event means nothing there, because a level-triggered controller may see it again at any tick.
+A generation *gathers* (every node ends what it still runs and says so), *launches* (every node starts its ranks), and *runs*. Then
+either the job *ends*, or a fault opens the next generation, which gathers anew. `ENDING` waits until the ranks have left and the last
+snapshot is on disk. If a node is lost together with that snapshot, the job has not ended. `ENDED` is final. The table names every
+(phase, event) pair, because a level-triggered controller may see an event again at any tick. `IGNORE`: it means nothing in that phase.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram: `docs/architecture.md` holds its output, and a test compares the two."""
+    """Return the table as a Mermaid state diagram. `docs/architecture.md` holds it, and a test compares the two."""
     lines = ["stateDiagram-v2", "    [*] --> gather"]
     for (phase, event), (move, target) in TABLE.items():
         if move is not Move.IGNORE:

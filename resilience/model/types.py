@@ -1,4 +1,4 @@
-"""The words that agents and their ranks share: who, which step, what a rank is at, what is asked of it."""
+"""Types that agents and their ranks share: node, rank, step, generation, a rank's phase, and orders."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ Rank = NewType("Rank", int)
 Step = NewType("Step", int)
 """Number of optimizer steps done: the state *after* that many. Step 0 is the initial state."""
 Generation = NewType("Generation", int)
-"""One life of the worker group, counted from 1. It fences every order, page, slot and manifest: what carries an older one is refused."""
+"""One life of all ranks, counted from 1. Every order, page, slot and manifest carries its generation; an older one is refused."""
 
 
 class RankPhase(IntEnum):
-    """Where a rank is in its life, as it says itself on the board. The order is the order of a life."""
+    """Where a rank is in its life, as the rank itself writes on the board. The values follow each other in this order."""
 
     ABSENT = 0
     ATTACHED = 1
-    """The interpreter is up and our hook is in it; imports and model construction follow."""
+    """The interpreter is up and has loaded our hook; imports and model construction follow."""
     RESTORING = 2
     TRAINING = 3
     FINISHED = 4
-    """The loop reached its end; only the script's own tail is left."""
+    """The loop reached its end; only the script's code after the loop is left."""
     STOPPED = 5
-    """Left the loop at a boundary before its end: ordered to, or by the script's own will."""
+    """The rank left the loop at a boundary before its end, by order or by the script's own decision."""
 
 
 class Doing(IntEnum):
-    """What a rank does between two boundaries that may take longer than a step, as it says itself on the board."""
+    """What a rank does between two boundaries that may take longer than a step, as the rank itself writes on the board."""
 
     STEP = 0
-    """Nothing of the kind."""
+    """The rank computes an ordinary step."""
     EVALUATION = 1
     CHECKPOINT = 2
     """The script writes a checkpoint of its own."""
     PAUSED = 3
-    """It waits at a boundary, since a pause is ordered, and beats meanwhile."""
+    """The rank waits at a boundary because of a pause, and goes on writing heartbeats."""
     LEFT = 4
-    """It has left its loop before the end, by a `break` or by what it raised: what comes is the script's own."""
+    """The rank has left its loop before the end, by a `break` or an exception. Only the script's own code follows."""
 
 
 class Order(IntEnum):
@@ -49,13 +49,13 @@ class Order(IntEnum):
     STOP = 1
     """Leave at the next boundary."""
     SNAPSHOT_AND_STOP = 2
-    """Stage a durable snapshot at the next boundary, then leave."""
+    """Stage a snapshot for the disk at the next boundary, then leave."""
 
 
 class OrderedBy(StrEnum):
-    """Why ranks go back that have found nothing wrong themselves."""
+    """Why ranks go back although they found nothing wrong themselves."""
 
     OPERATOR = "ordered"
-    """Somebody wants it."""
+    """An operator ordered it."""
     COMPARISON = "fingerprint_mismatch"
-    """Replicas have gone apart."""
+    """Replicas were compared and have diverged."""

@@ -1,9 +1,8 @@
 """Verdict → plan: the cheapest rung of the ladder that can help, and when to stop climbing.
 
-Rung 1, the rewind in place, is decided by the ranks themselves (`tally`) and only reported here, but for replicas that have gone
-apart, which no rank can see: there it is ordered. What else reaches this module needs the worker group to be restarted (rung 2), or the job
-to stop (rung 6). Who trains next (`rank_assignment`) tells a restart on the same nodes from rung 3, where a spare takes a place, and rung
-4, where their number changes.
+The ranks themselves decide rung 1, the rewind in place (`tally`), and only report it. The exception is diverged replicas, which no rank
+can see: this module orders that rewind. Every other verdict restarts the worker group (rung 2) or stops the job (rung 6). A restart
+becomes rung 3 if a spare takes a place, and rung 4 if the number of nodes changes (`rank_assignment` seats the nodes).
 """
 
 from __future__ import annotations
@@ -47,9 +46,10 @@ OBSERVE, REWIND_IN_PLACE, RESTART_GROUP, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3
 RESTARTS = (RESTART_GROUP, REPLACE_NODE, REPLAN)
 
 _LONGEST_PAUSE_S = 300.0
-"""Between starts that fail; a file server's fail-over takes seconds to minutes."""
+"""Longest wait between failed starts. A file server's fail-over takes seconds to minutes."""
 _STARTS_ELSEWHERE = 5
-"""So many are enough on another number of nodes than the job has trained on: 31 s, which outlasts what a network does as a node goes."""
+"""Limit of failed starts on a number of nodes on which the job has not trained. Their waits take 31 s, longer than a network's disturbance
+when a node is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class RecoveryPolicy:
     """Restarts in a row without a newer snapshot to resume from, until the job stops. Restarts that were caused by a
     node in quarantine count half.
 
-    NVRx stops after three. On another node the next restart may succeed, and there are only so many nodes."""
+    NVRx stops after three. On another node the next restart may succeed, and the number of nodes is limited."""
     unwatched_progress_s: float = 600.0
     """A script whose steps are not visible counts as having made progress after it has lived this long.
 
@@ -102,9 +102,9 @@ class Plan:
     reason: str
     exit_code: int = 0
     unfit: int = 0
-    """A restart on any number of nodes but this one; 0: on any."""
+    """The restart needs another number of nodes than this one; 0: any number."""
     pause_s: float = 0.0
-    """What a restart waits for before ranks start, in seconds."""
+    """How long a restart waits before its ranks start, in seconds."""
 
 
 def plan(
@@ -118,9 +118,9 @@ def plan(
     shut_out: Set[NodeId] = frozenset(),
     size: Size = ONE,
 ) -> Plan:
-    """What to do about `verdict`. reached: newest finished step; kept: newest state that there is to go back to (-1: none, for both);
-    past: all earlier incidents of the job, of which those that were only observed count for nothing; in_place: all ranks live and could go
-    back by themselves; shut_out: nodes that train no more, and what failed there is not the script's."""
+    """Return the answer to `verdict`. reached: newest finished step; kept: newest state that the ranks can go back to (-1: none, for both).
+    past: all earlier incidents of the job; those that were only observed do not count. in_place: all ranks live and can rewind in place.
+    shut_out: nodes that train no more; faults on them are not the script's."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(
         event=Event.FAULT, rung=RESTART_GROUP, reason="end what is left of the worker group, start it again, restore"
@@ -181,7 +181,8 @@ def plan(
 
 
 def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
-    """A restart, on those nodes. fails: it is known to, on so many; on others there is nothing to wait for."""
+    """Return `answer` with the rung and reason that `seats` give to a restart. fails: starts are known to fail on that number of nodes.
+    Otherwise the restart does not wait."""
     if answer.rung != RESTART_GROUP:
         return answer
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GROUP
@@ -195,8 +196,8 @@ def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
 def _answer_to_mismatch(
     verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool, shut_out: Set[NodeId]
 ) -> Plan:
-    """Back to before the onset, and no further than the budget: who goes apart again and again has a bad part. On thousands of nodes,
-    three have bad luck in a day now and then, and each later than the last."""
+    """Return a rewind to before the onset, until the budget is spent: nodes that diverge repeatedly have bad hardware. Unrelated
+    divergences do not count: of thousands of nodes, three can have bad luck in a day, each at a later step than the last."""
     since_s, here = verdict.at_s - policy.mismatch_window_h * 3600, verdict.nodes
 
     def counts(before: Incident) -> bool:
@@ -224,8 +225,8 @@ def _answer_to_mismatch(
 
 
 def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: Size) -> Plan:
-    """Of a job that has trained. Something around it is away, and may come back; or, on another number of nodes, the script refuses the
-    layout, or it does not fit into memory: it goes on where the number that it had, or a third one, can be had."""
+    """Return the answer to failed starts of a job that has trained. Something that it needs may be away, and come back. On another number
+    of nodes, the script may refuse the layout or not fit into memory. Then the job tries its old number, or a third one."""
     said = f"{failed} starts in a row have failed before the first step"
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
@@ -238,7 +239,7 @@ def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy,
 
 
 def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolicy, shut_out: Set[NodeId]) -> int:
-    """How many starts in a row have failed in this way before the first step, the present one included."""
+    """Return how many starts in a row have failed in this way before the first step, the present one included."""
     alike, at_s = 1, verdict.at_s
     for incident in reversed(restarts):
         lived_s = at_s - incident.at_s  # since that restart
@@ -251,8 +252,8 @@ def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolic
 
 
 def _leave(said: str, restart: Plan, size: Size) -> Plan:
-    """This number of nodes, on which the script does not start, for another one; later, where it was left before, and the job was back on
-    it for want of another."""
+    """Return a restart on another number of nodes, because the script does not start on the present one. It waits if the job had left
+    that number before, and came back to it because no other was available."""
     here = f"on {formatting.count(size.now, 'node')}, and it has trained on {size.trained}"
     if not size.left:
         return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size.now)
@@ -265,10 +266,9 @@ def _give_up(error: type[ResilientError], reason: str) -> Plan:
 
 
 def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool, onset: int = -1) -> Plan | None:
-    """None where the worker group may start from `point`. Where snapshots were kept and none can be had, nobody wants to hear of it when
-    the training has begun from its start again. unread: storage does not give some of them; onset: the first step that is known to be
-    wrong;
-    -1: none is."""
+    """Return None if the worker group may start from `point`, else the end of the job. If snapshots exist and none is usable, the training
+    must not begin from its start again unasked. unread: storage does not return some snapshots; onset: the first step that is known to be
+    wrong; -1: none is."""
     if point.step >= 0:
         return None
     if unread or not all(status.storage for status in statuses):
@@ -293,5 +293,5 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
 
 
 def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
-    """Whether what struck there does so no more: these nodes train no more."""
+    """Whether a fault on these nodes cannot come again, because all of them are shut out."""
     return bool(nodes) and shut_out >= {*nodes}

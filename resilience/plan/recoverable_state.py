@@ -1,4 +1,4 @@
-"""How far the training has come, and which state there is to go back to: what a World tells of both. Pure."""
+"""How far the training has come, and which state the ranks can go back to. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .resume_point import ResumePoint, choose, exactly
 
 @once_said
 def step_reached(world: World) -> Step:
-    """Newest step that any rank finished in this generation, or, where it finished none, the one that it had started from. A killed agent
-    may have told of a snapshot's step before it told of the ranks'."""
+    """Return the newest step that any rank finished in this generation; if none did, the step that it started from. Steps of snapshots
+    count too: a killed agent may have reported a snapshot before it reported its ranks' step."""
     record = world.record
     runs = record is not None and record.phase is Phase.RUN
     told = ((s.max_step, *s.memory_steps, *s.durable_steps) if runs else (s.max_step,) for s in world.statuses())
@@ -27,7 +27,8 @@ def step_reached(world: World) -> Step:
 
 @once_said
 def said(world: World) -> list[NodeStatus]:
-    """Of the members, with what they can have from other nodes' memory, and without what their own holds of other ranks."""
+    """Return the members' statuses. `memory_steps` includes what a member can fetch from another node's memory, and excludes what its own
+    memory holds of other ranks."""
     own, lent = buddy_sources.own(world), buddy_sources.fetchable(world)
     told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
     return [
@@ -42,30 +43,30 @@ def onset(world: World) -> Step:
 
 @once
 def point(world: World) -> ResumePoint:
-    """Where the next ranks are to start."""
+    """Return the state from which the next ranks start."""
     return choose(said(world), unreadable(world.incidents), onset(world), skipped_to(world.incidents))
 
 
 def ordered(world: World, step: Step) -> ResumePoint | None:
-    """That very step, because it is ordered; None where it is not kept."""
+    """Return the ordered `step` as the state to start from; None: it is not kept."""
     return exactly(said(world), step, unreadable(world.incidents))
 
 
 def newest(world: World) -> Step:
-    """Newest step that the ranks could go back to now; what lay in the memory of an agent that is gone is gone with it, but for copies."""
+    """Return the newest step that the ranks could go back to now. What a lost agent held in memory is lost, except for its copies."""
     return choose(said(world)).step
 
 
 def sound(world: World, onset: Step) -> Step:
-    """The newest state from before `onset` at which the replicas agreed; -1: none."""
+    """Return the newest state before `onset` at which the replicas agreed; if there is none, the newest before `onset`; -1: none."""
     return choose(said(world), unreadable(world.incidents), onset).step
 
 
 def saved(world: World) -> bool:
-    """Whether all ranks wait, and the disk has the state that they wait at; before the first step, nothing has to be there."""
+    """Whether all ranks wait, and the state at which they wait is on disk. Before the first step, nothing needs to be on disk."""
     told = world.statuses()
     done = max((said.max_step for said in told), default=-1)
     at = (
         done if done >= 0 or world.record is None else world.record.resume_step
-    )  # they may have gone back behind that, in place
+    )  # after a rewind in place, `done` may be older than that
     return len(told) == len(world.members) and all(s.paused and (at < 0 or at in s.durable_steps) for s in told)

@@ -1,5 +1,5 @@
-"""What the last starts and lives of the worker group have come to: what the budgets of `escalation` are counted by, and what bounds the
-state to go on from. Pure."""
+"""What recent incidents say about starts and restarts: the counts for the budgets of `escalation`, and bounds on the state to resume
+from. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..model.incident import Incident
 from ..model.types import NodeId, Step
 
 RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED, Cause.TORCH_MISSING)
-"""How ranks end that cannot begin where they are."""
+"""Causes with which ranks end that cannot start on their nodes."""
 
 NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
-"""The worker group has not come so far as to begin."""
+"""Causes with which a worker group ends before it has begun to train."""
 
 
 class Size(NamedTuple):
-    """Of a job, in nodes."""
+    """A job's number of nodes."""
 
     now: int = 1
     trained: int = 0
-    """When steps were made last; 0: never."""
+    """Number of nodes when the ranks last finished steps; 0: never."""
     left: bool = False
-    """This number has been left before, and no other one could be had."""
+    """The job had left the present number before, and no other was available."""
 
     @property
     def another(self) -> bool:
@@ -39,24 +39,25 @@ ONE = Size()
 
 
 def failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
-    """In a row, on so many nodes, with the present one. What is seen while the next one waits is told as of it."""
+    """Return how many starts in a row have failed on `size` nodes, the present one included. A fault that is seen while the next start
+    waits counts as that start's."""
     failed = takewhile(lambda i: not i.started and (i.step_at_fault < 0 or i.step_at_fault >= reached), reversed(begun))
     return 1 + sum(i.size == size and _failed(i) for i in failed)
 
 
 def failed_behind(restarts: Sequence[Incident], signature: str, reached: int) -> int:
-    """How often the script has failed in this way behind its last step, with the present time."""
+    """Return how often the script has failed in this way after its last step, the present failure included."""
     behind = takewhile(lambda incident: incident.step_at_fault >= reached, reversed(restarts))
     return 1 + sum(incident.signature == signature and not _began_earlier(incident) for incident in behind)
 
 
 def _failed(incident: Incident) -> bool:
-    """Whether a start did, or another fault was seen while the next one waited."""
+    """Whether a start failed, or another fault was seen while the next start waited."""
     return not incident.started and (incident.cause in RANKS_ENDED or incident.pause_s > 0)
 
 
 class _Life(NamedTuple):
-    """Of the worker group: what it began with, when, and where the one before it was ended."""
+    """One generation of the worker group: the step at which it began, when, and the nodes on which the one before was ended."""
 
     step: int
     at_s: float
@@ -68,18 +69,18 @@ class _Life(NamedTuple):
 def without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Sequence[NodeId]]:
-    """Of the last lives of the worker group, the present one included, that left no newer state to go back to than they began with: where
-    each was ended. Of a job that has trained, starts that fail are counted by themselves."""
+    """Return, for each of the last generations without progress, the nodes on which it was ended. Without progress: it left no newer state
+    than it began with. The present generation counts too. If the job has trained, failed starts do not: `failed_starts` counts them."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[_Life] = []
     for incident in restarts:
         no_start = trained and _failed(incident)
         if begun and (incident.cause in NO_LIFE or no_start):
-            begun.pop()  # its snapshot is not asked for again, and there are only so many; of starts that fail too
+            begun.pop()  # its snapshot is not used again, and snapshots are limited in number; failed starts too
             while no_start and begun and begun[-1].after_none:
-                begun.pop()  # what was seen meanwhile, an agent that began anew, has a life of its own in between
+                begun.pop()  # a fault seen meanwhile, such as a restarted agent, has an entry of its own in between
         if incident.resume_step is not None:
-            # Behind the last step there is nothing to come to, however far before it the ranks begin.
+            # After the last step no progress is possible, however far before it the ranks begin.
             since = incident.step_at_fault if incident.loop_skipped else incident.resume_step
             begun.append(_Life(since, incident.at_s, incident.nodes, no_start))
     stuck: list[Sequence[NodeId]] = []
@@ -91,25 +92,25 @@ def without_progress(
 
 
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
-    """Those after the last rewind that somebody has ordered, and after the last change to another number of nodes because the script did
-    not start: budgets begin anew with it, for older states, and what failed there, are no lack of progress then."""
+    """Return the incidents after the last ordered rewind, and after the last change of the number of nodes because starts failed. Budgets
+    begin anew there: an older state, or failures on the other number, are no lack of progress then."""
     last = max((at for at, i in enumerate(past) if i.cause == Cause.ORDERED or i.unfit), default=-1)
     return past[last + 1 :]
 
 
 def bound(past: Sequence[Incident]) -> Step:
-    """The state to go on from is older than this step; -1: any is. It holds until the job has gone on."""
+    """Return the step that the state to resume from must precede; -1: any state will do. The bound holds until the job has resumed."""
     return min((i.onset for i in _unanswered(past) if i.onset >= 0), default=Step(-1))
 
 
 def skipped_to(past: Sequence[Incident]) -> Step:
-    """The last step, where ranks that began at it have failed behind their loop: what they lack may be what the loop's body makes, so the
-    next ones begin earlier. -1: none have. Like the bound, it holds until the job has gone on."""
+    """Return the last step, if ranks that began at it have failed after their loop; -1: none have. They may lack what the loop's body
+    makes, so the next ranks begin earlier. Like `bound`, it holds until the job has resumed."""
     return max((i.step_at_fault for i in _unanswered(past) if i.loop_skipped), default=Step(-1))
 
 
 def _began_earlier(incident: Incident) -> bool:
-    """Whether what it lacked behind the loop was made up for: the next ranks ran the loop's body."""
+    """Whether the next ranks began before the last step, and so ran the loop's body, which the failed ranks had not."""
     return incident.loop_skipped and incident.resume_step is not None and incident.resume_step < incident.step_at_fault
 
 
@@ -118,6 +119,6 @@ def _unanswered(past: Sequence[Incident]) -> list[Incident]:
 
 
 def unreadable(past: Sequence[Incident]) -> set[Step]:
-    """Steps on disk that two lives of the worker group in turn could not read. They stay where they are: storage may come to itself."""
+    """Return the steps on disk that two generations could not read. Their snapshots stay on disk: storage may recover."""
     failed = [i.step_at_fault for i in past if i.cause == Cause.SNAPSHOT_UNREADABLE]
     return {step for step in failed if failed.count(step) > 1}

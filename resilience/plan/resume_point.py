@@ -1,9 +1,9 @@
-"""Which state is stable, and which to go back to. Only sealed snapshots of one step that every member can read.
+"""Which state is stable, and from which to resume: only from sealed snapshots of one step that every member can read.
 
-    sealed ──replicas compared──▶ agreed ──`certify_after_steps` later steps──▶ certified (marked on disk, never the last one deleted)
+    sealed ──replicas compared──▶ agreed ──`certify_after_steps` later steps──▶ certified (marked on disk; the last one is never deleted)
 
-A fault that cannot have touched the state (a killed rank, a dead agent) costs least from the newest one. A verdict with an *onset*, the
-first step whose state is known to be wrong, leaves what is older than that: the newest that has agreed.
+After a fault that cannot have damaged the state (a killed rank, a dead agent), the job resumes from the newest state. If the verdict has
+an *onset*, the first step whose state is known to be wrong, the job resumes from the newest older state whose replicas agreed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class StabilityPolicy:
     certify_after_steps: int = 100
     """Clean steps after a snapshot whose replicas agreed, until it is certified.
 
-    A loss spike is answered by going back about as many (PaLM, arXiv:2204.02311, section 5.1), so whatever will be
-    found wrong with an older state has shown by then."""
+    PaLM (arXiv:2204.02311, section 5.1) answers a loss spike by going back about as many steps. So a fault in an older
+    state has shown by then."""
 
     compare_nodes: bool = True
     """Whether nodes whose ranks are replicas of each other are compared. Set it to false if nodes
@@ -43,24 +43,24 @@ class ResumePoint:
 
 
 def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tuple[Step, ...]:
-    """Of the steps of the present lineage whose replicas have agreed, ascending, those that are certified once all ranks have finished
-    step `clean`."""
+    """Return, ascending, the steps that are certified once all ranks have finished step `clean`. agreed: steps of the present lineage whose
+    replicas agreed."""
     return tuple(step for step in sorted(agreed) if step + policy.certify_after_steps <= clean)
 
 
 def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Step]:
-    """That every node holds in memory or can read from disk. avoid: steps on disk that storage has not given when it was asked."""
-    alike = {(s.memory_steps, s.durable_steps) for s in statuses}  # most of thousands are
+    """Return the steps that every node holds in memory or can read from disk. avoid: steps on disk that storage did not return."""
+    alike = {(s.memory_steps, s.durable_steps) for s in statuses}  # most of thousands of nodes are alike
     return set.intersection(*({*memory, *({*disk} - {*avoid})} for memory, disk in alike)) if alike else set()
 
 
 def choose(
     statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1, skipped_to: int = -1
 ) -> ResumePoint:
-    """The newest step that every node holds in memory or can read from disk; with an onset, the newest before it that has agreed on all
-    of them, else, of those that nobody has compared, the newest. A node's own tier does not matter to its peers: all tiers of one step
-    hold the same bytes. avoid: steps on disk that storage has not given when it was asked for them; skipped_to: the last step,
-    where the next ranks are to begin earlier so that the loop's body runs; -1: they need not. Where nothing older is kept, they cannot."""
+    """Return the newest step that every node holds in memory or can read from disk. With an onset, it is the newest step before it that
+    agreed on all nodes; if none agreed, the newest before it. Memory of one node and disk of another may be mixed: for one step they hold
+    the same bytes. avoid: steps on disk that storage did not return. skipped_to: the last step, if the next ranks must begin before it so
+    that the loop's body runs; -1: they need not. If nothing older is kept, they begin at it."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
     common = common_steps(statuses, avoid)
@@ -78,7 +78,7 @@ def choose(
 
 
 def exactly(statuses: Sequence[NodeStatus], step: Step, avoid: Collection[Step] = ()) -> ResumePoint | None:
-    """That very step, because it is ordered; None where it is not kept."""
+    """Return the ordered `step` as the state to start from; None: it is not kept."""
     return _newest(statuses, {step}, "", ", as ordered") if step in common_steps(statuses, avoid) else None
 
 

@@ -1,1 +1,1 @@
-"""What people and Prometheus get to see: explain, status, journal, metrics."""
+"""What people and Prometheus see: explain, status, journal, metrics."""

@@ -1,4 +1,4 @@
-"""The story of an incident, as the terminal, `status` and `explain` tell it. Nobody parses it."""
+"""Sentences about an incident, for the terminal, `status` and `explain`. No program parses them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _OTHER = "either this training does not repeat to the bit, or its snapshots lack
 
 
 def _computed_again(incident: Incident) -> str:
-    # What a node's ranks did after its agent's last word nobody has told.
+    # No agent has reported what a node's ranks did after the last report of its lost agent.
     least = "at least " if incident.cause in (Cause.AGENT_RESTARTED, Cause.AGENT_LOST) else ""
     return f"{least}{formatting.steps(incident.lost_steps)} {_COMPUTED_AGAIN[incident.repeated]}"
 
 
 def recovered(incident: Incident) -> str:
-    """One line for an incident that is over."""
+    """Return one line for an incident that is over."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {concluded(incident)}" if incident.origin else ""
     other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
@@ -53,11 +53,11 @@ def recovered(incident: Incident) -> str:
 
 
 _LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
-"""Of what is told only: what is over once it is seen no more."""
+"""Causes of alerts that are over when they are no longer seen."""
 
 
 def outcome(incident: Incident) -> str:
-    """What has become of it, as `status` tells it."""
+    """Return the incident's outcome, as `status` shows it."""
     if incident.rung == OBSERVE and incident.open:
         return f"still so; {incident.plan}"
     if incident.rung in (OBSERVE, STOP):
@@ -70,7 +70,7 @@ def outcome(incident: Incident) -> str:
 
 
 def struck(incident: Incident) -> str:
-    """When in the training it struck."""
+    """Return when in the training the incident struck."""
     return "before any step was told" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
 
 
@@ -85,7 +85,7 @@ _CONCLUSIONS = {
 
 
 def concluded(incident: Incident) -> str:
-    """Where the fault came from, as far as the remedy has told; empty where it has not."""
+    """Return where the fault came from, as far as the remedy has shown; empty: it has not."""
     said = _CONCLUSIONS.get(incident.origin, "")
     if incident.origin == Origin.TRANSIENT and incident.repeated is Repeated.OTHER:
         return "it did not come again, but neither did the steps before it come out as they had: its origin is unknown"
@@ -98,17 +98,17 @@ def concluded(incident: Incident) -> str:
 
 
 def launched(how: str) -> str:
-    """`warm` or `cold`, without the reason."""
+    """Return `warm` or `cold`, without the reason."""
     return how.partition(":")[0]
 
 
 def resumed(step: int, beginning: str = "the job's beginning") -> str:
-    """beginning: the script's own start, or the snapshot of another job; where it matters which, it is said."""
+    """Return from where the ranks resumed. beginning: words for the script's own start, or for another job's snapshot."""
     return f"from {beginning}" if step < 0 else f"from step {step}"
 
 
 def lines(incident: Incident, when: str, number: str) -> list[str]:
-    """An incident as `explain` tells it, line by line. when: the time it struck; number: what to call it."""
+    """Return the lines that `explain` shows for an incident. when: the time it struck; number: what to call it."""
     lines = [f"incident {number}, {when}, generation {incident.generation}: {incident.summary}"]
     if len(incident.evidence) > 1 or incident.evidence[:1] != (incident.summary,):
         lines += [f"  seen       {text}" for text in _flat(incident.evidence) if text != incident.summary]
@@ -148,7 +148,7 @@ _RIVALS = {
 
 
 def weighed(rival: Weighed) -> str:
-    """Another explanation, and what speaks against it."""
+    """Return a sentence on another explanation, and what speaks against it."""
     what = _RIVALS.get(rival.cause, rival.cause.replace("_", " "))
     what = f"{what} of {formatting.ranks(rival.ranks)}" if rival.ranks else what
     when = f"{formatting.seconds(abs(rival.by_s))} {'later' if rival.by_s >= 0 else 'earlier'}"

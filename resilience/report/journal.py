@@ -1,4 +1,4 @@
-"""What happened, one JSON line each, in the run directory: it outlives etcd, and `explain` reads it when no agent is running."""
+"""The journal: one JSON line for each event, in the run directory. It outlives etcd, and `explain` reads it when no agent is running."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Journal:
         self.lost = 0
 
     def write(self, kind: str, at_s: float, **fields: Any) -> None:
-        """One event at wall-clock time `at_s`."""
+        """Append one event at wall-clock time `at_s`."""
         line = json.dumps({"at_s": round(at_s, 3), "kind": kind, **fields}, separators=(",", ":"))
         self._append(line.encode(errors="backslashreplace"))
 
@@ -32,8 +32,8 @@ class Journal:
             self.lost += 1
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """All whole lines, oldest first; a torn last line, and what is no event, is passed over."""
-        if not self.path.is_file():  # nor a pipe, which would be waited for
+        """Yield the events of all whole lines, oldest first. A torn last line, and lines that are no event, are skipped."""
+        if not self.path.is_file():  # reading a pipe would block
             return
         for line in self.path.read_bytes().splitlines():
             try:

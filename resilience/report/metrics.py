@@ -107,7 +107,7 @@ class Metrics:
             metric.labels(job)
 
     def serve(self, port: int) -> int:
-        """Answer /metrics on loopback and all other addresses of this node; the port (a free one for 0). Raises MachineError."""
+        """Serve /metrics on loopback and all other addresses of this node. Returns the port (a free one for 0). Raises MachineError."""
         try:
             server, _ = start_http_server(port, registry=self.registry)
         except OSError as error:
@@ -117,7 +117,7 @@ class Metrics:
         return int(server.server_port)
 
     def recovery(self, incident: Incident) -> None:
-        """An incident that is over."""
+        """Count an incident that is over."""
         self._recoveries.labels(self._job, incident.cause, str(incident.rung)).inc()
         self._lost_steps.labels(self._job).inc(incident.lost_steps)
         for phase, seconds in incident.phases_s.items():
@@ -128,24 +128,24 @@ class Metrics:
         self._bytes.labels(self._job).inc(size_bytes)
 
     def copied(self) -> None:
-        """Into another node's memory."""
+        """Count a snapshot that was copied into another node's memory."""
         self._snapshots.labels(self._job, "copied").inc()
 
     def failed(self) -> None:
-        """A durable snapshot could not be written."""
+        """Count a snapshot that could not be written to disk."""
         self._snapshots.labels(self._job, "failed").inc()
 
     def suspected(self) -> None:
-        """All ranks are silent for longer than they may."""
+        """Count a suspected hang: all ranks were silent for longer than their budgets."""
         self._suspicions.labels(self._job).inc()
 
     def staged(self, memory: int, skipped: int) -> None:
-        """Further snapshots staged and skipped by all local ranks together."""
+        """Count further snapshots that all local ranks together staged and skipped."""
         self._snapshots.labels(self._job, "memory").inc(memory)
         self._snapshots.labels(self._job, "skipped").inc(skipped)
 
     def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
-        """own_s: by rank."""
+        """Set the number of local stragglers and the ranks' own step times. own_s: by rank."""
         self._stragglers.labels(self._job).set(stragglers)
         for rank, seconds in own_s.items():
             self._own.labels(self._job, str(rank)).set(seconds)

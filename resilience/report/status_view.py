@@ -1,4 +1,4 @@
-"""What `status` shows of a job: World → sentences, and a row for each node. Pure; nobody parses them."""
+"""What `status` shows of a job: World → sentences, and a row for each node. Pure; no program parses them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import explain
 COLUMNS = ("node", "role", "ranks alive", "step", "in memory", "on disk", "started", "said")
 _DOING = {Phase.GATHER: "gathering", Phase.LAUNCH: "starting", Phase.RUN: "training"}
 _LONG_S = 120.0
-"""So long ago, the time of day says more."""
+"""From this age on, a time of day is shown instead of the age."""
 
 
 def headline(world: World, now: float) -> str:
-    """What the job is doing, and since what; empty: nothing is known of it. now: wall-clock seconds."""
+    """Return what the job does, and after which event it began; empty: nothing is known. now: wall-clock seconds."""
     record = world.record
     if (waits := awaited(world, now)) or record is None or not world.begun:
         return waits
@@ -35,7 +35,7 @@ def headline(world: World, now: float) -> str:
 
 
 def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
-    """What is to be known before the table. now: wall-clock seconds; when: makes a time of such seconds."""
+    """Return the sentences above the table. now: wall-clock seconds; when: formats such seconds as a time."""
     said, record = [headline(world, now)], world.record
     if len(world.nodes) > 1:
         said.append(f"{leader(world) or 'nobody'} leads")
@@ -79,7 +79,7 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
 
 
 def rows(world: World, now: float, when: Callable[[float], str]) -> list[tuple[str, ...]]:
-    """The cells of `COLUMNS`. What has gone with its agent is not shown as if it were there."""
+    """Return the cells of `COLUMNS` for each node. If the agent is gone, its ranks and memory are not shown."""
     found = []
     for node, role in roles(world, now).items():
         said = world.status.get(node)
@@ -106,8 +106,8 @@ def _steps(kept: tuple[int, ...]) -> str:
 
 
 def awaited(world: World, now: float, join_s: float | None = None) -> str:
-    """For which nodes a job waits that has not begun, or not anew; empty: it has. now: wall-clock seconds; join_s: how long,
-    where those that are there would do; None: who looks does not know."""
+    """Return for which nodes the job waits before it begins, or begins again; empty: it does not wait. now: wall-clock seconds. join_s: how
+    long it waits although enough nodes are there; None: not known."""
     spec = world.spec
     if _unheard(world):
         return f"waiting for {formatting.listed(world.members)}, which do not reach etcd: {sentences.AT_WORK}"
@@ -131,13 +131,14 @@ def awaited(world: World, now: float, join_s: float | None = None) -> str:
 
 
 def _short(world: World, now: float) -> bool:
-    """All had died, and the job has been given again for more nodes than have come; or the script does not start on so many."""
+    """Whether the present number of nodes is not allowed: too few have come since the command was given again, or the script does not start
+    on that number."""
     record = world.record
     return record is not None and not record.over and not rank_assignment.will_do(world, record.members, now)
 
 
 def _unheard(world: World) -> bool:
-    """All members are gone, and have to be waited for: who joins now is told, too."""
+    """Whether all members are cut off and the job must wait for them. `awaited` tells this to a node that joins now."""
     cut = {
         n
         for i in world.incidents
@@ -148,7 +149,8 @@ def _unheard(world: World) -> bool:
 
 
 def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
-    """Of which nodes it would be found out, and of which not; empty: no nodes are compared. replicas: by model."""
+    """Return a sentence on which nodes' replicas are compared with each other, and which nodes are not compared; empty: none are.
+    replicas: by model."""
     if not replicas:
         return ""
     who = (

@@ -1,1 +1,1 @@
-"""What agents and the controller agree through: protocol, keys, codec, caches, election."""
+"""The store that agents and the controller share: protocol, keys, codec, caches, election."""

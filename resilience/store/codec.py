@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, by their type hints. What the store, the journal and the terminal share."""
+"""Converts frozen dataclasses to JSON and back, by their type hints. The store, the journal and the terminal share it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def dumps(record: Any) -> bytes:
-    """The record as one line of JSON, UTF-8."""
+    """Return the record as one line of JSON, in UTF-8."""
     return _ENCODER.encode(record).encode()
 
 
 def loads(cls: type[T], data: bytes | str) -> T:
-    """The record back. Unknown fields are ignored (a newer agent may have written them); a missing or mistyped one is an InternalError."""
+    """Return the record. Ignores unknown fields, which a newer agent may have written. A missing or mistyped field is an InternalError."""
     try:
         return _decoder(cls).decode(data)  # type: ignore[arg-type]
     except (msgspec.DecodeError, ValueError):
@@ -28,7 +28,7 @@ def loads(cls: type[T], data: bytes | str) -> T:
 
 
 def _convert(cls: type[T], data: bytes | str) -> T:
-    """What only Python takes for JSON, as `dumps` writes it: NaN, and half of a surrogate pair, as in a path that is not UTF-8."""
+    """Parse what `dumps` may write and only Python accepts as JSON: NaN, and half a surrogate pair, as in a path that is not UTF-8."""
     try:
         return msgspec.convert(json.loads(data), cls)
     except (msgspec.ValidationError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""Who runs the controller: the agent whose lease holds the leader key.
+"""The election of the leader: the agent whose lease holds the leader key.
 
-Data flow: the agent's tick → `campaign(lease)` → the fencing token, while we lead. The token is the revision that created the leader
-key; each of the controller's writes carries `guard()` as a compare, so that whatever a deposed leader still sends is refused
-by the store itself, however long it was stopped.
+Data flow: the agent's tick → `campaign(lease)` → the fencing token, while this agent leads. The token is the revision that created the
+leader key. Each of the controller's writes carries `guard()` as a compare. So the store itself refuses whatever a deposed leader still
+sends, however long that leader was stopped.
 
-Level-triggered: whether we lead is read off the entry each time (it names us, and our lease), so a campaign whose answer was lost
-is won on the next tick, and an earlier life of this agent with the same name does not count as us.
+Level-triggered: the entry shows each time whether it names this agent and its lease. So if the answer to a campaign is lost, the agent
+wins on the next tick. An earlier process of this agent with the same name does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Election:
         self._guard: CreatedAt | None = None
 
     def campaign(self, lease: int) -> int | None:
-        """Take the leadership if nobody has it. The fencing token if we lead now, else None. Raises StoreUnavailable."""
+        """Take the leadership if it is vacant. Return the fencing token if this agent leads now, else None. Raises StoreUnavailable."""
         entry = self._store.get(self._key)
         if entry is None:
             try:
@@ -35,7 +35,7 @@ class Election:
         return entry.create_revision if entry is not None and self.won(entry, lease) else None
 
     def won(self, entry: Entry, lease: int) -> bool:
-        """Whether `entry`, the leader key's, names us; `guard` is then that of this leadership."""
+        """Whether `entry`, the leader key's, names this agent. If it does, `guard` is then that of this leadership."""
         ours = self._is_ours(entry, lease)
         if ours:
             self._guard = CreatedAt(self._key, entry.create_revision)
@@ -45,17 +45,17 @@ class Election:
         return entry.lease == lease and entry.value == self._identity.encode()
 
     def place(self, members: Sequence[str]) -> int:
-        """How many go before us where `members`, identities, stand for election in their order; whoever is none stands last."""
+        """Return how many agents campaign before this one, if `members`, identities, do so in their order. Other agents come last."""
         return members.index(self._identity) if self._identity in members else len(members)
 
     def guard(self) -> CreatedAt:
-        """The compare that holds only while the leadership last won lasts. After a loss it goes on existing, and fails."""
+        """Return the compare that holds only during the leadership that this agent won last. After its loss the compare fails."""
         if self._guard is None:
             raise InternalError(f"{self._identity} asked to write as the controller without having been elected")
         return self._guard
 
     def resign(self) -> None:
-        """Give the leadership up, if we have it: the next campaign of anybody wins at once. Raises StoreUnavailable."""
+        """Give the leadership up, if this agent has it: any agent's next campaign wins at once. Raises StoreUnavailable."""
         if self._guard is not None:
             self._store.transact([self._guard], [Delete(self._key)])
 

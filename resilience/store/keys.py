@@ -1,4 +1,4 @@
-"""The store's keyspace. The only place that spells it."""
+"""The store's keyspace. Only this module spells keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Keys:
 
     @property
     def helm(self) -> str:
-        """What every agent watches; all else only the leader does."""
+        """Prefix that every agent watches. Only the leader watches all other keys."""
         return self.root + "helm/"
 
     @property
@@ -50,11 +50,11 @@ class Keys:
 
     @property
     def described(self) -> str:
-        """Somebody has described the job just now: on a lease, so that no two machines' clocks are compared."""
+        """Exists while the job's Spec is newly written. It is on a lease, so that no two machines' clocks are compared."""
         return self.root + "described"
 
     def place(self, life: int) -> str:
-        """A mark that is to be seen among the snapshots, in a life of the job: from this generation on."""
+        """Name of a mark that every node must see in its place for snapshots. life: the first generation since the job was started."""
         return f"{self.root}place/{life}"
 
     @property
@@ -71,7 +71,7 @@ class Keys:
 
     @property
     def meeting(self) -> str:
-        """Nodes that wait to measure each other."""
+        """Prefix of the nodes that wait to measure their links to each other."""
         return self.root + "preflight/here/"
 
     @property
@@ -82,7 +82,7 @@ class Keys:
         return self.meeting + node
 
     def links(self, session: str, number: int) -> str:
-        """Of one of the two pairings."""
+        """Prefix of the links measured in one of the two pairings."""
         return f"{self.root}preflight/links/{session}/{number}/"
 
     def node(self, node: NodeId) -> str:
@@ -103,21 +103,21 @@ class Keys:
 
     @property
     def modules(self) -> str:
-        """What the ranks import, zlib: for the warm processes of those that stand by."""
+        """The modules that the ranks import, compressed by zlib, for the warm processes of spares."""
         return self.root + "modules"
 
     @property
     def room(self) -> str:
-        """Bytes of memory that a snapshot of one rank takes: those that stand by take as much ahead of need."""
+        """Bytes of memory that a snapshot of one rank takes. Spares allocate as much ahead of need."""
         return self.root + "room"
 
     @property
     def token(self) -> str:
-        """What the nodes show each other before they take or give copies of snapshots."""
+        """The secret that nodes show each other before they take or give copies of snapshots."""
         return self.root + "token"
 
     def death(self, instance: str) -> str:
-        """Written by the neighbour of an agent that has died, and bound to its lease."""
+        """Key that the neighbour of a dead agent writes, bound to the neighbour's lease."""
         return self.deaths + instance
 
     def incident(self, ident: str) -> str:

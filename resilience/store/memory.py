@@ -1,4 +1,4 @@
-"""A store inside one process, for the simulator and the tests: the rules of `protocol.py`, and a clock that the caller moves."""
+"""A store inside one process, for the simulator and the tests. It has the rules of `protocol.py`, and a clock that the caller moves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .protocol import (
 )
 
 _KEPT = 1000
-"""Revisions whose changes can still be watched from, as in our own etcd."""
+"""Number of past revisions from which a watch can still start, as in our own etcd."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Lease:
 
 
 class MemoryWatch:
-    """`Watch` on a MemoryStore: a change is there as soon as it is made, so nothing is ever owed or in doubt."""
+    """`Watch` on a MemoryStore: a change is there as soon as it is made, so no write is ever owed or in doubt."""
 
     owed = 0
     doubtful = False
@@ -51,7 +51,7 @@ class MemoryWatch:
         self._event = -1
 
     def fileno(self) -> int:
-        if self._event < 0:  # not before somebody asks: the simulator has 10,000 watches, and polls none
+        if self._event < 0:  # made on first use: the simulator has 10,000 watches, and polls none
             self._event = os.eventfd(1 if self.came or self.lost else 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self._event
 
@@ -113,7 +113,7 @@ class MemoryStore:
         return watch
 
     def taken(self, watch: MemoryWatch) -> list[Change]:
-        """What `watch` has not given yet. Raises HistoryGone."""
+        """Return the changes that `watch` has not given yet. Raises HistoryGone."""
         with self._settled():
             came = watch.emptied()
         if watch.lost and not came:
@@ -125,7 +125,7 @@ class MemoryStore:
             self._watches.get(watch.prefix, WeakSet()).discard(watch)
 
     def compact(self, revision: int) -> None:
-        """Forget what was changed before `revision`, as etcd does from time to time."""
+        """Forget the changes up to `revision`, as etcd does from time to time."""
         with self._lock:
             while self._history and self._history[0][0] <= revision:
                 self._history.popleft()
@@ -178,7 +178,7 @@ class MemoryStore:
             self._end(lease)
 
     def lose(self, backup: Iterable[Entry] = ()) -> None:
-        """Begin anew, as etcd on an empty disk, or with what it had at a backup but for what is on leases: they have run out since."""
+        """Begin anew, like etcd on an empty disk or from a backup. Entries on leases are gone: those leases have expired since."""
         with self._lock:
             self._entries = {entry.key: entry for entry in backup if not entry.lease}
             self._revision = max((entry.mod_revision for entry in self._entries.values()), default=1)
@@ -189,11 +189,11 @@ class MemoryStore:
             self._watches.clear()
 
     def close(self) -> None:
-        """Nothing: others in this process go on using the store."""
+        """Do nothing: other users in this process go on using the store."""
 
     @contextmanager
     def _settled(self) -> Iterator[float]:
-        """Hold the lock, with the leases ended that are due; yields the time."""
+        """Hold the lock, end the leases that are due, and yield the time."""
         with self._lock:
             now = self._now()
             if now >= self._next_end_s:
@@ -219,7 +219,7 @@ class MemoryStore:
                 return all(e.mod_revision <= revision for k, e in self._entries.items() if k.startswith(prefix))
 
     def _apply(self, operations: Sequence[Operation]) -> int:
-        """Make the operations in one new revision; how many of them changed something."""
+        """Make the operations in one new revision. Return how many of them changed something."""
         revision, changes = self._revision + 1, []
         for operation in operations:
             old = self._entries.get(operation.key)

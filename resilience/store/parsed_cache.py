@@ -1,5 +1,5 @@
-"""What lies under the job's keys, as records, each parsed once: whoever looks at thousands of nodes several times a second finds nearly all
-as it was. `Mirror.changed` → `Values` → `state_reader.world_of`."""
+"""The values under the job's keys as records, each parsed once. The leader looks at thousands of nodes several times a second, and nearly
+all are unchanged. `Mirror.changed` → `Values` → `state_reader.world_of`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .codec import loads
 T = TypeVar("T")
 
 _LAST = chr(sys.maxunicode)
-"""Behind all that a key may go on with."""
+"""Sorts behind every character that a key may contain."""
 
 
 class _Group:
-    """The records under one prefix, by the rest of the key, in its order."""
+    """The records under one prefix, by the rest of the key and in its order."""
 
     def __init__(self, prefix: str, cls: type) -> None:
         self.prefix, self.cls = prefix, cls
@@ -26,7 +26,7 @@ class _Group:
         self._sorted = True
 
     def update(self, changed: Iterable[tuple[str, bytes | None]]) -> None:
-        """changed: by whole key. Raises InternalError for what is no such record."""
+        """Parse changed values. changed: by whole key; None: deleted. Raises InternalError for a value that is no such record."""
         size, found = len(self.prefix), self._found
         for key, value in changed:
             name = key[size:]
@@ -52,7 +52,8 @@ class Values:
         self._groups: dict[type, _Group] = {}
 
     def update(self, changed: Mapping[str, bytes | None]) -> None:
-        """changed: by key; None: not there any more. Raises InternalError for what is no such record as was asked for there."""
+        """Take in changed values. changed: by key; None: deleted. Raises InternalError for a value that is no record of the class that
+        was asked for there."""
         for key, value in changed.items():
             if value is None:
                 self._values.pop(key, None)
@@ -64,8 +65,8 @@ class Values:
             group.update((key, changed[key]) for key in keys[under])
 
     def under(self, prefix: str, cls: type[T]) -> dict[str, T]:
-        """The records under `prefix` by the rest of the key, in its order; the caller's own. One prefix of a class is kept at a time: of
-        acknowledgements, those of the newest generation. Raises InternalError for what is no such record."""
+        """Return the records under `prefix` by the rest of the key and in its order, in a dict of the caller's own. Only one prefix of
+        each class is kept: of acknowledgements, the newest generation's. Raises InternalError for a value that is no such record."""
         group = self._groups.get(cls)
         if group is None or group.prefix != prefix:
             group = _Group(prefix, cls)
@@ -74,9 +75,9 @@ class Values:
         return group.copy()
 
     def text(self, key: str) -> str:
-        """What is at `key`, and no record; empty: nothing is."""
+        """Return the plain text at `key`; empty: there is none."""
         return self._values.get(key, b"").decode()
 
     def one(self, key: str, cls: type[T]) -> T | None:
-        """The record at `key`. Raises InternalError."""
+        """Return the record at `key`; None: there is none. Raises InternalError."""
         return self.under(key, cls).get("")

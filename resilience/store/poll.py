@@ -1,4 +1,4 @@
-"""Which descriptors are readable now, or become so. Believed at once or not at all: a number that was closed since may be another one's."""
+"""Finds the descriptors that are readable now, or become so. Use the answer at once: a number closed since may belong to another file."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The store that agents and the controller agree through: a small, revisioned key-value space with leases.
+"""The store through which agents and the controller agree: a small, revisioned key-value space with leases.
 
-Data flow: agents put their node's facts, the controller swaps the generation record, everybody watches what concerns them
-(`watch_cache.py`). `Store` is what the rest of the program sees; `memory.MemoryStore` serves the simulator and the tests,
-`client.EtcdStore` a cluster, and tests/contract_store.py holds both to the same behaviour.
+Data flow: agents put their node's facts, the controller swaps the generation record, and each agent watches what concerns it
+(`watch_cache.py`). The rest of the program sees `Store`. `memory.MemoryStore` serves the simulator and the tests, `client.EtcdStore`
+a cluster, and tests/contract_store.py holds both to the same behaviour.
 
-The rules are etcd's: every accepted write raises one revision counter for the whole store, an entry remembers the revision that
-created it and the one that last changed it, and an entry bound to a lease is deleted when that lease ends.
+The rules are etcd's. Every accepted write raises one revision counter for the whole store. An entry remembers the revision that
+created it and the one that last changed it. An entry bound to a lease is deleted when that lease ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Entry:
     create_revision: int
     mod_revision: int
     lease: int
-    """The lease that the entry lives and dies with; 0: none."""
+    """The lease to which the entry is bound; 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Change:
 
 @dataclass(frozen=True)
 class KeyAbsent:
-    """Holds when nobody has written `key`, or it was deleted since."""
+    """Holds if `key` was never written, or was deleted since."""
 
     key: str
 
@@ -63,7 +63,7 @@ class CreatedAt:
 
 @dataclass(frozen=True)
 class ModifiedAt:
-    """Holds while nobody has written `key` since `revision`: compare-and-swap."""
+    """Holds while `key` has not been written since `revision`: compare-and-swap."""
 
     key: str
     revision: int
@@ -98,45 +98,44 @@ class LeaseGone(StoreUnavailable):
 
 
 class HistoryGone(StoreUnavailable):
-    """The store no longer has what a watch is to go on from. List anew, and watch from there."""
+    """The store no longer has the changes from which a watch must go on. List again, and watch from there."""
 
 
 class Watch(Protocol):
-    """What changes under one prefix, from a revision on: nothing twice, nothing left out, in order, until `HistoryGone`.
+    """The changes under one prefix from a revision on: in order, and each exactly once, until `HistoryGone`.
 
-    It goes on by itself when a member or the connection fails, from the last change that has come. What has come is taken by one thread."""
+    When a member or the connection fails, it goes on by itself from the last change that has arrived. Only one thread takes the changes."""
 
     owed: int
-    """Revision of the newest write under the prefix that was made through the same `Store`: unless it has been given, `take` will have
-    it."""
+    """Revision of the newest write under the prefix that was made through the same `Store`: `take` has returned it, or will."""
     doubtful: bool
-    """A write through the same `Store`, since this was last set to False, has had no answer: it may have been made, or be made yet."""
+    """Since this was last set to False, a write through the same `Store` got no answer. It may have been made, or still be made."""
 
     def fileno(self) -> int:
         """Becomes readable when `take` has something, for poll."""
         ...
 
     def take(self) -> list[Change]:
-        """What has come since the last time; all changes of one revision come together. Raises HistoryGone, from then on each time."""
+        """Return the changes since the last call; all changes of one revision come together. Raises HistoryGone, then at each call."""
         ...
 
     def close(self) -> None: ...
 
 
 class Store(Protocol):
-    """Safe to share between threads. Every method raises `StoreUnavailable` when the store does not answer in time; a write may then
-    have been made all the same, so read again before deciding again. Nothing retries in here: level-triggered loops do."""
+    """A store that threads may share. Every method raises `StoreUnavailable` when the store does not answer in time. A write may then
+    have been made all the same, so read again before deciding again. No method retries: level-triggered loops do."""
 
     def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
-        """Every entry whose key starts with `prefix`, ordered by key, all of one and the same revision; or the first `limit` of them."""
+        """Return every entry whose key starts with `prefix`, or the first `limit` of them: ordered by key, and all of one revision."""
         ...
 
     def listing(self, prefix: str) -> Listing:
-        """The same, with the revision: no older than the newest write that anybody has had an answer to."""
+        """Return the same entries with their revision. They include every write for which any client has got an answer."""
         ...
 
     def watch(self, prefix: str, since: int) -> Watch:
-        """What changes under `prefix` after revision `since`. Never raises: what is wrong, `take` says, or it is tried again."""
+        """Return a watch of the changes under `prefix` after revision `since`. Never raises: the watch tries again, or `take` raises."""
         ...
 
     def get(self, key: str) -> Entry | None: ...
@@ -146,26 +145,26 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> bool:
-        """Whether there was something to delete."""
+        """Delete `key`. Return whether it was there."""
         ...
 
     def delete_prefix(self, prefix: str) -> int:
-        """How many entries were deleted."""
+        """Delete every key that starts with `prefix`. Return how many there were."""
         ...
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Make all `operations` in one revision if all `compares` hold, else none and return False. Raises LeaseGone.
 
-        A key may be named by one operation only, and there are `MOST_OPERATIONS` at the most.
+        Only one operation may name a key, and there are `MOST_OPERATIONS` at the most.
         """
         ...
 
     def grant(self, ttl_s: int) -> int:
-        """A new lease that ends `ttl_s` seconds after its last keepalive. (etcd lengthens very short ones to its own minimum.)"""
+        """Return a new lease that ends `ttl_s` seconds after its last keepalive. (etcd lengthens very short ones to its own minimum.)"""
         ...
 
     def keepalive(self, lease: int) -> float:
-        """Renew `lease`; the seconds it now has left, 0.0 when it is gone for good."""
+        """Renew `lease`. Return the seconds that it has left now; 0.0: it is gone for good."""
         ...
 
     def revoke(self, lease: int) -> None:
@@ -176,18 +175,18 @@ class Store(Protocol):
 
 
 def first_put(store: Store, key: str, value: bytes, lease: int = 0) -> Entry:
-    """What is at `key`: `value`, unless somebody has put something there before. Raises StoreUnavailable, LeaseGone."""
+    """Put `value` at `key` unless an entry is there already. Return the entry at `key`. Raises StoreUnavailable, LeaseGone."""
     while (entry := store.get(key)) is None:
         store.transact([KeyAbsent(key)], [Put(key, value, lease)])
     return entry
 
 
 MOST_OPERATIONS = 100
-"""In one transaction; etcd takes 128 unless it is told otherwise."""
+"""In one transaction. etcd's own limit is 128 by default."""
 
 
 def check_operations(operations: Sequence[Operation]) -> None:
-    """Raises InternalError where etcd would refuse the transaction."""
+    """Raise InternalError if etcd would refuse the transaction."""
     if len(operations) > MOST_OPERATIONS:
         raise InternalError(f"a transaction has {len(operations)} operations; {MOST_OPERATIONS} are the most")
     if len({operation.key for operation in operations}) < len(operations):

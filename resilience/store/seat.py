@@ -1,4 +1,4 @@
-"""What one node of a job speaks to the others through."""
+"""The store, the keys and the name with which one node of a job talks to the others."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from .protocol import Store
 class Seat:
     store: Store
     keys: Keys
-    """Of the job."""
+    """The job's keys."""
     node: NodeId
-    """This one's name."""
+    """This node's name."""

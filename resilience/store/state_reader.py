@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
-    """The World from all values under the job's prefix."""
+    """Return the World from all values under the job's prefix."""
     return world_of(keys, Values(values))
 
 
 def world_of(keys: Keys, values: Values) -> World:
-    """The same, for who has parsed most of them before."""
+    """Return the World from values of which most were parsed before."""
     record = values.one(keys.generation, GenerationRecord)
     acks = values.under(f"{keys.acks}{record.number}/", Ack) if record else {}
     members: Mapping[NodeId, str] = record.members if record else {}

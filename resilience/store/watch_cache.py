@@ -1,11 +1,11 @@
-"""The picture of everything under one prefix, kept up to date by a watch: what a loop reads many times a second without asking the store.
+"""A picture of everything under one prefix, kept up to date by a watch. A loop reads it many times a second without asking the store.
 
-    store ──listing──▶ Mirror ──entries()──▶ whoever decides, or obeys
-      └─────watch──────▲ └──fileno()───────▶ poll: something has come
+    store ──listing──▶ Mirror ──entries()──▶ the controller, or an agent that obeys
+      └─────watch──────▲ └──fds()──────────▶ poll: a change has arrived
 
-The picture is always that of one revision, because all changes of a revision come together. How old it is nobody can know who does not ask,
-so whoever writes upon it compares what it rests on in the same transaction (ModifiedAt, UnchangedSince), and whoever wants to know asks for
-`fresh`. What was written through the same store is in it, the next time it is looked at.
+The picture always shows one revision, because all changes of a revision come together. It may be old, and only the store can tell. So a
+writer that relies on it compares what it read in the same transaction (ModifiedAt, UnchangedSince). A reader that needs the present state
+calls `fresh`. At the next look, the picture has every write that was made through the same store.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from .poll import readable
 from .protocol import Entry, HistoryGone, Store, Watch
 
 _PATIENCE_S = 0.2
-"""How long nothing at all may come through the watch, which takes a few milliseconds, while a write of our own is owed, before the prefix
-is listed. Behind thousands of others' changes it comes later."""
+"""While the watch owes a write of our own, the prefix is listed after this time without any change. A change takes a few milliseconds;
+behind thousands of others' changes it takes longer."""
 
 
 class Mirror:
-    """For one thread. It holds no descriptor before `entries` was asked for the first time, and none after `close`."""
+    """A picture for one thread. It holds no descriptor before the first call of `entries`, and none after `close`."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self.prefix = prefix
         self.revision = 0
-        """Of the picture."""
+        """Revision of the picture."""
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, bytes | None] = {}
         self._watch: Watch | None = None
         self._old = True
 
     def entries(self) -> Mapping[str, Entry]:
-        """Everything under the prefix as of `revision`, in no order; the same object at each call, changed in place. Raises
-        StoreUnavailable where it has to be listed and cannot; that the watch is broken it does not tell."""
+        """Return everything under the prefix as of `revision`, in no order. A later call may change and return the same object. Raises
+        StoreUnavailable if the prefix must be listed and cannot be. A broken watch alone raises nothing."""
         if self._watch is None or self._old or self._watch.doubtful:
             self._list()
         known = self._follow()
@@ -44,21 +44,21 @@ class Mirror:
         return self._entries
 
     def changed(self) -> dict[str, bytes | None]:
-        """Values that have changed in the picture since this was asked last, by key; at first, all. None: not there any more."""
+        """Return the values that have changed in the picture since the last call, by key; None: deleted. The first call returns all."""
         changed, self._changed = self._changed, {}
         return changed
 
     def fresh(self) -> Mapping[str, Entry]:
-        """The same, no older than this call. Raises StoreUnavailable."""
+        """Return the same as `entries`, no older than this call. Raises StoreUnavailable."""
         self._list()
         return self._entries
 
     def doubt(self) -> None:
-        """The store has shown that the picture is old: it is listed the next time."""
+        """Have the prefix listed at the next look, because the store has shown that the picture is old."""
         self._old = True
 
     def fds(self) -> tuple[int, ...]:
-        """What becomes readable when something has come."""
+        """Return descriptors that become readable when a change has arrived."""
         return (self._watch.fileno(),) if self._watch else ()
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Mirror:
 
     def _list(self) -> None:
         if self._watch:
-            self._watch.doubtful = False  # before the listing: what is left unanswered from now on is in doubt again
+            self._watch.doubtful = False  # before the listing: a write without an answer from now on is in doubt again
         try:
             found = self._store.listing(self.prefix)
         except BaseException:
@@ -84,7 +84,7 @@ class Mirror:
             self._watch = self._store.watch(self.prefix, found.revision)
 
     def _follow(self) -> bool:
-        """Put in what has come since; False where the store has forgotten what is missing."""
+        """Apply the changes that have arrived. Return False if the store has forgotten the missing ones."""
         assert self._watch
         listed = self.revision
         try:
@@ -104,7 +104,7 @@ class Mirror:
         return True
 
     def _wait(self, watch: Watch) -> bool:
-        """For our own newest write; False where nothing comes."""
+        """Wait for our own newest write. Return False if no change arrives."""
         while watch.owed > self.revision:
             if not readable([watch.fileno()], _PATIENCE_S) or not self._follow():
                 return False

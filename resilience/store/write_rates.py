@@ -1,7 +1,7 @@
-"""How often a job's agents speak with the store, by how many they are: so that one etcd carries them all. Pure; the table is the rule.
+"""How often a job's agents talk to the store, by the number of nodes, so that one etcd carries them all. Pure; the table is the rule.
 
 One etcd does 3,000 to 5,000 operations a second before watchers lag by seconds (measured on two cores, with 120 µs of etcd a keepalive
-and 190 to 340 µs a put), and a lag looks like mass death. So the sum of keepalives and statuses stays below 3,500 a second:
+and 190 to 340 µs a put). Such a lag looks like the death of many nodes. So keepalives and statuses together stay below 3,500 a second:
 
     nodes      keepalive   status     operations a second, at most
       300        1 s         1 s         632
@@ -10,7 +10,7 @@ and 190 to 340 µs a put), and a lag looks like mass death. So the sum of keepal
    11,000        5 s        10 s       3,474
    24,000       10 s        30 s       3,368   beyond: relays, or several etcds
 
-A lease lives for three keepalives. What is news is told at once, whatever the table says.
+A lease lives for three keepalives. An agent reports news at once, whatever the table says.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class Pace:
     lease_ttl_s: int
-    """How long an agent may be silent until the others take it for dead."""
+    """How long an agent may be silent until the others treat its node as lost."""
     keepalive_s: float
     status_s: float
-    """The longest between two statuses of a node from which there is no news."""
+    """The longest time between two statuses of a node without news."""
 
     def operations_per_s(self, nodes: int) -> float:
-        """Of agents in which nothing happens."""
+        """Return the operations per second of agents without news."""
         return (nodes / self.keepalive_s + nodes / self.status_s) / jittered(1.0, 0.5)
 
 
@@ -40,29 +40,29 @@ _TABLE = (
 _BEYOND = Pace(lease_ttl_s=30, keepalive_s=10.0, status_s=30.0)
 
 MOST_PER_S = 3_500
-"""Operations that one etcd is asked for."""
+"""The most operations a second that agents ask of one etcd."""
 _AT_ONCE = 20
-"""Agents that ask for a vacant leadership at the same time: two operations each."""
+"""Number of agents that campaign for a vacant leadership at the same time, with two operations each."""
 
 
 def pace(nodes: int) -> Pace:
-    """nodes: of the whole job, spares included."""
+    """Return the pace of a job with this number of nodes, spares included."""
     return next((found for most, found in _TABLE if nodes <= most), _BEYOND)
 
 
 def paced(nodes: int, lease_ttl_s: int) -> Pace:
-    """With another life of a lease than the table has."""
+    """Return the pace with another lease lifetime than the table's."""
     usual = pace(nodes)
     return Pace(lease_ttl_s=lease_ttl_s, keepalive_s=lease_ttl_s / 3, status_s=min(usual.status_s, lease_ttl_s))
 
 
 def jittered(period_s: float, share: float) -> float:
-    """The period, shortened by up to a tenth. share: from [0, 1), drawn anew each time: agents that were started by one command, or met the
-    same pause of etcd, would otherwise all speak at the same moments."""
+    """Return the period, shortened by up to a tenth. share: from [0, 1), drawn anew each time. Otherwise agents that one command started,
+    or that met the same pause of etcd, would all talk at the same moments."""
     return period_s * (1.0 - 0.1 * share)
 
 
 def campaign_after_s(place: int) -> float:
-    """How long the agent at `place` among the members, from 0, leaves a vacant leadership to those before it: with thousands asking at
-    once nobody would be elected for seconds."""
+    """Return how long the agent at `place` among the members, from 0, leaves a vacant leadership to those before it. If thousands
+    campaigned at once, no agent would be elected for seconds."""
     return float(place // _AT_ONCE)

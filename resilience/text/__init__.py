@@ -1,1 +1,1 @@
-"""Typed things → sentences, and numbers as people read them. Nobody parses them."""
+"""Typed things → sentences, and numbers as people read them. No program parses them."""

@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md, from the policies' own docstrings and defaults.
+"""Makes the tables of docs/configuration.md from the policies' docstrings and defaults.
 
 The first paragraph of a field's docstring is for users, and stands in the table. Further paragraphs are for developers.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 
 def tables(sections: Mapping[str, type]) -> str:
-    """One Markdown table for each section, in their order. Raises KeyError for a field without a docstring."""
+    """Return one Markdown table for each section, in their order. Raises KeyError for a field without a docstring."""
     return "\n\n".join(_table(name, policy) for name, policy in sections.items())
 
 
@@ -29,7 +29,7 @@ def _table(name: str, policy: type) -> str:
 
 
 def field_docstrings(policy: type) -> dict[str, str]:
-    """The part for users, by field; of inherited fields too."""
+    """Return the part for users of each field's docstring, by field; inherited fields too."""
     found: dict[str, str] = {}
     for owner in reversed(policy.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -47,7 +47,7 @@ def _own(policy: type) -> Iterator[tuple[str, str]]:
 
 
 def _user_part(docstring: str) -> str:
-    """The first paragraph, on one line."""
+    """Return the first paragraph on one line."""
     return " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())
 
 

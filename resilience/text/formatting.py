@@ -11,7 +11,7 @@ _READ = 16
 
 
 def seconds(value: float) -> str:
-    """A duration as people read it."""
+    """Return a duration as people read it."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
@@ -24,7 +24,7 @@ def steps(number: int) -> str:
 
 
 def size(number_bytes: int) -> str:
-    """A size as people read it."""
+    """Return a size as people read it."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if number_bytes >= scale:
             return f"{number_bytes / scale:.1f} {unit}"
@@ -32,8 +32,8 @@ def size(number_bytes: int) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line, of characters that a terminal shows. What is none, as a line's end or a byte that is no UTF-8, is written as Python
-    writes it."""
+    """Return the text on one line, in characters that a terminal shows. Others, such as a line's end or a byte that is no UTF-8, become
+    Python's escapes."""
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
 
 
@@ -43,7 +43,7 @@ def _escaped(letter: str) -> str:
 
 
 def few(things: Sequence[object]) -> list[str]:
-    """As many as somebody reads, and how many more there are: of thousands of nodes, a fault may concern all."""
+    """Return as many things as a person reads, and how many more there are: a fault may concern thousands of nodes."""
     more = len(things) - _READ
     return [str(thing) for thing in things] if more <= 1 else [*map(str, things[:_READ]), f"{more:,} more"]
 

@@ -1,4 +1,4 @@
-"""Typed things → the sentences that incidents, orders and answers are told in. Nobody parses them."""
+"""Typed things → the sentences of incidents, orders and answers. No program parses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_WORK = (
 
 
 def seats(found: Seats) -> str:
-    """What is new about who trains; empty: nothing is."""
+    """Return what changes among the nodes that train; empty: nothing."""
     said = formatting.few([f"{successor} takes the place of {node}" for node, successor in found.successors.items()])
     if found.dropped:
         there = (
@@ -44,7 +44,7 @@ def cut_off(node: str, unseen: bool) -> str:
 
 
 def left_alone(unseen: bool) -> str:
-    """Why nothing is done about it."""
+    """Return why the leader does nothing about a node that is cut off."""
     if unseen:
         return f"nothing is done: {AT_WORK}"
     return (
@@ -53,7 +53,7 @@ def left_alone(unseen: bool) -> str:
 
 
 def back(nodes: Sequence[str]) -> str:
-    """Empty: nobody is."""
+    """Return that `nodes` are back; empty: there are none."""
     return f"{formatting.listed(nodes)} {'is' if len(nodes) == 1 else 'are'} back" if nodes else ""
 
 
@@ -67,7 +67,7 @@ def lost_agents(nodes: Sequence[str]) -> str:
 
 
 def finding(found: Finding) -> str:
-    """What is wrong with a step."""
+    """Return what is wrong with a step."""
     match found.kind:
         case Kind.NON_FINITE:
             return f"step {found.onset} gave NaN or Inf"
@@ -78,7 +78,7 @@ def finding(found: Finding) -> str:
 
 
 def evidence(found: Finding) -> str:
-    """The figures that tell it."""
+    """Return the figures that show what is wrong with a step."""
     match found.kind:
         case Kind.NON_FINITE:
             return f"loss, gradient norm or parameters of step {found.onset} were not finite on at least one rank"
@@ -89,7 +89,7 @@ def evidence(found: Finding) -> str:
 
 
 def out_of_line(ranks: Sequence[Rank]) -> str:
-    """Whose gradient it was that made a step wrong."""
+    """Return which ranks' gradients made a step wrong."""
     verb, whose = ("was", "its") if len(ranks) == 1 else ("were", "their")
     return (
         f"{formatting.ranks(ranks)} {verb} out of line: {whose} own gradient, before the ranks' were added up, and "
@@ -98,7 +98,7 @@ def out_of_line(ranks: Sequence[Rank]) -> str:
 
 
 def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went: str = "went") -> str:
-    """What the ranks did, or (`went`: "go") would. live: in the same processes."""
+    """Return what the ranks did, or (`went`: "go") would do. live: in the same processes."""
     what = _DONE.get(remedy, "")
     if window:
         what = f"leave out {formatting.batches(window)}"
@@ -117,12 +117,12 @@ _DONE = {
 
 
 def would(plan: str) -> str:
-    """Of an incident that was observed only."""
+    """Return what would be done about an incident that was only observed."""
     return f"nothing is done while observing; what would be: {plan}"
 
 
 def ordered(to: int, skip: int, live: bool) -> str:
-    """What an order to go back makes of the ranks."""
+    """Return what the ranks do because of an order to go back."""
     left_out = {0: "", 1: ", and the batch after it is left out"}.get(
         skip, f", and the {skip} batches after it are left out"
     )
@@ -131,7 +131,7 @@ def ordered(to: int, skip: int, live: bool) -> str:
 
 
 def gone_back(incident: Incident) -> str:
-    """The answer to who has ordered it."""
+    """Return the answer to the operator who ordered a rewind."""
     done, window = f"step {incident.resume_step} is restored on all ranks", incident.window
     if window is None:
         return done
@@ -139,7 +139,7 @@ def gone_back(incident: Incident) -> str:
 
 
 def wish(request: Request) -> str:
-    """What is asked for."""
+    """Return what `request` asks for."""
     match request.kind:
         case Wish.REWIND:
             return f"rewind to step {request.step}" + (f", skip {request.skip}" if request.skip else "")
@@ -149,7 +149,7 @@ def wish(request: Request) -> str:
 
 
 def remedies(done: Sequence[Remedy]) -> str:
-    """`2 replays of the same data and 1 window of data left out`."""
+    """Return, for example, `2 replays of the same data and 1 window of data left out`."""
     skips = sum(remedy in SKIPS for remedy in done)
     blind = sum(remedy in BLIND for remedy in done)
     replays = len(done) - skips - blind
@@ -162,7 +162,7 @@ def remedies(done: Sequence[Remedy]) -> str:
 
 
 def mismatch(found: Mismatch) -> str:
-    """What differed where, and what is known of who is wrong."""
+    """Return what differs on which ranks, and which of them are known to be wrong."""
     more = f" and {found.count - len(found.tensors)} more" if found.count > len(found.tensors) else ""
     since = f", as they had at step {found.agreed}" if found.agreed >= 0 else ""
     if found.wrong and not found.replayed:
@@ -176,7 +176,7 @@ def mismatch(found: Mismatch) -> str:
 
 
 def parted(found: Parted) -> str:
-    """The same of nodes."""
+    """Return which nodes differ, and which of them are known to be wrong."""
     who = "which of them is wrong cannot be said of so few copies"
     if found.wrong:
         who = f"{formatting.listed([*found.wrong])} differ{'s' if len(found.wrong) == 1 else ''} from the others"
@@ -190,12 +190,12 @@ _PARTED = "fingerprint_mismatch:nodes:"
 
 
 def parted_signature(found: Parted) -> str:
-    """Of that very snapshot, whoever is wrong."""
+    """Return a signature that is equal for the same snapshot, whichever nodes are wrong."""
     return f"{_PARTED}{'.'.join(map(str, found.seen))}"
 
 
 def on_purpose(signature: str) -> str:
-    """What to do where it is no fault that nodes went apart; empty: they did not."""
+    """Return what to do if nodes diverge on purpose; empty: the signature is of another fault."""
     if not signature.startswith(_PARTED):
         return ""
     return "; where the training lets nodes go apart on purpose (local SGD, say): --set stability.compare_nodes=false"
@@ -213,7 +213,7 @@ _LOST = {
 
 
 def straggling(found: Straggler) -> tuple[str, ...]:
-    """What shows it, and where the time goes."""
+    """Return what shows a straggler, and where its time goes."""
     own, peers = formatting.seconds(found.own_s), formatting.seconds(found.peers_s)
     before = f"{found.usual:.2f} times as long as its peers' before"
     return (
@@ -229,7 +229,7 @@ def shortage(found: Shortage, node: str) -> str:
 
 
 def growth(found: Shortage) -> tuple[str, ...]:
-    """Who takes it."""
+    """Return how fast memory shrinks, and which process takes it."""
     whose = "no rank, nor the agent, grows so fast: another process does, or what is in shared memory and files"
     if found.grows:
         whose = f"{found.grows} grows by {formatting.size(found.grows_per_s)} a second"
@@ -246,5 +246,5 @@ def convicted(found: Mismatch) -> str:
 
 
 def mismatch_signature(found: Mismatch) -> str:
-    """The same for the same tensors at the same step, whoever is wrong."""
+    """Return a signature that is equal for the same tensors at the same step, whichever ranks are wrong."""
     return f"fingerprint_mismatch:{found.onset}:{found.count}:{','.join(found.tensors)}"

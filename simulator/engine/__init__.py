@@ -1,1 +1,1 @@
-"""One simulated run: faults strike, the real judgement decides, agents obey."""
+"""One simulated run: faults strike, the real controller decides, agents obey."""

@@ -1,4 +1,4 @@
-"""Where the time of a run went: every second is in one account, and all together are the run."""
+"""Where the time of a run went: each second is in one account, and all accounts together are the run."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ ACCOUNTS: Mapping[str, str] = {
     FEWER: "steps that fewer nodes than all made longer, at the same batch",
     "operator": "for somebody to start a job again that had given up",
 }
-"""In the order in which a recovery goes."""
+"""In the order of a recovery's phases."""
 TRAINING = "training"
-"""No account: time between two entries that `trained` deals out."""
+"""Not an account: `trained` divides this time among several accounts."""
 
 
 class Books:
     def __init__(self, step_s: float, now_s: float) -> None:
-        """step_s: of a step, with nothing of ours."""
+        """step_s: seconds of a step without our overhead."""
         self.spent_s = dict.fromkeys(ACCOUNTS, 0.0)
         self.reached = 0.0
-        """The furthest that the training has ever been, in steps: up to there each was computed before."""
+        """The furthest step that the training has ever reached. Steps up to it have been computed before."""
         self._step_s = step_s
         self._since_s, self._account = now_s, "start"
 
     def enter(self, now_s: float, account: str) -> None:
-        """From now on time goes there."""
+        """Count time in `account` from now on."""
         if self._account != TRAINING:
             self.spent_s[self._account] += now_s - self._since_s
         self._since_s, self._account = now_s, account
 
     def trained(self, now_s: float, before: float, after: float, added_s: float, shared_s: float) -> None:
-        """Since the last entry, steps were computed: from `before` to `after`, each with so many seconds of ours, and so many more since
-        fewer nodes share it."""
+        """Count the time since the last entry, in which steps `before` to `after` were computed. added_s: our overhead for each step;
+        shared_s: added to each because fewer nodes share the batch."""
         assert self._account == TRAINING
         new = max(0.0, after - max(before, self.reached))
         took_s, steps = now_s - self._since_s, after - before

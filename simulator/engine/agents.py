@@ -1,4 +1,4 @@
-"""What agents and ranks of the simulated cluster do about the record: clear, launch, go back, wait, each after what it costs."""
+"""What agents and ranks of the simulated cluster do about the record: clear, launch, rewind, wait, each after the time that it costs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _PATIENCE = Patience(warm_s=0.0, leave_s=0.0)
 
 
 def heard(play: Play, number: Generation) -> None:
-    """All agents have read the record of that generation, and each does what it owes to it; they are asked in groups of those
-    that are in the same state."""
+    """Let all agents obey the record of that generation, which they have now read. Agents in the same state are handled as one
+    group."""
     cluster = play.cluster
     record = cluster.record
     if record is None or record.number != number:
@@ -35,11 +35,11 @@ def heard(play: Play, number: Generation) -> None:
         groups.setdefault((acked, name in cluster.newcomers), []).append(name)
     for (acked, _), names in groups.items():
         begun, actions = step(record, _local(play, names[0], acked), Begun(), play.now_s, _PATIENCE)
-        if actions == (Action.FETCH,):  # what that takes is among the costs of a launch
+        if actions == (Action.FETCH,):  # its time is part of the costs of a launch
             begun, actions = step(record, _local(play, names[0], acked), begun, play.now_s, _PATIENCE)
         for action in actions:
             match action:
-                case Action.CLEAR:  # and say ready, once that is done
+                case Action.CLEAR:  # `_cleared` then acknowledges READY
                     _clear(play, number, names)
                 case Action.LAUNCH:
                     _launch(play, record)
@@ -70,13 +70,13 @@ def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
 
 
 def _answered(play: Play, names: int) -> None:
-    """So many agents have said a word each, and then the controller looks."""
+    """Count one write of each of so many agents; the controller then decides."""
     play.outcome.wave(names)
     play.news(play.costs.answered_s(names))
 
 
 def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
-    """Agents end what is left of their ranks; one that is new has none."""
+    """Let agents end what is left of their ranks. A new agent has none."""
     group, takes_s = play.cluster.group, 0.0
     if group and names[0] not in play.cluster.newcomers:
         if play.training.track:
@@ -107,7 +107,7 @@ def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
 
 
 def _launch(play: Play, record: GenerationRecord) -> None:
-    """The ranks start; the slowest node of each phase is waited for. What a node fetches from its buddy comes while its ranks build."""
+    """Start the ranks. Each phase lasts until its slowest node is done. A node fetches from its buddy while its ranks build."""
     costs, resume, nodes = play.costs, int(record.resume_step), play.setting.nodes
     from_memory = resume in play.training.memory(play.now_s)
     newcomers = play.cluster.newcomers.values()
@@ -139,14 +139,14 @@ def _reached(play: Play, number: Generation, account: str) -> None:
     if group is None or group.generation != number or group.broken_s <= play.now_s:
         return
     play.books.enter(play.now_s, account)
-    play.outcome.wave(play.setting.nodes)  # statuses: a mark is news
+    play.outcome.wave(play.setting.nodes)  # each node reports the mark in its status
     if account == "build":
         heard(play, number)
         fault_effects.start_of_the_sick(play)
 
 
 def _begins(play: Play, number: Generation) -> None:
-    """The ranks compute their first step."""
+    """Let the ranks compute their first step."""
     cluster, group = play.cluster, play.cluster.group
     if group is None or group.generation != number or group.broken_s <= play.now_s:
         return
@@ -163,7 +163,7 @@ def _begins(play: Play, number: Generation) -> None:
 
 
 def _order_wait(play: Play, record: GenerationRecord) -> None:
-    """All ranks wait at their next boundary, and its state goes to disk; or go on."""
+    """Let all ranks wait at their next boundary and write its state to disk; or let waiting ranks go on."""
     group, track = play.cluster.group, play.training.track
     assert group
     group.told_to_wait, group.saves = record.waits, record.saves
@@ -187,12 +187,12 @@ def _wait(play: Play, number: Generation) -> None:
 
 
 def _turn_back(play: Play, record: GenerationRecord) -> None:
-    """All ranks go back as ordered, at their next boundary."""
+    """Let all ranks rewind as ordered, at their next boundary."""
     group, track = play.cluster.group, play.training.track
     assert group
     assert record.rewind
     group.rewind = record.rewind.number
-    if track is None:  # they go back just now, and are told again when the controller looks
+    if track is None:  # they are rewinding already, and get the order again at the next tick
         return
     boundary_s = track.when(track.finished(play.now_s) + 1) - play.now_s
     play.later(boundary_s, _turn, play, record.number, record.rewind.number, int(record.rewind.to))

@@ -1,6 +1,6 @@
-"""The machines of a simulated job, its agents, and its ranks; and the World that a controller would read of them.
+"""The machines, agents and ranks of a simulated job, and the World that its controller reads.
 
-Nodes that are alike share one status: what is told of thousands of them is made once.
+Nodes in the same state share one status object, so it is made once for thousands of nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEVER = math.inf
 
 @dataclass
 class WorkerGroup:
-    """The ranks of one generation. Times are those at which all of them have come so far, or will."""
+    """The ranks of one generation. Each time is when all ranks have come so far, or will have."""
 
     generation: Generation
     resume: int
@@ -31,23 +31,23 @@ class WorkerGroup:
     built_s: float
     restored_s: float
     begins_s: float
-    """Their first step."""
+    """The ranks begin their first step."""
     stepped_s: float = NEVER
     broken_s: float = NEVER
-    """Some rank ended, or hangs: nobody goes on."""
+    """Some rank has ended or hangs, so no rank makes progress."""
     gone_s: float = NEVER
-    """Nothing of it is left."""
+    """No process of the group is left."""
     reached: float = -1.0
-    """Steps done when it broke."""
+    """Steps done when the group broke."""
     rewind: int = 0
-    """The last order to go back that it was told,"""
+    """Number of the last rewind order that the group received."""
     declined: int = 0
-    """and the last one that it could not obey: the state is not there any more."""
+    """Number of the last rewind order that it could not obey: the state is no longer kept."""
     told_to_wait: bool = False
     waits: bool = False
-    """All ranks wait at a boundary;"""
+    """All ranks wait at a boundary."""
     saves: str = ""
-    """what for their state goes to disk."""
+    """What their state goes to disk for (`GenerationRecord.saves`)."""
     exits: dict[NodeId, RankExit] = field(default_factory=dict)
     stalls: dict[NodeId, tuple[RankStall, ...]] = field(default_factory=dict)
     rewinds: list[InPlaceRewind] = field(default_factory=list)
@@ -59,8 +59,8 @@ class WorkerGroup:
 
 
 class Cluster:
-    """A machine is a node, and the same for ever: it is a member, waits as a spare, or is away for repair. Its agent is a new one whenever
-    it comes back."""
+    """The simulated cluster. A machine stays the same node: a member, a spare, or away for repair. Whenever it comes back, it has a new
+    agent."""
 
     def __init__(self, nodes: int, per_node: int, spares: int, sizes: tuple[int, ...], training: Training) -> None:
         self.per_node = per_node
@@ -70,9 +70,9 @@ class Cluster:
         self.spec = Spec(command=("simulated",), sizes=sizes, spares=spares, ranks=per_node)
         self.record: GenerationRecord | None = None
         self.nodes: dict[NodeId, NodeRecord] = {}
-        """Agents that are alive,"""
+        """Nodes with a living agent."""
         self.since_s: dict[NodeId, float] = {}
-        """and since when."""
+        """By node: when its agent started."""
         self.acks: dict[NodeId, Ack] = {}
         self.incidents: dict[str, Incident] = {}
         self.quarantine: dict[NodeId, Quarantine] = {}
@@ -80,7 +80,7 @@ class Cluster:
         self.place: dict[NodeId, int] = {}
         """Node rank of each member."""
         self.newcomers: dict[NodeId, tuple[int, ...]] = {}
-        """Members whose memory holds nothing yet, and what each can have from its buddy."""
+        """Members whose memory holds nothing yet, and the steps that each can fetch from its buddy."""
         self.bad_from = -1
         """First step whose state is known to be wrong."""
         self._instances = 0
@@ -88,27 +88,27 @@ class Cluster:
     # -- agents -----------------------------------------------------------------------------------------------------------
 
     def register(self, name: NodeId, now_s: float) -> None:
-        """An agent starts there."""
+        """Start an agent on the node."""
         self._instances += 1
         self.nodes[name] = NodeRecord(instance=f"agent-{self._instances}", host=name, pid=1, ranks=self.per_node)
         self.since_s[name] = now_s
 
     def leave(self, name: NodeId) -> None:
-        """Its lease is gone, and so is what its memory held."""
+        """Remove the node's agent and what its memory held."""
         self.nodes.pop(name, None)
         self.acks.pop(name, None)
 
     def readmit(self, name: NodeId, now_s: float) -> None:
-        """It is repaired, and somebody says so."""
+        """Readmit the node, which an operator has repaired."""
         if name in self.quarantine:
             self.quarantine[name] = readmitted("an operator", now_s)
 
     def rank(self, name: NodeId) -> Rank:
-        """The first one there."""
+        """Return the node's first rank."""
         return Rank(self.per_node * self.place[name])
 
     def present(self) -> list[NodeId]:
-        """Members whose agent is the one that the record names."""
+        """Return the members whose agent is the one in the record."""
         members = self.record.members if self.record else {}
         return [name for name, it in members.items() if name in self.nodes and self.nodes[name].instance == it]
 
@@ -120,14 +120,14 @@ class Cluster:
             self.acks[name] = Ack(kind=kind, generation=generation, instance=instance, at_s=now_s, port=1)
 
     def _seated(self, before: GenerationRecord | None, now_s: float) -> None:
-        """Another generation: who is new in it, and what the buddies have for them. A buddy is the node half of the cluster away."""
+        """Find the new members of a generation, and what their buddies hold for them. A buddy is the node half of the cluster away."""
         assert self.record
         members = list(self.record.members)
         self.place = {name: at for at, name in enumerate(members)}
         if before is None:
             return
         if len(members) != len(before.members):
-            self.training.forget()  # the state lies otherwise in fewer ranks, or more: it comes from disk
+            self.training.forget()  # another number of ranks splits the state differently: it comes from disk
         fresh = {name for name, it in self.record.members.items() if before.members.get(name) != it}
         fresh |= self.newcomers.keys() & self.place.keys()
         copied = self.training.copied(now_s)
@@ -187,7 +187,7 @@ class Cluster:
         return found
 
     def _usual(self, now_s: float) -> NodeStatus:
-        """What every node says that nothing is special about."""
+        """Return the status of every node on which nothing special has happened."""
         assert self.record
         training, group = self.training, self.group
         memory, durable = training.memory(now_s), training.durable(now_s)
@@ -234,7 +234,7 @@ class Cluster:
         )
 
     def _replayed(self, until_s: float) -> float | None:
-        """When the ranks were back at the step where the last fault struck."""
+        """Return when the ranks were back at the step where the last fault struck; None: they are not."""
         assert self.record
         track = self.training.track
         if track is None or track.at(until_s) < self.record.replay_until or self.record.replay_until < 0:

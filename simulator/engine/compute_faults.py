@@ -1,5 +1,5 @@
-"""Faults of what is computed: a slow node, a wrong replica, a spike of the loss; what ranks and agents find of them, how late, and how
-the ranks go back in place."""
+"""Faults of the computation: a slow node, a wrong replica, a loss spike. How late ranks and agents find them, and how the ranks rewind in
+place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from .accounting import TRAINING
 from .engine import Play, Spike
 
 BEFORE_S = 1e-3
-"""At a boundary ranks obey before they take a snapshot, which may overwrite the one that they are to go back to."""
+"""Snapshots are looked up this long before a boundary. At the boundary, ranks rewind before they take a snapshot, which may overwrite the
+one that they need."""
 
 
 def slows(play: Play, fault: Fault, name: NodeId) -> None:
@@ -58,7 +59,7 @@ def _fast_again(play: Play, machine: int) -> None:
 
 
 def corrupts(play: Play, name: NodeId) -> None:
-    """The next snapshot shows it, once it has been compared. (Where the ranks are started again before that, it is forgotten here.)"""
+    """Make a replica wrong. The next snapshot shows it once it has been compared. (If the ranks restart before that, the fault is lost.)"""
     group, track = play.cluster.group, play.training.track
     if group is None or track is None:
         return
@@ -87,7 +88,7 @@ def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> N
 
 
 def spikes(play: Play, fault: Fault) -> None:
-    """Ranks find it by themselves, some steps after its onset, and go back by their own ladder."""
+    """Start a loss spike. Ranks find it by themselves, some steps after its onset, and rewind by their own ladder."""
     track = play.training.track
     if track is None or play.spike is not None:
         play.outcome.idle += 1
@@ -98,7 +99,7 @@ def spikes(play: Play, fault: Fault) -> None:
 
 
 def resumed(play: Play) -> None:
-    """The ranks train (again): what is not over comes again."""
+    """Schedule the detection of slow nodes and of a spike that are not over, now that the ranks train again."""
     group, track, spike = play.cluster.group, play.training.track, play.spike
     assert group
     assert track
@@ -155,7 +156,7 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
 
 
 def go_back(play: Play, told: InPlaceRewind) -> None:
-    """In place, from memory or from disk."""
+    """Let the ranks rewind in place, from memory or from disk."""
     group = play.cluster.group
     assert group
     in_memory = told.to in play.training.memory(play.now_s - BEFORE_S)
@@ -181,11 +182,11 @@ def _on_again(play: Play, number: Generation, told: InPlaceRewind) -> None:
 
 
 def back_at(play: Play, number: Generation, step: int) -> None:
-    """The ranks are where the fault struck, or behind it: the controller can close what is open."""
+    """Let the controller close open incidents once the ranks have reached `step`, where the fault struck or later."""
     group, track = play.cluster.group, play.training.track
     if group is None or group.generation != number or track is None:
         return
-    if track.finished(play.now_s) < step:  # it has become slower, or has gone back
+    if track.finished(play.now_s) < step:  # steps have become slower, or the ranks have rewound
         play.later(max(0.0, track.when(step) - play.now_s) + 1e-3, back_at, play, number, step)
         return
     if play.training.all_sealed(play.now_s):

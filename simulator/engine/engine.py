@@ -1,10 +1,10 @@
-"""The life of a simulated job: time jumps from one thing that happens to the next, the real judgement decides, and agents obey by the real
+"""Discrete-event simulation of a job: time jumps from event to event, the real `decide` decides, and agents obey by the real
 `next_action.step`.
 
-    fault (fault_effects.py) → what the agents tell (cluster.py) → decide → record → next_action.step → the next phase, after what it costs
+    fault (fault_effects.py) → the agents' statuses (cluster.py) → decide → record → next_action.step → the next phase, after its cost
     (scenario/costs.py)
 
-Nothing is computed between two events: of a training that goes well only its speed is known (progress.py).
+Nothing is computed between two events: an undisturbed training has only a speed (progress.py).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .training import Training
 START_S = 1000.0
 """Wall-clock time at which the simulated job begins: not 0, which means *not yet* in statuses and records."""
 _ROUNDS = 20
-"""So often may a decision lead to the next at once."""
+"""Limit of decisions in one tick."""
 
 
 @dataclass
 class Spike:
-    """One of the loss that is not over."""
+    """A loss spike that is not over."""
 
     onset: int
     again: bool
@@ -44,7 +44,7 @@ class Spike:
 
 
 class Play:
-    """`run` plays a job once; what is to strike it is put in before."""
+    """A simulated job. `run` plays it once; `later` schedules its faults before that."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Play:
         heard: Callable[[Play, Generation], None],
         taken_away: Callable[[Play, NodeId], None],
     ) -> None:
-        """heard: what agents do when they have read the record of a generation; taken_away: a node for repair, if it is broken."""
+        """heard: called when agents have read the record of a generation; taken_away: called to repair a node, if it is broken."""
         self.setting, self.costs, self._heard, self._taken_away = setting, setting.costs, heard, taken_away
         self.now_s = START_S
         self.books = Books(setting.costs.step_s, START_S)
@@ -64,11 +64,11 @@ class Play:
         self.outcome = Outcome(setting=setting)
         self.spike: Spike | None = None
         self.slow: dict[int, float] = {}
-        """Machine to the factor by which it is slow."""
+        """By machine: the factor by which it is slow."""
         self.sick: set[int] = set()
-        """Machines on which ranks end as soon as they start,"""
+        """Machines on which ranks end as soon as they start."""
         self.repairs_s: dict[int, float] = {}
-        """and what the repair of each machine that is broken will take."""
+        """By broken machine: how long its repair will take."""
         self.end_s = START_S + setting.lasts_s
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -77,13 +77,13 @@ class Play:
     # -- time -------------------------------------------------------------------------------------------------------------
 
     def later(self, in_s: float, what: Callable[..., None], *words: object) -> None:
-        """`what` happens in so many seconds."""
+        """Call `what` after `in_s` simulated seconds."""
         self._count += 1
         happens: Callable[[], None] = partial(what, *words)
         heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, happens))
 
     def run(self, told: Callable[[float], None]) -> None:
-        """Play to the end. told: hears now and then what share of the time is over."""
+        """Play to the end. told: called now and then with the share of the time that is over."""
         for name in self.cluster.names:
             self.cluster.register(name, START_S)
         self.tick()
@@ -99,17 +99,17 @@ class Play:
 
     @property
     def since_s(self) -> float:
-        """Of the job's life."""
+        """Seconds since the job began."""
         return self.now_s - START_S
 
     # -- the controller ---------------------------------------------------------------------------------------------------
 
     def news(self, after_s: float = 0.0) -> None:
-        """Agents have something to tell: the controller looks once it has heard."""
+        """Schedule a tick of the controller, for when it has heard the agents' news."""
         self.later(after_s + self.costs.news_s, self.tick)
 
     def tick(self) -> None:
-        """Decide, as long as there is something to decide."""
+        """Decide until nothing is left to decide."""
         cluster = self.cluster
         for _ in range(_ROUNDS):
             before = cluster.record
@@ -128,9 +128,9 @@ class Play:
         raise InternalError("the simulated controller decides without end; this is a defect of ours, please report it")
 
     def _opened(self, before: GenerationRecord | None, record: GenerationRecord) -> None:
-        """The record has changed: all nodes hear of it."""
+        """Let all nodes hear of a changed record."""
         if before is None or before.number != record.number:
-            if self.training.track is None:  # ranks that nothing is wrong with train on until they are stopped
+            if self.training.track is None:  # healthy ranks train until they are stopped
                 self.books.enter(self.now_s, "stop" if self.cluster.group else "nodes" if before else "start")
             self.failures += before is not None
             if record.pause_s:
@@ -139,14 +139,14 @@ class Play:
         elif record.phase is Phase.LAUNCH:
             self.books.enter(self.now_s, "start")
         if record.phase is Phase.ENDING:
-            if before is None or before.phase is not Phase.ENDING:  # another node may be lost while nobody trains
+            if before is None or before.phase is not Phase.ENDING:  # later, a node may be lost while no rank trains
                 self._gave_up(record)
             return
         heard_s = self.costs.news_s + self.costs.told_s(self.setting.nodes)
         self.later(heard_s, self._heard, self, record.number)
 
     def _gave_up(self, record: GenerationRecord) -> None:
-        """The job has ended itself; somebody starts it again, with budgets as new, from disk."""
+        """End a job that gave up. After `operator_s`, an operator starts it again from disk, with fresh budgets."""
         self.outcome.endings.append(Ending(at_s=self.since_s, code=record.exit_code, reason=record.reason))
         self.outcome.archive(self.cluster)
         if self.cluster.group:
@@ -155,7 +155,7 @@ class Play:
         self.later(self.costs.operator_s, self._again)
 
     def _again(self) -> None:
-        """The same command, on all nodes but those that ranks cannot start on; who was shut out is forgotten."""
+        """Give the same command again, on all nodes except those on which ranks cannot start. Quarantines are forgotten."""
         cluster = self.cluster
         for name in list(cluster.place):
             self._taken_away(self, name)
@@ -167,11 +167,11 @@ class Play:
         cluster.quarantine = {}
         cluster.record = replace(last, phase=Phase.ENDED)
         cluster.spec = replace(cluster.spec, first_generation=Generation(last.number + 1))
-        self.books.enter(self.now_s, "nodes")  # there may be too few
+        self.books.enter(self.now_s, "nodes")  # there may be too few nodes
         self.tick()
 
     def broken(self) -> None:
-        """No rank goes on, whether it knows it or not."""
+        """Stop the progress of all ranks, whether they know of the fault or not."""
         group = self.cluster.group
         if group is None or group.broken_s <= self.now_s:
             return
@@ -183,7 +183,7 @@ class Play:
         self.books.enter(self.now_s, "detect")
 
     def repace(self) -> None:
-        """The slowest node says how fast the others are."""
+        """Set the training's speed to that of the slowest node."""
         self.training.pace(self.now_s, self._slowest())
 
     def _slowest(self) -> float:
@@ -193,12 +193,12 @@ class Play:
         )
 
     def rhythm(self) -> Rhythm:
-        """How often snapshots are taken from now on, and how long steps are."""
+        """Return how often snapshots are taken from now on, and how long steps are."""
         setting, failures, slow = self.setting, self.failures, self._slowest()
         every, durable_every = setting.snapshots.every_steps, setting.snapshots.durable_every_steps
         uptime_s = self.since_s
         found = rhythm(setting.costs, setting.ranks, failures, uptime_s, every, durable_every)
         fewer = setting.nodes / max(1, len(self.cluster.place))
         copies, copy_s = setting.copies, setting.costs.copy_s
-        copies_s = copies.interval_s(copy_s) if copy_s <= copies.hold_s else 0.0  # one that takes longer is given up
+        copies_s = copies.interval_s(copy_s) if copy_s <= copies.hold_s else 0.0  # a longer copy is given up
         return replace(found, slow=slow, fewer=fewer, copies_s=copies_s)

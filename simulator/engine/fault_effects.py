@@ -1,4 +1,4 @@
-"""What a fault does to the simulated cluster, and how it comes to be seen: by which word of an agent or rank, and how late."""
+"""What a fault does to the simulated cluster, which report of an agent or rank shows it, and how late."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .engine import Play
 
 
 def strike(play: Play, fault: Fault) -> None:
-    """It happens now."""
+    """Let the fault strike now."""
     if fault.source.shows is Shows.SPIKES:
         compute_faults.spikes(play, fault)
         return
     cluster, machine = play.cluster, fault.machine
     name = cluster.names[machine]
     if name not in cluster.nodes or machine in play.repairs_s:
-        play.outcome.idle += 1  # it is away, or known to be broken
+        play.outcome.idle += 1  # the node is away, or known to be broken
         return
     lost = fault.source.shows is Shows.LOST
     if name not in cluster.place:
@@ -45,7 +45,7 @@ def strike(play: Play, fault: Fault) -> None:
 
 
 def _breaks(play: Play, fault: Fault) -> None:
-    """Somebody has to repair it. A device that is broken shows when ranks start there, and no earlier; of a spare nobody knows."""
+    """Mark the machine for repair. A broken device shows only when ranks start there, so it stays unknown on a spare."""
     play.repairs_s[fault.machine] = fault.repair_s
     if fault.source.shows is not Shows.LOST:
         play.sick.add(fault.machine)
@@ -55,7 +55,7 @@ def _breaks(play: Play, fault: Fault) -> None:
 
 
 def _dies(play: Play, name: NodeId, why: str) -> None:
-    """Its agent sees the end of a rank at once."""
+    """End a rank. Its agent sees that at once."""
     group, record = play.cluster.group, play.cluster.record
     if group is None or record is None or group.generation != record.number:
         return  # there are no ranks of this generation
@@ -68,11 +68,11 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
         started=group.stepped_s <= play.now_s,
     )
     play.news()
-    play.news(HEARD_S)  # an exception waits so long for what others have to say
+    play.news(HEARD_S)  # the answer to an exception waits so long for other nodes' reports
 
 
 def start_of_the_sick(play: Play) -> None:
-    """Ranks that start on a machine that is broken end there; the first to raise ends them all."""
+    """End the ranks that start on a broken machine. The first rank to raise ends all ranks."""
     for machine in sorted(play.sick):
         if (name := play.cluster.names[machine]) in play.cluster.place:
             _dies(play, name, "device error")
@@ -80,7 +80,8 @@ def start_of_the_sick(play: Play) -> None:
 
 
 def _hangs(play: Play, name: NodeId, why: str) -> None:
-    """Nobody is told: all ranks have to be silent for long first (`resilience/detect/hang_rules.py`), and then are looked at twice."""
+    """Let a rank hang. No agent reports it before all ranks have been silent for their budget (`resilience/detect/hang_rules.py`), and
+    agents have looked at them twice."""
     group, track = play.cluster.group, play.training.track
     if group is None or group.broken_s <= play.now_s:
         return
@@ -99,7 +100,7 @@ def _hangs(play: Play, name: NodeId, why: str) -> None:
 
 
 def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: float) -> None:
-    """All agents have looked at their ranks twice."""
+    """Report the stalls of all ranks, at which the agents have looked twice."""
     cluster, group = play.cluster, play.cluster.group
     if group is None or group.generation != generation or missing not in cluster.nodes:
         return
@@ -128,7 +129,7 @@ def _silent(play: Play, generation: Generation, missing: NodeId, allowed_s: floa
 
 
 def _gone(play: Play, name: NodeId) -> None:
-    """The lease of its agent is over."""
+    """Take the node out: its agent's lease has expired, or its agent has left for a repair."""
     cluster, machine = play.cluster, play.cluster.machine[name]
     if name not in cluster.nodes:
         return
@@ -142,7 +143,7 @@ def _gone(play: Play, name: NodeId) -> None:
 
 
 def taken_away(play: Play, name: NodeId) -> None:
-    """Somebody repairs it, if it is broken; its agent leaves in order."""
+    """Take the node away for repair, if it is broken. Its agent leaves in order."""
     if play.cluster.machine[name] in play.sick:
         _gone(play, name)
 
@@ -152,5 +153,5 @@ def _repaired(play: Play, name: NodeId) -> None:
     play.cluster.register(name, play.now_s)
     play.cluster.readmit(name, play.now_s)
     play.news()
-    if play.setting.sizes:  # the job grows by it, once it has been there for some time
+    if play.setting.sizes:  # the job grows by the node, once it has been there for some time
         play.later(play.setting.policy.nodes.grow_after_s + 1.0, play.tick)

@@ -1,4 +1,4 @@
-"""What has come of a simulated run: figures alone, the same for the same seed."""
+"""The result of a simulated run: figures only, equal for equal seeds."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ class Ending:
 class Outcome:
     setting: Setting
     drawn: int = 0
-    """Faults of the model,"""
+    """Number of faults drawn from the model."""
     struck: Counter[str] = field(default_factory=Counter)
-    """those that struck the job, by source,"""
+    """By source: faults that struck the job."""
     idle: int = 0
-    """and those that struck a spare, a node in repair, or a training that stood still."""
+    """Faults that struck a spare, a node in repair, or a training that stood still."""
     spent_s: dict[str, float] = field(default_factory=dict)
-    """By account (`accounting.ACCOUNTS`)."""
+    """Seconds by account (`accounting.ACCOUNTS`)."""
     recoveries: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By cause and rung, as incidents tell it."""
+    """Number of incidents by cause and rung."""
     phases_s: dict[str, list[float]] = field(default_factory=dict)
-    """What each recovery took, by phase, as incidents tell it."""
+    """By phase: the seconds of each recovery, from the incidents."""
     lost_steps: list[int] = field(default_factory=list)
-    """Of each recovery that went back."""
+    """Lost steps of each recovery that has resumed."""
     endings: list[Ending] = field(default_factory=list)
     steps: int = 0
     generations: int = 0
     decisions: int = 0
-    """How often the controller's judgement was asked."""
+    """How often `decide` was called."""
     out: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
-    """How many machines were away for repair, from each time on."""
+    """From each time on: how many machines were away for repair."""
     shut_out: int = 0
     """How often a node was put into quarantine."""
     etcd_writes: int = 0
-    """Acknowledgements, news, records and incidents; without keepalives and the status that each agent repeats."""
+    """Writes of acknowledgements, news, records and incidents, without keepalives and the status that each agent repeats."""
     etcd_wave: int = 0
     """The most that all agents together write at once."""
     seen: list[tuple[float, float]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Outcome:
         self.etcd_writes += operations
 
     def wave(self, operations: int) -> None:
-        """So many agents write at once."""
+        """Count one write of each of so many agents, all at once."""
         self.etcd_writes += operations
         self.etcd_wave = max(self.etcd_wave, operations)
 
@@ -76,13 +76,13 @@ class Outcome:
         self.out.append((now_s, self.out[-1][1] + more))
 
     def look(self, since_start_s: float, books: Books) -> None:
-        """How far it is."""
+        """Note the effective training time until now."""
         if since_start_s > 0:
             useful_s = books.reached * self.setting.costs.step_s
             self.seen.append((since_start_s / 86400, useful_s / since_start_s))
 
     def archive(self, cluster: Cluster) -> None:
-        """The incidents of a life of the job that is over."""
+        """Take in the incidents of the job, before it starts again or the run ends."""
         for incident in cluster.incidents.values():
             self.recoveries[incident.cause, incident.rung] += 1
             self._told(incident)
@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def effective(self) -> float:
-        """Effective training time: the time that the steps which count take at their full speed, by the wall clock (ETTR in Meta's
+        """Effective training time: the share of wall-clock time that the steps which count take at full speed (ETTR in Meta's
         "Revisiting Reliability", arXiv:2410.21680; Llama 3 has it above 0.9)."""
         return self.spent_s[STEPS] / self.setting.lasts_s
 
@@ -118,7 +118,7 @@ class Outcome:
         return max(count for _, count in self.out)
 
     def away_at_most(self, share: float) -> int:
-        """No more than so many machines were away in that share of the time: as many spares would have been enough for it."""
+        """Return how many machines were away at most in that share of the time: as many spares would have been enough for it."""
         left_s = share * self.setting.lasts_s
         for count, seconds in sorted(self._spans().items()):
             left_s -= seconds
@@ -127,7 +127,7 @@ class Outcome:
         return self.away_most
 
     def _spans(self) -> dict[int, float]:
-        """Seconds by how many were away."""
+        """Return the seconds by number of machines away."""
         first = self.out[0][0]
         spans: Counter[int] = Counter()
         ends = [at_s for at_s, _ in self.out[1:]] + [self.setting.lasts_s]
@@ -137,12 +137,12 @@ class Outcome:
 
     @property
     def etcd_per_s(self) -> float:
-        """Operations a second in the mean, keepalives and repeated statuses included."""
+        """Mean operations per second, keepalives and repeated statuses included."""
         return self.etcd_steady_per_s + self.etcd_writes / self.setting.lasts_s
 
     @property
     def etcd_steady_per_s(self) -> float:
-        """When nothing happens, spares included, by the program's own pace."""
+        """Operations per second when nothing happens, spares included, at the program's own pace."""
         agents = self.setting.nodes + self.setting.spares
         return pace(agents).operations_per_s(agents)
 
@@ -185,5 +185,5 @@ def mean(values: list[float] | list[int]) -> float:
 
 
 def percentile(ascending: list[int], share: float) -> int:
-    """The least value that so many are not above; 0 of none."""
+    """Return the least value that `share` of the values do not exceed; 0 if there are none."""
     return ascending[min(len(ascending) - 1, math.ceil(share * len(ascending)) - 1)] if ascending else 0

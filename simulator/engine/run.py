@@ -1,4 +1,4 @@
-"""A whole simulated run: the faults of a model, drawn from a seed, strike a job, whose agents obey what the controller decides."""
+"""A whole simulated run: faults of a model, drawn from a seed, strike a job. Its agents obey what the controller decides."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from .outcome import Outcome
 
 
 def played(setting: Setting, model: Model, told: Callable[[float], None] = lambda share: None) -> Outcome:
-    """With the faults that its seed draws. told: hears now and then what share of the time is over. Raises UsageError."""
+    """Run a job with the faults that its seed draws. told: called now and then with the share of the time that is over. Raises
+    UsageError."""
     machines = setting.nodes + setting.spares
     return lived(setting, draw(model, machines, setting.lasts_s, setting.rate, setting.seed), told)
 
 
 def lived(setting: Setting, faults: Sequence[Fault], told: Callable[[float], None] = lambda share: None) -> Outcome:
-    """With these faults."""
+    """Run a job with these faults."""
     play = Play(setting, agents.heard, fault_effects.taken_away)
     for fault in faults:
         play.later(fault.at_s, fault_effects.strike, play, fault)

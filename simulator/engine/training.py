@@ -9,18 +9,18 @@ from .accounting import Books
 from .progress import Rhythm, Track
 
 KEPT_ON_DISK = 3
-"""Snapshots (`snapshots.keep`)."""
+"""Number of snapshots (`snapshots.keep`)."""
 
 
 @dataclass
 class Shelf:
-    """Snapshots on disk: (time from which it is there, step), ascending."""
+    """Snapshots on disk: (time from which the snapshot is there, step), ascending."""
 
     next_s: float
     kept: list[tuple[float, int]] = field(default_factory=list)
 
     def went_on(self, track: Track, pace: Rhythm, now_s: float) -> None:
-        """The saves that have fallen due while the track lasted, up to now."""
+        """Add the snapshots that have become due on this track until now."""
         self.next_s = max(self.next_s, track.at_s)
         while self.next_s <= now_s:
             step = track.finished(self.next_s)
@@ -32,7 +32,7 @@ class Shelf:
         return tuple(step for there_s, step in self.kept if there_s <= now_s)[-KEPT_ON_DISK:]
 
     def without(self, onset: int) -> None:
-        """Those from `onset` on are set aside."""
+        """Set aside the snapshots from `onset` on."""
         self.kept = [(there_s, step) for there_s, step in self.kept if step < onset]
 
 
@@ -47,31 +47,31 @@ class Training:
         self._seen_s = now_s
 
     def begin(self, now_s: float, resume: int, rhythm: Rhythm) -> None:
-        """The ranks compute their first step after `resume` (-1: from the start of the script)."""
+        """Let the ranks compute their first step after `resume` (-1: from the start of the script)."""
         done = max(0, resume)
         if resume not in self._memory:
-            self._memory, self._copied = (), -1  # it came from disk, and what memory holds is of no use any more
+            self._memory, self._copied = (), -1  # the state came from disk, and memory is no longer of use
         else:
             self._memory = tuple(step for step in self._memory if step <= resume)
         self._go(now_s, rhythm, Track(at_s=now_s, done=done, period_s=rhythm.period_s, begun=done))
 
     def go_back(self, now_s: float, to: int) -> None:
-        """In place, by ranks that have halted; they go on from there at once."""
+        """Rewind halted ranks in place. They go on from step `to` at once."""
         self._memory = (*(step for step in self._memory if step < to), to)
         self._copied = min(self._copied, to)
         period_s = self._rhythm.period_s
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=to, period_s=period_s, begun=to))
 
     def go_on(self, now_s: float, done: int) -> None:
-        """Ranks that have only waited."""
+        """Let ranks go on that have only waited."""
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=done, period_s=self._rhythm.period_s, begun=done))
 
     def save(self, now_s: float, step: int) -> None:
-        """The ranks wait at that step, and its state goes to disk."""
+        """Write the state of `step`, at which the ranks wait, to disk."""
         self.shelf.kept.append((now_s + self._rhythm.costs.write_s, step))
 
     def pace(self, now_s: float, slow: float) -> None:
-        """From now on a step takes `slow` times as long as it should."""
+        """Let a step take `slow` times as long as usual from now on."""
         self._rhythm = replace(self._rhythm, slow=slow)
         if self.track:
             self.account(now_s)
@@ -79,7 +79,7 @@ class Training:
             self.track = self.track.paced(now_s, self._rhythm.period_s)
 
     def halt(self, now_s: float) -> float:
-        """No rank computes any more; steps done, with the part of one that is lost."""
+        """Stop all ranks. Returns the steps done, with the fraction of a step that is lost."""
         assert self.track
         self.account(now_s)
         self._memory, self._copied, done = self.memory(now_s), self.copied(now_s), self.track.at(now_s)
@@ -87,7 +87,7 @@ class Training:
         return done
 
     def account(self, now_s: float) -> None:
-        """Put what was done since into the books, and on the shelf."""
+        """Enter what was done since the last call into the books, and its snapshots on the shelf."""
         if self.track and now_s > self._seen_s:
             pace, track = self._rhythm, self.track
             shared_s = pace.costs.step_s * (pace.fewer - 1)
@@ -96,7 +96,7 @@ class Training:
             self._seen_s = now_s
 
     def memory(self, now_s: float) -> tuple[int, ...]:
-        """Steps that every node which has been there for long can give back."""
+        """Return the steps that every node except newcomers can restore from memory."""
         if self.track is None:
             return self._memory
         newest, every = self._rhythm.sealed(self.track, now_s), self._rhythm.every_steps
@@ -106,7 +106,7 @@ class Training:
         return tuple(sorted({*sealed, *(step for step in [self.copied(now_s)] if step >= 0)}))
 
     def copied(self, now_s: float) -> int:
-        """Newest step that buddies hold for each other; -1: none."""
+        """Return the newest step that buddies hold for each other; -1: none."""
         if self.track is None:
             return self._copied
         newest = self._rhythm.copied(self.track, now_s)
@@ -117,20 +117,20 @@ class Training:
         return self.shelf.steps(now_s)
 
     def forget(self) -> None:
-        """The agents have ended, and memory with them."""
+        """Drop what memory holds: the agents have ended, or the number of nodes has changed."""
         self._memory, self._copied = (), -1
 
     def next_sealed(self, step: int) -> float:
-        """The step at whose end the first snapshot from `step` on is sealed."""
+        """Return the step at whose end the first snapshot from `step` on is sealed."""
         every = self._rhythm.every_steps
         return -(-step // every) * every + self._rhythm.costs.seal_steps
 
     def all_sealed(self, now_s: float) -> bool:
-        """Whether the memory of all nodes, of those that are new too, holds a state of this very life."""
+        """Whether the memory of all nodes, newcomers included, holds a state that these ranks have computed since they began or rewound."""
         return self.track is not None and max(self.memory(now_s), default=-1) > self.track.begun
 
     def held(self, now_s: float) -> Sequence[int]:
-        """All that ranks may go back to in place, ascending."""
+        """Return the steps to which ranks can rewind in place, ascending."""
         return sorted({*self.memory(now_s), *self.durable(now_s)})
 
     def _go(self, now_s: float, rhythm: Rhythm, track: Track) -> None:

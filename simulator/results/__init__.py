@@ -1,1 +1,1 @@
-"""What comes of simulated runs: text, plots, sensitivities, a closed form."""
+"""Results of simulated runs: text, plots, sensitivities, a closed form."""

@@ -1,4 +1,4 @@
-"""What the effective training time comes to, where a formula can say it: one kind of fault, constant costs, spares enough. Pure.
+"""The effective training time by a formula, for one kind of fault, constant costs and enough spares. Pure.
 
 All times are seconds by the wall clock; faults come at random, at a constant rate.
 """
@@ -9,19 +9,19 @@ import math
 
 
 def first_order(per_s: float, recovery_s: float, interval_s: float, stall_s: float, late_s: float = 0.0) -> float:
-    """Share of the time spent on steps that count: 1 / (1 + rate x (recovery + interval / 2) + stall / interval), the first-order model of
-    Young (CACM 17(9), 1974), as Meta has it for clusters ("Revisiting Reliability", arXiv:2410.21680). Good while faults are rare next to
-    what one of them costs.
+    """Return the share of time spent on steps that count: 1 / (1 + rate x (recovery + interval / 2) + stall / interval). This is the
+    first-order model of Young (CACM 17(9), 1974), as Meta has it for clusters ("Revisiting Reliability", arXiv:2410.21680). It is good
+    while faults are rare compared with what one of them costs.
 
-    per_s: faults a second; recovery_s: from a fault to the first step, its detection included; interval_s: computed between two snapshots;
-    stall_s: what one takes; late_s: computed until a snapshot can be gone back to.
+    per_s: faults per second; recovery_s: from a fault to the first step, its detection included; interval_s: computed between two
+    snapshots; stall_s: the cost of a snapshot; late_s: computed until a snapshot can be restored.
     """
     return 1 / (1 + per_s * (recovery_s + late_s + interval_s / 2) + stall_s / interval_s)
 
 
 def complete(per_s: float, recovery_s: float, interval_s: float, stall_s: float) -> float:
-    """The same by Daly's complete model (FGCS 22, 2006, equation 20: wall clock = M e^(R/M) (e^((T + stall)/M) - 1) x steps / T), in which
-    recoveries can fail too. Good at any rate, to zero."""
+    """Return the same by Daly's complete model (FGCS 22, 2006, equation 20: wall clock = M e^(R/M) (e^((T + stall)/M) - 1) x steps / T), in
+    which recoveries can fail too. It is good at any fault rate, down to zero."""
     if per_s == 0:
         return 1 / (1 + stall_s / interval_s)
     wall_s = math.exp(per_s * recovery_s) * math.expm1(per_s * (interval_s + stall_s)) / per_s

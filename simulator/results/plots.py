@@ -1,5 +1,5 @@
-"""Pictures of an outcome, as SVG that needs nothing else. Drawn here: four plain charts are a page of code, and a plotting library would be
-the largest dependency of the program."""
+"""Plots of an outcome, as self-contained SVG. This module draws them itself: four plain charts are a page of code, and a plotting library
+would be the largest dependency of the program."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .sensitivity import Cell
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 720, 360, 70, 50, 40
 _COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e")
 _POINTS = 600
-"""Of a curve, at most."""
+"""Points of a curve to draw; fewer than twice as many are drawn."""
 
 Curve = Sequence[tuple[float, float]]
 
 
 def of(outcome: Outcome, cells: Sequence[Cell]) -> dict[str, str]:
-    """File name to picture."""
+    """Return the plots by file name."""
     days = outcome.setting.days
     away = _stairs([(at_s / 86400, float(count)) for at_s, count in outcome.out], days)
     found = {
@@ -38,7 +38,7 @@ def _losses(outcome: Outcome) -> dict[str, float]:
 
 
 def _low(curve: Curve) -> float:
-    """Where the axis begins, so that what is lost is seen: the first day is left out, in which the start is all there is."""
+    """Return where the axis begins, so that losses are visible. The first day is left out, because it shows only the start."""
     return max(0.0, min((y for x, y in curve if x >= 1), default=0.0) - 0.005)
 
 

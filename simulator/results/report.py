@@ -1,4 +1,4 @@
-"""An outcome as text: for whoever asks what a cluster would lose, and to what."""
+"""An outcome as text: how much time a cluster would lose, and to what."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOUR_S = 3600.0
 
 
 def told(outcome: Outcome, faults: str) -> list[RenderableType]:
-    """All of it, in the order in which one asks."""
+    """Return the parts of the report, the most important first."""
     setting = outcome.setting
     spares = f" and {setting.spares} spares" if setting.spares else ", no spares"
     first = (
@@ -75,7 +75,7 @@ def _phases(outcome: Outcome) -> Table:
 
 
 def sensitivity(cells: Sequence[Cell]) -> Table:
-    """Rows: restart and interval; columns: rates."""
+    """Return a table with a row for each restart time and interval, and a column for each fault rate."""
     rates = sorted({cell.rate for cell in cells})
     table = _table("restart", "snapshots every", *(f"faults x {rate:g}" for rate in rates))
     by = {(cell.restart_s, cell.interval_s, cell.rate): cell.effective for cell in cells}

@@ -1,4 +1,4 @@
-"""The same cluster under other figures: restart time x interval of snapshots x rate of faults."""
+"""The same cluster with other figures: restart time x snapshot interval x fault rate."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..scenario.config import Setting
 from ..scenario.faults import Model, few_enough
 
 RESTARTS_S = (30.0, 60.0, 120.0, 300.0)
-"""From the fault of a rank to the first step: what process groups and model are given is what makes up the difference."""
+"""Seconds from a rank's fault to the first step. The time to build process groups and model is set so that the total is this."""
 INTERVALS_S = (0.0, 60.0, 600.0)
-"""Of snapshots in memory; 0: as the program itself chooses it."""
+"""Seconds between snapshots in memory; 0: as the program itself chooses."""
 RATES = (1.0, 3.0, 10.0)
 SMALL = 64
-"""Nodes that stand for all: each has the faults of as many as it stands for, so that a table does not take hours; spares have their own.
-What hangs on the number of nodes is in the restart time, which is given, and in the leases. Where a node is lacking they wait: one of so
-few is more of the training than one of all."""
+"""Number of nodes that represent all, so that a table does not take hours. Each has the faults of all nodes that it represents; spares
+have their own. The restart time, which is given, and the leases cover what depends on the number of nodes. These nodes wait for a missing
+one and do not shrink: one of so few is a larger part of the training than one of all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def runs(
     intervals_s: Sequence[float] = INTERVALS_S,
     rates: Sequence[float] = RATES,
 ) -> list[Run]:
-    """Those of a table. A restart that cannot be made so short is the shortest that there is. Raises UsageError."""
+    """Return the runs of a table. A restart time that is too short becomes the shortest possible one. Raises UsageError."""
     shortest_s = round(_shortest_s(setting), 1)
     found = []
     for restart_s, interval_s, rate in product(
@@ -59,7 +59,7 @@ def runs(
 
 
 def table(runs: Sequence[Run], told: Callable[[float], None] = lambda share: None) -> list[Cell]:
-    """told: hears what share of them is done."""
+    """Return the cells of a table. told: called with the share of runs done."""
     found = []
     for count, run in enumerate(runs, 1):
         effective = played(run.setting, run.model).effective
@@ -69,13 +69,14 @@ def table(runs: Sequence[Run], told: Callable[[float], None] = lambda share: Non
 
 
 def _shortest_s(setting: Setting) -> float:
-    """A restart of the nodes that stand for all, with nothing to build."""
+    """Return the seconds of a restart of the `SMALL` nodes with nothing to build."""
     nodes = min(SMALL, setting.nodes)
     return replace(setting.costs, build_s=0.0, build_per_rank_s=0.0).restart_s(nodes, nodes * setting.per_node)
 
 
 def varied(setting: Setting, model: Model, restart_s: float, interval_s: float, rate: float) -> tuple[Setting, Model]:
-    """The setting and its faults with those figures. The days are as many fewer as the faults are more, and the spares as many more."""
+    """Return the setting and its faults with these figures. With `rate` times the faults, a run has `rate` times fewer days (but at least
+    one, if there is one) and `rate` times more spares."""
     nodes = min(SMALL, setting.nodes)
     times = setting.nodes / nodes
     costs = setting.costs

@@ -1,4 +1,4 @@
-"""What is simulated: a cluster, its costs, and the rules of the program that governs it."""
+"""What is simulated: a cluster, its costs, and the program's policies."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .faults import DAY_S
 class Setting:
     nodes: int
     per_node: int = 8
-    """Devices, and ranks, of each."""
+    """Devices, and ranks, of each node."""
     spares: int = 0
-    """Further nodes that wait."""
+    """Further nodes that stand by."""
     sizes: tuple[int, ...] = ()
-    """Numbers of nodes that the job may go on with, when none is left to take a place; empty: only with all."""
+    """Numbers of nodes with which the job may continue when no spare is left; empty: only with all."""
     days: float = 54.0
     rate: float = 1.0
-    """So many times as many faults as the model says."""
+    """Factor on the model's fault rate."""
     stands_for: float = 1.0
-    """Nodes for which each member stands, and whose faults the model gives it; a spare stands for itself, and has one of so many."""
+    """Number of nodes that each member represents, and whose faults it has. A spare represents itself, so it has one in so many faults."""
     lease_ttl_s: int = 0
-    """Of the agents' leases; 0: by their number."""
+    """Seconds of the agents' leases; 0: by the number of agents."""
     seed: int = 0
     costs: Costs = Costs()
     snapshots: SnapshotPolicy = SnapshotPolicy()
@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def lease_s(self) -> int:
-        """From a node's end until its agent is missed, at most."""
+        """Longest time in seconds from a node's loss until its lease expires."""
         return self.lease_ttl_s or pace(self.nodes + self.spares).lease_ttl_s
 
     @property

@@ -1,4 +1,4 @@
-"""Fault models by name, and those of a file of one's own. What is not in the papers is an assumption, and called so."""
+"""Fault models by name, and from a user's file. Figures that are not in the papers are called assumptions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .faults import Model, Pattern, Shows, Source
 _LLAMA3_NODE_DAYS = 21.23e6 / 8 / 24
 """54 days of 16,384 H100, in nodes of eight."""
 _REPLACED = 0.78
-"""Share of hardware faults for which the node has to be replaced: where Meta counted, a restart on the same node worked in some 22 %."""
+"""Share of hardware faults for which the node has to be replaced: by Meta's count, a restart on the same node worked in some 22 %."""
 
 _LLAMA3 = (
     ("GPU, NVLink", 148, Shows.DIES, _REPLACED),
@@ -32,19 +32,19 @@ _LLAMA3 = (
     ("silent corruption", 6, Shows.CORRUPTS, 0.0),
     ("thermal", 6, Shows.DIES, 1.0),
 )
-"""Name, count, how it shows, and whether the node has to be replaced. The counts are those of Llama 3 (arXiv:2407.21783, table 5; and of
-466 interruptions the 47 that were planned); the rest is an assumption: hardware of a GPU ends the rank with an error, the network makes it
-hang, and what was planned comes here without a word, as if the node were lost, which is the dearer way."""
+"""Name, count, how it shows, and the share for which the node has to be replaced. The counts are those of Llama 3 (arXiv:2407.21783,
+table 5; and the 47 planned ones of 466 interruptions). The rest is an assumption: a GPU fault ends the rank with an error, and a network
+fault makes it hang. A planned interruption comes without notice here, as if the node were lost, which costs more."""
 
 
 def llama3() -> Model:
-    """466 interruptions in 54 days of 16,384 GPUs, of which 419 were unexpected. Repairs as StepFun's."""
+    """Return 466 interruptions in 54 days of 16,384 GPUs, of which 419 were unexpected. Repair times are StepFun's."""
     return Model(name="llama3", sources=_llama3_sources(1.0))
 
 
 def stepfun() -> Model:
-    """4.2 faults per 1,000 node-days (Llama 3, without the planned ones: 3.8); a tenth of the nodes carries 41 % of them; 19 % of clusters
-    have two or more. Of which causes they are is taken from Llama 3 (assumption)."""
+    """Return 4.2 faults per 1,000 node-days (Llama 3, without the planned ones: 3.8). A tenth of the nodes carries 41 % of them; 19 % of
+    fault clusters have two or more. The shares of causes are Llama 3's (assumption)."""
     unexpected = sum(n for name, n, *_ in _LLAMA3 if name != "planned") / _LLAMA3_NODE_DAYS * 1000
     pattern = Pattern(lemons=0.10, lemon_share=0.41, clusters=0.19, cluster_most=19)
     sources = tuple(source for source in _llama3_sources(4.2 / unexpected) if source.name != "planned")
@@ -59,8 +59,8 @@ def _llama3_sources(times: float) -> tuple[Source, ...]:
 
 
 def failslow() -> Model:
-    """0.5 % of the hosts become slow within 54 days. By a factor of 1.3 and for four hours in the mean, as somebody sees to it by then:
-    assumptions."""
+    """Return a model in which 0.5 % of the hosts become slow within 54 days. Assumptions: a factor of 1.3, and a mean of four hours until
+    an operator helps."""
     slow = Source(
         name="fail-slow", shows=Shows.SLOWS, per_1000_node_days=5 / 54, factor=1.3, lasts_s=4 * 3600.0, lasting=0.0
     )
@@ -68,14 +68,14 @@ def failslow() -> Model:
 
 
 def spikes() -> Model:
-    """Twenty in a run, which all came again with the same data and went without it (PaLM, arXiv:2204.02311, section 5.1). That the run took
-    54 days is an assumption."""
+    """Return twenty loss spikes in a run, which all came again with the same data and went without it (PaLM, arXiv:2204.02311,
+    section 5.1). That the run took 54 days is an assumption."""
     spike = Source(name="loss spike", shows=Shows.SPIKES, per_day=20 / 54, again=1.0)
     return Model(name="spikes", sources=(spike,))
 
 
 def none() -> Model:
-    """No fault at all."""
+    """Return a model without faults."""
     return Model(name="none", sources=())
 
 
@@ -83,7 +83,7 @@ NAMED = {"llama3": llama3, "stepfun": stepfun, "failslow": failslow, "spikes": s
 
 
 def named(words: str) -> Model:
-    """The models whose names, or files, `words` has, separated by commas, as one; the pattern is that of the first. Raises UsageError."""
+    """Return the models in `words` (names or files, separated by commas) as one, with the pattern of the first. Raises UsageError."""
     parts = [_one(word.strip()) for word in words.split(",")]
     sources = [source for part in parts for source in part.sources]
     twice = {source.name for source in sources if [other.name for other in sources].count(source.name) > 1}
@@ -106,7 +106,7 @@ def _one(word: str) -> Model:
 
 
 def read(file: Path) -> Model:
-    """A model of one's own. Raises UsageError.
+    """Return the model in a user's file. Raises UsageError.
 
     [pattern]                       keys of `faults.Pattern`
     shape = 0.8
@@ -135,7 +135,7 @@ def read(file: Path) -> Model:
 
 
 def _made(kind: type, values: Mapping[str, Any], where: str) -> Any:
-    """A Source or Pattern of what a file says."""
+    """Return a Source or Pattern with the values from a file."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in values:
         if key not in fields:

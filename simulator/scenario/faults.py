@@ -1,4 +1,4 @@
-"""What strikes a cluster, and when: a model of faults and a seed → the faults of a run, in order. Pure: all chance comes from the seed.
+"""Which faults strike a cluster, and when: a fault model and a seed → the faults of a run, in order. Pure: all chance is from the seed.
 
 Source    one kind of fault: how it shows, how often, how often the node has to be replaced for it
 Pattern   how faults lie in time and over the nodes, and how long a repair takes
@@ -18,34 +18,35 @@ from ...resilience.errors import UsageError
 
 DAY_S = 86400.0
 MOST_FAULTS = 200_000
-"""More in one run are refused: its memory and time would grow past what is worth waiting for."""
+"""Limit of faults in one run. A run with more would take too much memory and time."""
 _GOES_ON = 0.5
-"""Chance that a cluster of two or more has one more: with it a largest of 19 among some hundred clusters is rare but seen (StepFun)."""
+"""Chance that a cluster of two or more faults has one more. With it, 19 faults in one of some hundred clusters are rare but seen
+(StepFun)."""
 _SHAPES = 0.2, 100.0
-"""Of gaps: with less than that, the mean hangs on gaps so rare that no run has them; with more, they are all the same."""
+"""Limits of `Pattern.shape`. Below, the mean depends on gaps so rare that no run has them. Above, all gaps are equal."""
 _LARGEST = 1000
-"""Faults of a cluster: of so many there is none by _GOES_ON."""
+"""Limit of `Pattern.cluster_most`. With _GOES_ON, no cluster has so many faults."""
 _LONGEST_S = 1e9
-"""Of nine repairs in ten: thirty years."""
+"""Limit of `Pattern.repair_p90_s`: thirty years."""
 _QUANTILE_90 = 1.2815515655446004
-"""Of the normal distribution."""
+"""90 % quantile of the normal distribution."""
 
 
 class Shows(StrEnum):
-    """How a fault shows: in the words of what agents and ranks tell."""
+    """How a fault shows to agents and ranks."""
 
     DIES = "dies"
     """A rank ends by itself; the node and its agent live."""
     HANGS = "hangs"
-    """A rank does not come to a collective, and all others wait for it."""
+    """A rank does not reach a collective, and all others wait for it."""
     LOST = "lost"
-    """The node is gone, its agent with it."""
+    """The node is lost, with its agent."""
     CORRUPTS = "corrupts"
     """One replica's state is wrong; the training goes on with it until that is seen."""
     SLOWS = "slows"
     """Steps take longer, for a while."""
     SPIKES = "spikes"
-    """The loss goes up: by the data, or by one wrong result."""
+    """The loss rises, because of the data or of one wrong result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +54,18 @@ class Source:
     name: str
     shows: Shows
     per_1000_node_days: float = 0.0
-    """How often, on so many nodes and days; or,"""
+    """Faults per 1,000 node-days; not with SPIKES."""
     per_day: float = 0.0
-    """with SPIKES, of the whole job, whatever its size."""
+    """With SPIKES: faults of the whole job per day, whatever its size."""
     lasting: float = 0.0
-    """With DIES, HANGS and LOST: share of its faults that the same node does not survive: a restart on it would fail again, and another
-    one has to take its place."""
+    """With DIES, HANGS and LOST: share of faults that break the node. A restart on it would fail again, so another node has to take its
+    place."""
     factor: float = 1.0
-    """With SLOWS: so many times as long does a step take,"""
+    """With SLOWS: factor on the time of a step."""
     lasts_s: float = 0.0
-    """and for so long in the mean."""
+    """With SLOWS: mean duration in seconds."""
     again: float = 0.0
-    """With SPIKES: share that comes again when the same data is replayed, until it is left out."""
+    """With SPIKES: share of faults that come again when the same data is replayed, until it is skipped."""
 
     def __post_init__(self) -> None:
         for name in ("per_1000_node_days", "per_day", "lasts_s"):
@@ -93,21 +94,21 @@ class Source:
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
     shape: float = 1.0
-    """Of the Weibull distribution of the gaps between faults: 1 is the exponential one (no memory), less than 1 bursts and lulls."""
+    """Shape of the Weibull distribution of the gaps between faults. 1: exponential (no memory); less than 1: bursts and lulls."""
     lemons: float = 0.0
-    """Share of the nodes that are bad,"""
+    """Share of the nodes that are bad."""
     lemon_share: float = 0.0
-    """and share of all faults that strike on them; both 0: all nodes are alike."""
+    """Share of all faults that strike bad nodes. Both 0: all nodes are alike."""
     clusters: float = 0.0
-    """Share of faults that others follow soon: on other nodes, drawn like all."""
+    """Share of faults that further faults follow soon, on nodes that are drawn like all."""
     cluster_most: int = 19
     """No cluster has more faults than this."""
     cluster_gap_s: float = 600.0
     """Mean time from one fault of a cluster to the next."""
     repair_median_s: float = 0.93 * DAY_S
-    """Until a node that had to be replaced is back, as a spare,"""
+    """Median time until a replaced node is back as a spare. Log-normal."""
     repair_p90_s: float = 14.5 * DAY_S
-    """and what nine of ten repairs stay below; log-normal."""
+    """Nine of ten repairs take less time than this."""
 
     def __post_init__(self) -> None:
         for name in ("lemons", "lemon_share", "clusters"):
@@ -135,7 +136,7 @@ class Model:
     pattern: Pattern = Pattern()
 
     def per_s(self, nodes: int) -> float:
-        """Faults a second on so many nodes, those of the job as a whole included."""
+        """Return the faults per second on so many nodes, those of the job as a whole included."""
         of_nodes = sum(source.per_1000_node_days for source in self.sources) * nodes / 1000
         return (of_nodes + sum(source.per_day for source in self.sources)) / DAY_S
 
@@ -145,21 +146,21 @@ class Fault:
     at_s: float
     source: Source
     machine: int
-    """Which one it strikes, counted from 0; -1: the job as a whole."""
+    """Number of the machine that it strikes, from 0; -1: the job as a whole."""
     lasting: bool
     again: bool
     lasts_s: float
     repair_s: float
-    """What it would take to repair the machine."""
+    """How long a repair of the machine would take."""
 
     def one_in(self, times: float) -> bool:
-        """True for one fault in so many, by chance, and always for the same ones."""
+        """Return True at random for one in `times` faults, and always the same for the same fault."""
         return Random(self.at_s).random() * times < 1
 
 
 def draw(model: Model, machines: int, lasts_s: float, rate: float, seed: int) -> tuple[Fault, ...]:
-    """All faults of `lasts_s` seconds on so many machines, in order of time. rate: so many times as often as the model says. Raises
-    UsageError for more than MOST_FAULTS."""
+    """Return all faults of `lasts_s` seconds on so many machines, in order of time. rate: factor on the model's fault rate. Raises
+    UsageError if more than MOST_FAULTS are expected."""
     few_enough(model, machines, lasts_s, rate)
     chance = Random(f"faults of {model.name}, seed {seed}")
     bad = chance.sample(range(machines), round(model.pattern.lemons * machines)) if model.pattern.lemons else []
@@ -171,7 +172,7 @@ def draw(model: Model, machines: int, lasts_s: float, rate: float, seed: int) ->
 
 
 def few_enough(model: Model, machines: int, lasts_s: float, rate: float) -> None:
-    """Raises UsageError for more than MOST_FAULTS."""
+    """Raise UsageError if more than MOST_FAULTS are expected."""
     expected = model.per_s(machines) * rate * lasts_s
     if expected > MOST_FAULTS:
         raise UsageError(
@@ -204,7 +205,7 @@ def _of_the_job(source: Source, model: Model, lasts_s: float, rate: float, chanc
 
 
 def _arrivals(per_s: float, shape: float, lasts_s: float, chance: Random) -> Iterator[float]:
-    """Weibull gaps whose mean is 1 / per_s."""
+    """Yield times of faults, with Weibull gaps whose mean is 1 / per_s."""
     if per_s <= 0:
         return
     scale_s = 1 / per_s / math.gamma(1 + 1 / shape)
@@ -215,7 +216,7 @@ def _arrivals(per_s: float, shape: float, lasts_s: float, chance: Random) -> Ite
 
 
 def _cluster(pattern: Pattern, chance: Random) -> int:
-    """How many faults come together."""
+    """Return how many faults come together."""
     if chance.random() >= pattern.clusters:
         return 1
     size = 2
@@ -225,7 +226,7 @@ def _cluster(pattern: Pattern, chance: Random) -> int:
 
 
 def mean_cluster(pattern: Pattern) -> float:
-    """Faults of a cluster in the mean, single ones included."""
+    """Return the mean number of faults of a cluster, single faults included."""
     further = sum(_GOES_ON**n for n in range(pattern.cluster_most - 1))  # 1 + 1/2 + …: the second, the third …
     return 1 + pattern.clusters * further
 

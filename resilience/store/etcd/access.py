@@ -1,7 +1,7 @@
-"""What it takes to be let in by an etcd: where it is, certificates, user and password; and why a connection to it fails.
+"""Access to an etcd: its address, certificates, user and password; and the reason why a connection to it fails.
 
-Data flow: `[control]` of the configuration → `Papers` → `Access` → `member.Member`. gRPC says of a failed handshake little that a
-person can act upon; so `fault` shakes hands once more, with Python's own TLS, and says what is wrong.
+Data flow: `[control]` of the configuration → `Papers` → `Access` → `member.Member`. gRPC says little about a failed handshake that a
+person can act upon. So `fault` repeats the handshake with Python's own TLS, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ...errors import UsageError
 
 PASSWORD = "MT_RESILIENT_ETCD_PASSWORD"
-"""Environment variable; an argument could be read by every user of the machine."""
+"""Environment variable with the password. Every user of the machine could read an argument."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Out of `host:port`, `http://host:port` or `https://host:port`. Raises UsageError."""
-    text = text.strip()  # of a list with spaces behind its commas
+    """Parse `host:port`, `http://host:port` or `https://host:port`. Raises UsageError."""
+    text = text.strip()  # a list may have spaces behind its commas
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         known = parts.scheme in ("", "http", "https") and parts.path in ("", "/") and "@" not in text
@@ -56,19 +56,19 @@ def parse_endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Paths and names; only the password is the secret itself, and is not shown."""
+    """Paths and names. Only the password is itself a secret, and `repr` does not show it."""
 
     ca: str = ""
-    """File with the certificates that sign the servers'; empty: the system's."""
+    """File with the CA certificates that sign the servers' certificates; empty: the system's."""
     cert: str = ""
-    """File with our own certificate, where the servers want one,"""
+    """File with our own certificate, if the servers want one."""
     key: str = ""
-    """and with its key."""
+    """File with the key of `cert`."""
     user: str = ""
     password: str = field(default="", repr=False)
-    """As it was at the start,"""
+    """The password at the start."""
     password_file: str = ""
-    """and where it may be another one by now; empty: nowhere."""
+    """File with the password, which may have changed since; empty: none."""
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
@@ -82,13 +82,13 @@ class Access:
             )
 
     def secret(self) -> str:
-        """The password, as the file is now; while that cannot be read, the one from the start."""
+        """Return the password that the file has now; if the file cannot be read, the one from the start."""
         with suppress(UsageError):
             return _password(self.password_file) if self.password_file else self.password
         return self.password
 
     def material(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """CA, key and certificate as gRPC wants them, as the files are now. Raises UsageError."""
+        """Return CA, key and certificate as gRPC wants them, from the files as they are now. Raises UsageError."""
         system = ssl.get_default_verify_paths().cafile or ""
         ca = _read(self.ca, "ca") if self.ca else _read(system, "ca") if Path(system).is_file() else None
         return ca, _read(self.key, "key"), _read(self.cert, "cert")
@@ -96,7 +96,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Papers:
-    """Where that is kept, as the configuration names it: no secret itself."""
+    """Where certificates and password are kept, as the configuration names it. It holds no secret."""
 
     ca: str = ""
     cert: str = ""
@@ -105,14 +105,14 @@ class Papers:
     password_file: str = ""
 
     def absolute(self) -> Papers:
-        """For who stands in another directory."""
+        """Return the same with absolute paths, for a process in another directory."""
         ca, cert, key, password = (
             name and str(Path(name).absolute()) for name in (self.ca, self.cert, self.key, self.password_file)
         )
         return Papers(ca, cert, key, self.user, password)
 
     def access(self, environ: Mapping[str, str]) -> Access:
-        """Raises UsageError for a file that cannot be read, a password that is missing, or one that others may read."""
+        """Return the Access. Raises UsageError if a file cannot be read, or if the password is missing or others may read it."""
         password = environ.get(PASSWORD, "") if self.user else ""
         if self.user and self.password_file:
             password = _password(self.password_file)
@@ -149,14 +149,14 @@ def _read(path: str, what: str) -> bytes | None:
 
 
 def fault(endpoint: Endpoint, access: Access, within_s: float) -> str:
-    """What keeps us from speaking with the server there, and what to do, in one sentence; empty where that cannot be told."""
+    """Return in one sentence why we cannot talk to the server there, and what to do; empty: the reason is not known."""
     try:
         with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
             found = _of_tls(endpoint, access, raw) if endpoint.tls else _of_plain(endpoint, raw)
         if endpoint.tls and not found and _answers_in_plain_text(endpoint, within_s):
             return f"it speaks plain text, and was spoken to in TLS: write http://{endpoint.address}"
         return found
-    except OSError:  # nothing listens, or it says nothing: gRPC has told so already
+    except OSError:  # no server listens, or it does not answer: gRPC has said so already
         return ""
 
 
@@ -192,7 +192,7 @@ def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
         return _of_certificate(endpoint, access, error)
     except ssl.SSLError as error:
         return _of_handshake(access, error)
-    except ConnectionError:  # as one does that speaks plain text, before it has read all of ours
+    except ConnectionError:  # a plain-text server closes before it has read all that we sent
         return ""
     return ""
 
@@ -208,7 +208,7 @@ def _of_certificate(endpoint: Endpoint, access: Access, error: ssl.SSLCertVerifi
 
 
 def _of_handshake(access: Access, error: ssl.SSLError) -> str:
-    """Empty: it has not said a word of TLS."""
+    """Return what is wrong with the handshake; empty: the server sent no TLS alert."""
     reason = error.reason or str(error)
     if "ALERT" in reason and not access.cert:
         return (

@@ -1,7 +1,7 @@
 """One member of an etcd cluster: its channel, its calls, and the token under which it knows us.
 
-Data flow: request → channel → answer, or grpc.RpcError. A token is a member's own: simple ones are forgotten when it restarts, so that a
-member says *invalid auth token*, is shown the password again, and the call is made once more (it was refused, hence not made).
+Data flow: request → channel → answer, or grpc.RpcError. Each member has its own token, and forgets a simple one when it restarts. Then
+it says *invalid auth token*. We show it the password again, and repeat the call (it was refused, hence not made).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ SERVICE_OF = {
     "Authenticate": "Auth",
 }
 _CHANNEL_OPTIONS = (
-    # etcd is in the cluster; a proxy from the environment is not on the way to it.
+    # etcd is in the cluster, so no proxy from the environment is on the way to it.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),  # 10,000 status values exceed the default of 4 MiB
-    # Channels that look alike share one connection otherwise, and one that is stuck would be everybody's.
+    # Otherwise equal channels share one connection, and a stuck connection would stop them all.
     ("grpc.use_local_subchannel_pool", 1),
-    # A restarted etcd is back within a second; gRPC would look again after up to two minutes.
+    # A restarted etcd is back within a second; gRPC would try again after up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Finds a vanished peer while a stream is open; etcd refuses pings more often than every 5 s, and any without a call.
+    # Finds a vanished peer while a stream is open. etcd refuses pings more often than every 5 s, and pings without a call.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
@@ -43,7 +43,7 @@ _NO_USERS = "authentication is not enabled"
 
 
 class Member:
-    """One endpoint of the cluster. Connects when first asked. Raises UsageError where a certificate cannot be read."""
+    """One endpoint of the cluster. Connects at the first call. Raises UsageError if a certificate cannot be read."""
 
     def __init__(self, endpoint: Endpoint, access: Access) -> None:
         self.endpoint = endpoint
@@ -52,10 +52,10 @@ class Member:
         self.channel = self._connected()
         self._token = ""
         self._open = False
-        """Whether it wants no user any more, as it did before."""
+        """Whether it no longer wants a user, because authentication was switched off."""
 
     def call(self, name: str, request: Any, timeout_s: float) -> Any:
-        """Raises grpc.RpcError, ValueError when the channel is closed."""
+        """Make one call. Raises grpc.RpcError, or ValueError if the channel is closed."""
         self.introduce(timeout_s)
         try:
             return self._ask(name, request, timeout_s)
@@ -65,14 +65,14 @@ class Member:
             return self._ask(name, request, timeout_s)
 
     def stream(self, rpc: Method, requests: Any, *further: tuple[str, str]) -> Any:
-        """A stream of answers to `requests`, an iterator, after `introduce`. further: metadata."""
+        """Return a stream of answers to `requests`, an iterator; call `introduce` before. further: metadata."""
         open_stream = self.channel.stream_stream(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
         return open_stream(requests, metadata=(*self.identity(), *further))
 
     def renewed(self, error: grpc.RpcError, timeout_s: float) -> bool:
-        """Whether the member's refusal was for want of a token that it knows, and we have a new one now. Raises grpc.RpcError."""
+        """Whether the member refused for want of a token that it knows, and accepts us again now. Raises grpc.RpcError."""
         if not self.access.user or not any(sign in _said(error) for sign in _TOKEN_IS_OLD):
             return False
         try:
@@ -80,11 +80,11 @@ class Member:
         except grpc.RpcError as refusal:
             if _NO_USERS not in _said(refusal):
                 raise
-            self._open = True  # somebody has switched it off while we were known
+            self._open = True  # authentication was switched off meanwhile
         return True
 
     def renew(self, timeout_s: float) -> None:
-        """Show user and password, where there are such. Raises grpc.RpcError."""
+        """Show user and password, if there are any, and keep the new token. Raises grpc.RpcError."""
         if self.access.user:
             self._token = ""
             asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.secret())
@@ -92,13 +92,13 @@ class Member:
             self._open = False
 
     def introduce(self, timeout_s: float) -> None:
-        """Show user and password for the first time. Raises grpc.RpcError."""
-        # Not only when it is asked for: without a token, etcd takes the name in our certificate for the user.
+        """Show user and password, if the member has not seen them yet. Raises grpc.RpcError."""
+        # Not only when etcd asks for it: without a token, etcd takes the name in our certificate for the user.
         if self.access.user and not self._token and not self._open:
             self.renew(timeout_s)
 
     def reconnect(self) -> bool:
-        """Take up certificates that have been renewed on disk; False where they are the same, or just being written."""
+        """Reconnect with certificates that were renewed on disk. Return False if they are the same, or just being written."""
         try:
             material = self.access.material()
         except UsageError:

@@ -1,8 +1,8 @@
-"""etcd's v3 methods and messages, and the store's words as fields of them: `method("KV", "Range")` → path, request and response class.
+"""etcd's v3 methods and messages, and the store's types as fields of them: `method("KV", "Range")` → path, request and response class.
 
-etcd3 publishes the descriptors inside Python modules that only protobuf ≤ 3.20 can import, and pinning protobuf would downgrade it
-for everything else in the user's environment. So those modules are read as text, never executed, and their serialized descriptors
-go into a private pool, which works from protobuf 3.20 to 7 and cannot clash with a pool that somebody else fills. Importing this
+etcd3 publishes the descriptors inside Python modules that only protobuf ≤ 3.20 can import. Pinning protobuf would downgrade it for
+everything else in the user's environment. So this module reads those modules as text and never executes them. Their serialized
+descriptors go into a private pool. It works from protobuf 3.20 to 7, and cannot clash with another library's pool. Importing this
 module raises MachineError if etcd3 is missing or is not laid out like 0.12.0.
 """
 
@@ -46,7 +46,7 @@ def _load() -> DescriptorPool:
 
 # Loaded on import, which happens once: two threads that build stores must share one pool.
 _POOL = _load()
-_factory: Any = message_factory  # its members differ with the version, which no stub knows
+_factory: Any = message_factory  # its members differ with the version, and no stub knows them
 _class_of = (
     _factory.GetMessageClass
     if hasattr(_factory, "GetMessageClass")
@@ -74,7 +74,7 @@ def method(service: str, name: str) -> Method:
 
 
 def interval_fields(prefix: str) -> dict[str, bytes]:
-    """Every key that starts with `prefix`. The last byte can be counted up because UTF-8 never ends in 0xff."""
+    """Return the fields that select every key with this prefix. UTF-8 never ends in 0xff, so the last byte can be counted up."""
     key = prefix.encode()
     if not key:
         return {"key": b"\0", "range_end": b"\0"}
@@ -97,7 +97,7 @@ def change_of(event: Any) -> Change:
 
 
 def compare_fields(compare: Compare) -> dict[str, Any]:
-    if isinstance(compare, UnchangedSince):  # nothing there: then etcd compares a revision of 0
+    if isinstance(compare, UnchangedSince):  # if no key is there, etcd compares a revision of 0
         return {
             **interval_fields(compare.prefix),
             "target": "MOD",

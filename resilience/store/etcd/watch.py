@@ -1,11 +1,11 @@
-"""`Watch` on etcd: one stream, opened again at another member whenever it ends, from the last change that has come.
+"""`Watch` on etcd: one stream. Whenever it ends, it is opened again at another member, from the last change that has arrived.
 
-Data flow: stream ─▶ a thread of its own ─▶ changes, and an eventfd that wakes the caller's poll ─▶ `take`. It goes where the store's
-calls go: a member that has left one of them unanswered is left by the watch too, since a stopped one would be silent for ever.
+Data flow: stream ─▶ its own thread ─▶ changes, and an eventfd that wakes the caller's poll ─▶ `take`. The watch follows the store's calls:
+if a member leaves a call unanswered, the watch leaves that member too, because a stopped member would be silent for ever.
 
-What is believed: only changes move the position on, never etcd's progress reports (etcd issue 15220). Fragments are not asked for, so all
-changes of a revision come in one message. A store that has forgotten the position (compacted), or never had it (begun anew), is told as
-`HistoryGone`, and the caller lists.
+Only changes move the position on, never etcd's progress reports (etcd issue 15220). The watch asks for no fragments, so all changes of a
+revision come in one message. If etcd has forgotten the position (compacted), or never had it (begun anew), `take` raises `HistoryGone`,
+and the caller lists.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .member import Member
 from .messages import change_of, interval_fields, method
 
 _PAUSES_S = (0.05, 1.0)
-"""Before a stream is opened again: at first, and at most; half as much again at random, since thousands do so at the same time."""
+"""Pause before a stream is opened again, at first and at most. Up to half is added at random: thousands reconnect at the same time."""
 _RENEWAL_S = 2.0
-# A member that has lost its quorum then ends the stream, where it would be silent.
+# With this, a member that has lost its quorum ends the stream; otherwise it would be silent.
 _WANTS_LEADER = ("hasleader", "true")
 
 
 class EtcdWatch:
-    """present: the member whose turn it is; leave: says that one has failed."""
+    """present: returns the member whose turn it is; leave: reports a member that has failed."""
 
     owed = 0
     doubtful = False
@@ -56,7 +56,7 @@ class EtcdWatch:
         return self._event
 
     def take(self) -> list[Change]:
-        with self._lock:  # so that nothing is readable that has been taken
+        with self._lock:  # so that the descriptor is not readable once all is taken
             with suppress(BlockingIOError):
                 os.eventfd_read(self._event)
             came, self._came = self._came, []
@@ -75,7 +75,7 @@ class EtcdWatch:
                 self._event = -1
 
     def left(self, member: Member) -> None:
-        """A call to `member` has failed: go on elsewhere, if that is where the stream is."""
+        """Leave `member`, to which a call has failed, if the stream is there."""
         with self._lock:
             if member is self._at:
                 self._end_stream()
@@ -91,7 +91,7 @@ class EtcdWatch:
                 self._excuse(member, error)
             if self._closed.is_set() or self._lost:
                 break
-            if self._at is member:  # else it was left already, by whoever has ended the stream
+            if self._at is member:  # else the caller that ended the stream has left it already
                 self._leave(member)
             self._closed.wait(self._pause_s * random.uniform(1.0, 1.5))
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
@@ -104,7 +104,7 @@ class EtcdWatch:
                 member.renewed(error, _RENEWAL_S)
 
     def _read(self, member: Member) -> None:
-        """Until the stream ends. Raises grpc.RpcError, ValueError."""
+        """Read changes until the stream ends. Raises grpc.RpcError, ValueError."""
         member.introduce(_RENEWAL_S)
         stream = self._open(member)
         for answer in stream or ():
@@ -112,7 +112,7 @@ class EtcdWatch:
                 self._forgotten("etcd has compacted the changes that were to come")
                 break
             if answer.canceled:
-                member.renew(_RENEWAL_S)  # it says no more of a token that it does not know
+                member.renew(_RENEWAL_S)  # etcd says no more if it does not know our token
                 break
             if answer.created and answer.header.revision < self._seen:
                 self._forgotten("etcd has begun anew")
