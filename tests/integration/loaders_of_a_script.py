@@ -573,6 +573,37 @@ class Prefetching:
             ahead = next(self.batches, None)
 
 
+class Armed:
+    """As torchtext's: what it has loaded holds for the next pass. Its own state leaves its generator and its passes out."""
+
+    def __init__(self) -> None:
+        self.rng, self.at, self.passes = random.Random(1), 0, 0
+        self.begun: Any = None
+        self.armed = False
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return self.given()
+
+    def given(self) -> Iterator[int]:
+        if self.armed:
+            self.rng.setstate(self.begun)
+        else:
+            self.at, self.begun = 0, self.rng.getstate()
+        self.armed = False
+        order = self.rng.sample(range(SAMPLES), SAMPLES)
+        for at in range(5):
+            if self.at <= at:
+                self.at += 1
+                yield 1000 * self.passes + order[at]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "begun": self.begun}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.begun, self.armed = state["at"], state["begun"], True
+
+
 FACTORIES: dict[str, Callable[[], Any]] = {
     "with methods of generators and of a list": lambda: DataLoader(Bound(), batch_size=3, shuffle=True),
     "with methods of generators and of a list, by workers": lambda: DataLoader(
@@ -622,6 +653,7 @@ FACTORIES: dict[str, Callable[[], Any]] = {
     "a tensor changed in place": lambda: loader(sampler=Weights()),
     "a list that comes later": lambda: loader(sampler=Ordered(None, shuffled)),
     "a loader that permutes": Permuted,
+    "a loader whose state holds for its next pass": Armed,
     "that refers to what is global": lambda: loader(Referring(), shuffle=True),
     "that refers to what is global, by workers": lambda: loader(Referring(), num_workers=2),
     "that refers to what is global, by workers that are kept": lambda: loader(

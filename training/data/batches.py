@@ -245,8 +245,10 @@ class Batches:
         if self.offset:
             self._to_start()
             self._compare_samples()
+        of_the_loader: set[tuple[str, str]] = set()
         if kept["loader"]:
-            self._loader.thing.load_state_dict(kept["loader"])
+            load = partial(self._loader.thing.load_state_dict, kept["loader"])
+            of_the_loader = self._own.loaded(kept["own"], load)
         if kept.get("idle"):
             self._forked.put_back()
             self._loader.start(self._begun)
@@ -256,7 +258,7 @@ class Batches:
             self._again(bool(kept["loader"]), kept.get("draws", {}), kept.get("checksum") if same else None)
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
-            self._own.restore(kept["own"])
+            self._own.restore_but(kept["own"], of_the_loader)
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
         """goes_on: the loader is there by itself. drawn: what `Draws` kept. checksum: of the batches that were used; None: not known."""

@@ -101,7 +101,7 @@ class Place:
             self._give_up(self._counts(live))
         elif self._read and kept == [None]:
             self.lost = True
-        elif not self._always and self._first is not None and _equal(kept, self._first):
+        elif not self._always and self._first is not None and equal(kept, self._first):
             return None
         found = None if kept is None or isinstance(live, GENERATORS) else [*map(_copied, kept)]
         if type(live) is list and found and all(map(self._stays, live)):
@@ -262,7 +262,7 @@ def _left(value: Any, room: int, known: Collection[int], objects: bool) -> int:
     return room
 
 
-def _equal(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
     """Of packed values."""
     kind = type(one)
     if kind is not type(other):
@@ -272,11 +272,11 @@ def _equal(one: Any, other: Any) -> bool:
     if kind is torch.Tensor:
         return one.dtype == other.dtype and torch.equal(one, other)
     if kind in MAPPINGS:  # their order counts
-        return _equal([*one.items()], [*other.items()])
+        return equal([*one.items()], [*other.items()])
     try:
         return bool(one == other)
     except (ValueError, RuntimeError):  # arrays within
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
 
 
 def _copied(value: Any) -> Any:

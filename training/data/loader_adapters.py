@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...resilience.errors import UsageError
 from .checksums import Checksums, of_batch
-from .script_code import goes_on_with
+from .script_code import goes_on_with, of_script
 from .skipping_sampler import Behind, Watched, draws_at_its_start
 from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
@@ -219,8 +219,11 @@ class Loader:
             vars(self.thing)["_iterator"] = None
 
     def state(self, begun: bool) -> dict[str, Any]:
-        """Its own; empty: it has none. (One of torchdata's that has not begun draws a seed when it is asked.)"""
-        return dict(self.thing.state_dict()) if self.stateful and (begun or not self._torchs) else {}
+        """Its own; empty: it has none. (One of torchdata's that has not begun draws a seed when it is asked. One of the script's that has
+        ended a pass may take what it loads for a place in the next one; its attributes are put back anyhow.)"""
+        kind: Any = type(self.thing)
+        asked = begun or not (self._torchs or of_script(kind))
+        return dict(self.thing.state_dict()) if self.stateful and asked else {}
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
@@ -22,7 +22,7 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values.class_adapters import slots_of
 from ..state.values.ctypes_values import is_c
 from ..state.values.value_source import Known
-from .held_values import GENERATORS, OF_THE_RANK
+from .held_values import GENERATORS, OF_THE_RANK, equal
 from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script
 from .shared_memory import bytes_of
 from .value_holders import Bag, Given, Holder, OfClass, Variables
@@ -87,6 +87,25 @@ class Own:
     def restore(self, kept: Mapping[str, Any]) -> None:
         for holder in self._holders:
             holder.restore(kept.get(holder.name, {}))
+
+    def loaded(self, kept: Mapping[str, Any], load: Callable[[], None]) -> set[tuple[str, str]]:
+        """Restore `kept`, then call `load`, a loader's own: the places that it has set, by holder. It may ask for the next pass there."""
+        self.restore(kept)
+        before = self.collect()
+        load()
+        after = self.collect()
+        every = {(holder, place) for each in (before, after) for holder, places in each.items() for place in places}
+        return {place for place in every if not _is_kept_alike(place, before, after)}
+
+    def restore_but(self, kept: Mapping[str, Any], places: Collection[tuple[str, str]]) -> None:
+        """`restore`, but for these."""
+        now = self.collect()
+        wanted = {holder: dict(each) for holder, each in kept.items()}
+        for holder, place in places:
+            wanted.setdefault(holder, {}).pop(place, None)
+            if place in now.get(holder, {}):
+                wanted[holder][place] = now[holder][place]
+        self.restore(wanted)
 
     def shared(self) -> dict[str, bytes]:
         """What the small values have that several processes share, by name. They have to be there at the first call."""
@@ -182,6 +201,11 @@ class Own:
             return False
         self._claimed.add(where)
         return True
+
+
+def _is_kept_alike(place: tuple[str, str], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    first, second = (each.get(place[0], {}).get(place[1]) for each in (one, other))
+    return equal(first, second)
 
 
 def _gives(thing: Any) -> bool:
