@@ -193,7 +193,7 @@ class Job:
                 ended += child.status() == psutil.STATUS_ZOMBIE
         return ended
 
-    def finish(self, deadline_s: float = 60) -> int:
+    def finish(self, deadline_s: float = 180) -> int:
         """Open the gate; the exit code."""
         self.gate.touch()
         try:

@@ -4,6 +4,8 @@ rank says what their `load_state_dict` has made otherwise."""
 from __future__ import annotations
 
 import collections
+import copy
+import itertools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -144,7 +146,65 @@ class Forgetting(Resetting):
         self.steps = state["steps"]
 
 
-KINDS = [Containers, Drawing, Slotted, Lazy, Resetting, Forgetting]
+class Cell:
+    __slots__ = ("n", "other")
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+@of_a_script
+class Partly(Stepping):
+    """Its load sets parts of what it holds."""
+
+    def __init__(self) -> None:
+        self.ring: dict[str, Any] = {"at": 0, "rows": np.zeros(5), "gone": 1}
+        self.inner = SimpleNamespace(step=0, best=0.0, seen=[0])
+        self.pair = [torch.zeros(2), torch.zeros(2)]
+        self.cells, self.numbers = [Cell()], itertools.count()
+
+    def step(self) -> None:
+        self.ring["rows"][self.ring["at"] % 5] = self.ring["at"]
+        self.ring["at"] += 1
+        self.ring.pop("gone", None)
+        self.ring["new"] = self.ring.get("new", 0) + 1
+        self.inner.step += 1
+        self.inner.best += 0.5
+        self.inner.seen.append(self.inner.step)
+        self.pair[0].add_(1)
+        self.pair[1].add_(2)
+        self.cells[0].n += 1
+        next(self.numbers)
+
+    def state_dict(self) -> Any:
+        return {"at": self.ring["at"], "step": self.inner.step, "first": self.pair[0]}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.ring["at"], self.inner.step = state["at"], state["step"]
+        self.pair[0].copy_(state["first"])
+
+    def looks(self) -> Any:
+        ring = {**self.ring, "rows": self.ring["rows"].tolist()}
+        cells = [cell.n for cell in self.cells]
+        return copy.deepcopy((ring, vars(self.inner), [each.tolist() for each in self.pair], cells, repr(self.numbers)))
+
+
+@of_a_script
+class Deleting(Stepping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.rows, self.same = 3, [1], 4
+
+    def step(self) -> None:
+        super().step()
+        if self.steps == 2:
+            del self.number, self.rows
+
+    def looks(self) -> Any:
+        return sorted(vars(self))
+
+
+KINDS = [Partly, Deleting, Containers, Drawing, Slotted, Lazy, Resetting, Forgetting]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -296,6 +356,17 @@ def test_what_cannot_be_kept_is_said_once_it_changes(capfd: pytest.CaptureFixtur
     for _ in range(2):
         life.snapshot()
     assert capfd.readouterr().err.count("thing.waits is not kept") == 1
+
+
+def test_what_grows_too_large_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    thing: Any = of_a_script(type("Long", (Stepping,), {}))()
+    thing.rows = [0.0]
+    life = Life(thing=thing)
+    life.snapshot()
+    for _ in range(3):
+        thing.rows += [1.0] * 1500
+        life.snapshot()
+    assert capfd.readouterr().err.count("thing.rows has become too large to be kept beside its state_dict") == 1
 
 
 def test_a_long_list_is_data() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from .values.class_adapters import ENUM, OBJECT, VALUE, kind_of, slots_of
 from .values.kind import is_source
 from .values.packing import MAPPINGS
 from .values.type_adapters import CHANGELESS, CHANGING
-from .values.unpacking import difference
+from .values.unpacking import difference, merged
 from .values.value_source import Known, Packed, Stateful
 
 _MOST = 2000
@@ -39,6 +39,8 @@ _LEVELS = 3
 """Of objects within objects, down to what has a state of its own."""
 _FEW = 256
 """Of a longer list nothing has a state of its own."""
+_GONE = ""
+"""Among the attributes that a snapshot has: names of those that the training has deleted."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
 _KNOWN = frozenset(map(id, (*CHANGING, *CHANGELESS, ENUM, VALUE)))
 """Kinds, by id."""
@@ -99,8 +101,12 @@ class Declared(Stateful):
 
     def _collect_beside(self, said: Any) -> Nested:
         named = said if isinstance(said, Mapping) else {}
+        now = self._held()
         found = {name: value for name, value in self._now().items() if self._is_beside(name, value, named)}
-        return self._beside.pack(found) if found else {}
+        kept: dict[str, Any] = dict(self._beside.pack(found)) if found else {}
+        if gone := [name for name in (*self._plain, *self._looks) if name not in now]:
+            kept[_GONE] = gone
+        return kept
 
     def prove(self, kept: Any) -> None:
         super().prove(kept[1][0] if _has_more(kept) else kept)
@@ -108,30 +114,48 @@ class Declared(Stateful):
     def restore(self, kept: Any) -> None:
         self._begin()
         said, told = kept[1] if _has_more(kept) else (kept, {})
+        told, gone = {name: each for name, each in told.items() if name != _GONE}, frozenset(told.get(_GONE, ()))
         for name in self._now().keys() & self._plain.keys():  # the load finds what it finds after a restart
             self._set(name, self._plain[name])
         before = self._now()
         looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}
+        fresh = copy.deepcopy(self._packed({*told, *self._copies}))
         state = self.unpack(said, None)
         self._load(state)
         now = self._now()
         free = {name for name in before if name in now and self._is_still(name, before, looks, now)}
-        beside = self._beside.unpack(told, {name: now[name] for name in free})
+        begun = {name for name in self._copies.keys() - told.keys() - gone if self._has_changed(name, now)}
+        loaded = self._packed({*told, *begun})
+        wanted = {name: merged(fresh.get(name), loaded.get(name), each) for name, each in told.items()}
+        beside = self._beside.unpack(wanted, {name: now[name] for name in wanted if name in now})
+        for name in begun:
+            first = merged(fresh.get(name), loaded.get(name), copy.deepcopy(self._copies[name]))
+            beside[name] = self._beside.unpack(first, now.get(name))
         named = {name: state[name] for name in self._plain if isinstance(state, Mapping) and name in state}
-        wanted = {**self._plain, **named, **beside}
-        for name, value in wanted.items():
-            if name in free or name not in now:
+        values = {name: value for name, value in {**self._plain, **named, **beside}.items() if name not in gone}
+        for name, value in values.items():
+            if name in free or name not in now or (name in beside and not _is_plain(value)):
                 self._set(name, value)
             elif _is_plain(value) and not _same(now, name, value):
-                self._say(
-                    name, f"is {now[name]!r:.40} now: its load_state_dict sets it so, and not as the training had it"
-                )
-        for name in free - wanted.keys():
-            if name not in self._looks:  # it has come since the snapshot
+                sets = "its load_state_dict sets it so, and not as the training had it"
+                self._say(name, f"is {now[name]!r:.40} now: {sets}")
+        for name in free - values.keys():
+            if name in gone or name not in self._looks:  # it has come since the snapshot
                 object.__delattr__(self.thing, name)
-            elif name in self._copies and not alike(self._looks[name], looks[name] or ()):
-                self._set(name, self._beside.unpack(copy.deepcopy(self._copies[name]), now[name]))
         self._compare(told)
+
+    def _has_changed(self, name: str, now: Mapping[str, Any]) -> bool:
+        """Whether an attribute is no more what it was when the loop began."""
+        return (
+            name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
+        )
+
+    def _packed(self, names: Collection[str]) -> Nested:
+        """These attributes as they are now; empty where one can't be kept."""
+        try:
+            return self._beside.pack({name: value for name, value in self._now().items() if name in names})
+        except SnapshotError:
+            return {}
 
     def _compare(self, told: Mapping[str, Any]) -> None:
         """Say what is otherwise than in the snapshot."""
@@ -165,9 +189,11 @@ class Declared(Stateful):
 
     def _now(self) -> dict[str, Any]:
         """What may be state, by attribute."""
-        held = dict(getattr(self.thing, "__dict__", {}))
-        held |= {slot: getattr(self.thing, slot) for slot in slots_of(_kind(self.thing)) if hasattr(self.thing, slot)}
-        return {name: value for name, value in held.items() if _is_plain(value) or self._is_open(value)}
+        return {name: value for name, value in self._held().items() if _is_plain(value) or self._is_open(value)}
+
+    def _held(self) -> dict[str, Any]:
+        slots = {slot: getattr(self.thing, slot) for slot in slots_of(_kind(self.thing)) if hasattr(self.thing, slot)}
+        return {**getattr(self.thing, "__dict__", {}), **slots}
 
     def _is_open(self, value: Any) -> bool:
         kind: Any = type(value)
@@ -182,6 +208,8 @@ class Declared(Stateful):
         if _is_plain(value):
             return not _same(named, name, value) and (name in named or not _same(self._plain, name, value))
         look = self._look(name, value)
+        if look is None and name in self._looks:
+            self._say(name, "has become too large to be kept beside its state_dict: a recovery goes on without it")
         if look is None or (name in self._looks and alike(self._looks[name], look)):
             return False
         if (name, type(value)) not in self._proved:
@@ -236,28 +264,20 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
             yield from (((key, *keys), thing) for keys, thing in _sources(each, level + 1))
 
 
-def may_be_apart(thing: Any) -> bool:
-    """Whether it may be put back apart from what is around it: a sampler may count what its load tells it to leave out."""
-    if not declares(thing):
-        return True
-    if hasattr(type(thing), "__iter__") or hasattr(type(thing), "__getitem__"):
-        return False
-    try:
-        Stateful("", thing, Known()).collect()
-    except Exception:  # its own affair, as long as nobody has given it to the Session
-        return False
-    return True
-
-
 def _has_more(kept: Any) -> bool:
     return type(kept) is Tagged and kept[0] == ""
 
 
 def _is_own_object(value: Any) -> bool:
     """Whether it is one of the script's that has no state_dict."""
-    kind: Any = type(value)
+    kind = _kind(value)
     known = None if _is_plain(value) or is_source(kind) else kind_of(kind)
-    return known is not None and known.name == OBJECT and is_scripts(kind.__module__) and hasattr(value, "__dict__")
+    return (
+        known is not None
+        and known.name == OBJECT
+        and is_scripts(kind.__module__)
+        and hasattr(value, "__dict__") | bool(slots_of(kind))
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader
 
 from ...resilience.errors import LayoutError, MachineError, SnapshotError, StateError
 from ...resilience.inprocess.tally import RANDOMNESS
-from .left_out import Declared, may_be_apart, may_leave_out
+from .left_out import Declared, may_leave_out
+from .modules.attribute_rules import declares
 from .modules.attribute_sources import sources_within
 from .modules.module_source import Modules
 from .modules.module_tensors import named_modules
@@ -177,7 +178,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
                 wraps = isinstance(thing, torch.optim.Optimizer) and hasattr(thing, "optimizer")
                 around = (thing, thing.optimizer) if wraps else (thing,)
                 known_already = there(*(thing.modules() if isinstance(thing, torch.nn.Module) else around))
-                if not known_already and may_be_apart(thing):
+                if not known_already and _may_be_apart(thing):
                     further(f"{name}.{path}", thing)
         elif isinstance(source, Modules):
             if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
@@ -225,3 +226,16 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
     if isinstance(thing, MutableMapping) or changes(thing):
         return Values(name, thing, known)
     raise TypeError(f"Session({name}=…): {kind.__name__} is no module, no optimizer, no mapping and has no state_dict")
+
+
+def _may_be_apart(thing: Any) -> bool:
+    """Whether it may be put back apart from what is around it: a sampler may count what its load tells it to leave out."""
+    if not declares(thing):
+        return True
+    if hasattr(type(thing), "__iter__") or hasattr(type(thing), "__getitem__"):
+        return False
+    try:
+        Stateful("", thing, Known()).collect()
+    except Exception:  # its own affair, as long as nobody has given it to the Session
+        return False
+    return True

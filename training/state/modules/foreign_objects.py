@@ -7,6 +7,7 @@ snapshot: what has changed is told. What holds too many parts for that is left a
 from __future__ import annotations
 
 import copy
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ import torch
 from ....checkpoint.format.pytree_walk import PLAIN
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS
-from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
+from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of, slots_of
 from ..values.kind import is_source
 from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
@@ -110,9 +111,14 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
             return
         if isinstance(value, _CONTAINERS):
             items(value)
+        slots = {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
+        if slots:
+            down(slots)
         if _has_attributes(kind):
             down(vars(value))
-        elif not isinstance(value, _CONTAINERS):
+        elif kind is itertools.count:
+            found.append(repr(value))
+        elif not slots and not isinstance(value, _CONTAINERS):
             found.append(value)
 
     def items(value: Any) -> None:

@@ -228,3 +228,18 @@ def _bits(thing: Any) -> Any:
         return thing.dtype, thing.shape, thing.tobytes()
     content = flat(thing)
     return thing.dtype, thing.shape, lying(content).tobytes()
+
+
+def merged(fresh: Any, loaded: Any, kept: Any) -> Any:
+    """Packed values: `kept`, but for the parts that a load has set, where `fresh` was there before it and `loaded` is there now."""
+    if loaded is None or not difference(fresh, loaded, "it"):
+        return kept
+    if type(kept) is Tagged and type(loaded) is type(fresh) is Tagged and kept[0] == loaded[0] == fresh[0]:
+        return Tagged((kept[0], merged(fresh[1], loaded[1], kept[1])))
+    if type(kept) is type(loaded) is type(fresh) is dict:
+        untouched = {name for name in loaded if name in fresh and not difference(fresh[name], loaded[name], "it")}
+        found = {name: merged(fresh.get(name), loaded.get(name), each) for name, each in kept.items()}
+        return {**found, **{name: each for name, each in loaded.items() if name not in kept and name not in untouched}}
+    if type(kept) is type(loaded) is type(fresh) is list and len(kept) == len(loaded) == len(fresh):
+        return [*map(merged, fresh, loaded, kept)]
+    return loaded
