@@ -9,9 +9,11 @@ import itertools
 import random
 import sys
 import time
+import weakref
 from collections import Counter, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from enum import Enum
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -525,6 +527,46 @@ def test_the_ranks_own_generators_and_those_of_other_classes_are_left_alone() ->
     assert 0 <= system.random() < 1
 
 
+class Odd(type):
+    def __getattr__(cls, name: str) -> Any:
+        raise KeyError(name)
+
+
+class OfAnOddClass(metaclass=Odd):
+    pass
+
+
+class Level(Enum):
+    HIGH = 1
+
+
+class OwnParameters(torch.nn.Module):
+    def parameters(self) -> Any:  # type: ignore[override]
+        return [1]
+
+
+class Unhashed(ModuleType):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __file__ = 3  # type: ignore[assignment]
+
+
+def test_what_people_have_in_their_variables_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = [OfAnOddClass(), OwnParameters(), weakref.proxy(box := Slots()), Unhashed("odd"), DRAWN]
+    monkeypatch.setitem(sys.modules, "attrdict", {"__file__": __file__})  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "odd", Unhashed("odd"))
+    box = None
+    generators, found = Generators(), {}  # type: ignore[var-annotated]
+    for _ in asked(found, generators):
+        print([type(each) for each in odd])
+        DRAWN.random()
+    assert found["names"] == []
+    assert generators.collect()
+
+
 class Mine(random.Random):
     pass
 
@@ -564,6 +606,8 @@ Pair = namedtuple("Pair", "rng other")
 PLACES: dict[str, Callable[[], tuple[Any, Callable[[], float]]]] = {
     "dict": lambda: (held := {"a": random.Random(1)}, lambda: held["a"].random()),
     "list": lambda: (held := [random.Random(1)], lambda: held[0].random()),
+    "key of an Enum": lambda: (held := {Level.HIGH: random.Random(1)}, lambda: held[Level.HIGH].random()),
+    "key of two": lambda: (held := {("a", 1): random.Random(1)}, lambda: held["a", 1].random()),
     "deque": lambda: (held := deque([random.Random(1)]), lambda: held[0].random()),
     "namedtuple": lambda: (held := Pair(random.Random(1), 2), lambda: held.rng.random()),
     "attribute of an attribute": lambda: (

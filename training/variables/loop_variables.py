@@ -28,6 +28,7 @@ from ..code_flow.carried import Carried, carried_from_outside, carried_in, named
 from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own, of_script
 from ..state.modules.attribute_rules import why_lost
+from .script_generators import draws
 from .script_objects import attributes, for_the_eye, is_a, items_of, of_a_script, part_at, reached, variables_of
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
@@ -187,7 +188,12 @@ def _part(value: Any, step: tuple[str, Any]) -> Any:
 def _may_change(value: Any, known: Collection[int]) -> bool:
     """Whether it is the script's to keep, and the Session does not."""
     kind: Any = type(value)
-    if id(value) in known or for_the_eye(kind.__name__) or is_a(value, (logging.Logger, torch.nn.Module)):
+    if (
+        id(value) in known
+        or draws(value)
+        or for_the_eye(kind.__name__)
+        or is_a(value, (logging.Logger, torch.nn.Module))
+    ):
         return False
     if is_a(value, torch.Tensor) and value.requires_grad:
         return False
@@ -213,6 +219,8 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
         0 <= clock() - seconds < _JUST_NOW_S for clock in _CLOCKS for seconds in (value, value / 1e9)
     ):
         return False
+    if draws(value):  # kept by its name
+        return False
     if is_a(value, _FILLED):
         return anew or id(value) not in known
     return type(value) in PLAIN or is_a(value, tuple) or (anew and (is_a(value, torch.nn.Module) or is_own(value)))
@@ -221,6 +229,6 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
 def sentence(names: Sequence[str]) -> str:
     return (
         f"the training carries variables from step to step that no snapshot holds: {', '.join(names)}. After a restart they begin with "
-        "their first values. If the training depends on one of them, keep it in a mapping that the Session is given: "
-        f'state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
+        "their first values; a rewind in place leaves them as they are. If the training depends on one of them, keep it in a mapping that "
+        f'the Session is given: state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
     )

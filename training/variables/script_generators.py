@@ -11,7 +11,9 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from types import (
     CodeType,
     FrameType,
@@ -33,6 +35,7 @@ from .script_objects import (
     Step,
     attributes,
     attributes_of,
+    is_a,
     is_script_file,
     items_of,
     of_a_script,
@@ -190,10 +193,13 @@ class Generators:
             if type(value) in _NOTHING or id(value) in seen or len(place.steps) >= _DEEPEST:
                 continue
             seen.add(id(value))
-            if len(self._holders) < len(self._scopes) + _ASKED and is_own(value):
-                self._holders.setdefault(label, _Holder(place).noted(attributes(value)))
             shallow = issubclass(type(value), _OF_THE_DATA)
-            for (kind, key), part in _parts(value) if most > 0 else ():
+            parts: list[tuple[Step, Any]] = []
+            with suppress(Exception):  # a class whose metaclass, or a mapping whose keys, have code of their own
+                if len(self._holders) < len(self._scopes) + _ASKED and is_own(value):
+                    self._holders.setdefault(label, _Holder(place).noted(attributes(value)))
+                parts = [*_parts(value)] if most > 0 else []
+            for (kind, key), part in parts:
                 if not shallow or draws(part):
                     most -= 1
                     where = f"{label}.{key}" if kind == "." else f"{label}[{key!r:.40}]"
@@ -218,8 +224,8 @@ def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
             yield _Scope(getattr(code, "co_qualname", code.co_name), code, None)
         frame = frame.f_back
     for name, module in list(sys.modules.items()):
-        if is_script_file(getattr(module, "__file__", None)):
-            yield _Scope(name, None, vars(module))
+        if is_script_file(attributes(module).get("__file__")):
+            yield _Scope(name, None, attributes(module))
 
 
 def draws(value: Any) -> bool:
@@ -237,4 +243,8 @@ def _parts(value: Any) -> Iterable[tuple[Step, Any]]:
         return (((".", name), part) for name, part in attributes_of(value).items() if type(part) not in _NOTHING)
     if len(value) > _LONGEST or PLAIN.issuperset(type(part) for _, part in items_of(value)):
         return ()
-    return ((("[", key), part) for key, part in items_of(value) if type(key) in PLAIN and type(part) not in _NOTHING)
+    return ((("[", key), part) for key, part in items_of(value) if _names_a_part(key) and type(part) not in _NOTHING)
+
+
+def _names_a_part(key: Any) -> bool:
+    return is_a(key, Enum) or type(key) in PLAIN or (type(key) is tuple and all(map(_names_a_part, key)))

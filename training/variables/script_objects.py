@@ -82,8 +82,8 @@ def scopes_of(frame: FrameType | None) -> Iterator[dict[str, Any]]:
             yield variables_of(frame)
         frame = frame.f_back
     for module in list(sys.modules.values()):
-        if is_script_file(getattr(module, "__file__", None)):
-            yield vars(module)
+        if is_script_file(attributes(module).get("__file__")):
+            yield attributes(module)
 
 
 def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
@@ -116,7 +116,7 @@ def of_a_script(frame: FrameType) -> bool:
 
 
 def is_script_file(file: Any) -> bool:
-    return bool(file) and not file.startswith(_PYTHONS) and "-packages" not in file and not installed(file)
+    return type(file) is str and not file.startswith(_PYTHONS) and "-packages" not in file and not installed(file)
 
 
 def attributes(value: Any) -> dict[str, Any]:
