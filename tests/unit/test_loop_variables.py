@@ -555,10 +555,9 @@ class Unhashed(ModuleType):
 
 
 def test_what_people_have_in_their_variables_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = [OfAnOddClass(), OwnParameters(), weakref.proxy(box := Slots()), Unhashed("odd"), DRAWN]
+    odd = [OfAnOddClass(), OwnParameters(), weakref.proxy(Mine(1)), Unhashed("odd"), DRAWN]
     monkeypatch.setitem(sys.modules, "attrdict", {"__file__": __file__})  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "odd", Unhashed("odd"))
-    box = None
     generators, found = Generators(), {}  # type: ignore[var-annotated]
     for _ in asked(found, generators):
         print([type(each) for each in odd])
