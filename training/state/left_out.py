@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ class Declared(Stateful):
         self._looks: dict[str, list[Any]] = {}
         """what other values consisted of,"""
         self._copies: dict[str, Any] = {}
-        """and copies of them, packed."""
+        """and copies of them, packed;"""
+        self._alone: set[str] = set()
+        """those that share nothing with what else the Session has."""
         self._large: set[str] = set()
         """Attributes that are not looked at again."""
         self._proved: set[tuple[str, type]] = set()
@@ -79,7 +82,7 @@ class Declared(Stateful):
 
     def held(self) -> Iterator[tuple[str, Any]]:
         """Models and what else has a state of its own, in its attributes and in objects of the script's there."""
-        held = getattr(self.thing, "__dict__", {})
+        held = _attributes(self.thing)
         found = ((name, *each) for name, value in held.items() for each in _sources(value, 1))
         return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
 
@@ -101,7 +104,7 @@ class Declared(Stateful):
 
     def _collect_beside(self, said: Any) -> Nested:
         named = said if isinstance(said, Mapping) else {}
-        now = self._held()
+        now = _attributes(self.thing)
         found = {name: value for name, value in self._now().items() if self._is_beside(name, value, named)}
         kept: dict[str, Any] = dict(self._beside.pack(found)) if found else {}
         if gone := [name for name in (*self._plain, *self._looks) if name not in now]:
@@ -119,16 +122,17 @@ class Declared(Stateful):
             self._set(name, self._plain[name])
         before = self._now()
         looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}
-        fresh = copy.deepcopy(self._packed({*told, *self._copies}))
+        fresh = copy.deepcopy(self._packed(self._alone))
         state = self.unpack(said, None)
         self._load(state)
         now = self._now()
         free = {name for name in before if name in now and self._is_still(name, before, looks, now)}
+        loaded = self._packed({name for name in fresh if now.get(name) is before[name]})
         begun = {name for name in self._copies.keys() - told.keys() - gone if self._has_changed(name, now)}
-        loaded = self._packed({*told, *begun})
-        wanted = {name: merged(fresh.get(name), loaded.get(name), each) for name, each in told.items()}
+        wanted = {name: each for name, each in told.items() if name in free or name not in now or name in loaded}
+        wanted = {name: merged(fresh.get(name), loaded.get(name), each) for name, each in wanted.items()}
         beside = self._beside.unpack(wanted, {name: now[name] for name in wanted if name in now})
-        for name in begun:
+        for name in begun & {*free, *loaded, *(self._copies.keys() - now.keys())}:
             first = merged(fresh.get(name), loaded.get(name), copy.deepcopy(self._copies[name]))
             beside[name] = self._beside.unpack(first, now.get(name))
         named = {name: state[name] for name in self._plain if isinstance(state, Mapping) and name in state}
@@ -150,12 +154,13 @@ class Declared(Stateful):
             name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
         )
 
-    def _packed(self, names: Collection[str]) -> Nested:
-        """These attributes as they are now; empty where one can't be kept."""
-        try:
-            return self._beside.pack({name: value for name, value in self._now().items() if name in names})
-        except SnapshotError:
-            return {}
+    def _packed(self, names: Collection[str]) -> dict[str, Nested]:
+        """Those of these attributes that share nothing, as they are now."""
+        found, now = {}, self._now()
+        for name in names & now.keys():
+            with suppress(SnapshotError):
+                found[name] = Packed(name, Known()).pack(now[name])
+        return found
 
     def _compare(self, told: Mapping[str, Any]) -> None:
         """Say what is otherwise than in the snapshot."""
@@ -182,18 +187,17 @@ class Declared(Stateful):
                 self._plain[name] = value
             elif (look := self._look(name, value)) is not None:
                 self._looks[name] = look
-                try:
-                    self._copies[name] = copy.deepcopy(self._beside.pack(value))
-                except SnapshotError:
-                    continue
+                with suppress(SnapshotError):
+                    packed = self._beside.pack(value)
+                    self._copies[name] = copy.deepcopy(packed)
+                    if not difference(Packed(name, Known()).pack(value), packed, name):
+                        self._alone.add(name)
 
     def _now(self) -> dict[str, Any]:
         """What may be state, by attribute."""
-        return {name: value for name, value in self._held().items() if _is_plain(value) or self._is_open(value)}
-
-    def _held(self) -> dict[str, Any]:
-        slots = {slot: getattr(self.thing, slot) for slot in slots_of(_kind(self.thing)) if hasattr(self.thing, slot)}
-        return {**getattr(self.thing, "__dict__", {}), **slots}
+        return {
+            name: value for name, value in _attributes(self.thing).items() if _is_plain(value) or self._is_open(value)
+        }
 
     def _is_open(self, value: Any) -> bool:
         kind: Any = type(value)
@@ -259,7 +263,7 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
         yield (), value
     elif level <= _LEVELS and not is_source(_kind(value)):
         apart = isinstance(value, types.SimpleNamespace) or _is_own_object(value)
-        pairs = vars(value).items() if apart else members(value)
+        pairs = _attributes(value).items() if apart else members(value)
         for key, each in [*pairs] if len(pairs) <= _FEW else ():
             yield from (((key, *keys), thing) for keys, thing in _sources(each, level + 1))
 
@@ -272,12 +276,13 @@ def _is_own_object(value: Any) -> bool:
     """Whether it is one of the script's that has no state_dict."""
     kind = _kind(value)
     known = None if _is_plain(value) or is_source(kind) else kind_of(kind)
-    return (
-        known is not None
-        and known.name == OBJECT
-        and is_scripts(kind.__module__)
-        and hasattr(value, "__dict__") | bool(slots_of(kind))
-    )
+    of_script = known is not None and known.name == OBJECT and is_scripts(kind.__module__)
+    return of_script and bool(slots_of(kind) or hasattr(value, "__dict__"))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    slots = {slot: getattr(value, slot) for slot in slots_of(_kind(value)) if hasattr(value, slot)}
+    return {**getattr(value, "__dict__", {}), **slots}
 
 
 def _is_plain(value: Any) -> bool:
