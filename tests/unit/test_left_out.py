@@ -189,6 +189,28 @@ class Partly(Stepping):
         return copy.deepcopy((ring, vars(self.inner), [each.tolist() for each in self.pair], cells, repr(self.numbers)))
 
 
+class Callback:
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.calls = trainer, 0
+
+
+@of_a_script
+class Calling(Stepping):
+    """Its callbacks know it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callbacks = [Callback(self)]
+
+    def step(self) -> None:
+        super().step()
+        for each in self.callbacks:
+            each.calls += each.trainer.steps
+
+    def looks(self) -> Any:
+        return [each.calls for each in self.callbacks], self.callbacks[0].trainer is self
+
+
 @of_a_script
 class Deleting(Stepping):
     def __init__(self) -> None:
@@ -204,7 +226,7 @@ class Deleting(Stepping):
         return sorted(vars(self))
 
 
-KINDS = [Partly, Deleting, Containers, Drawing, Slotted, Lazy, Resetting, Forgetting]
+KINDS = [Calling, Partly, Deleting, Containers, Drawing, Slotted, Lazy, Resetting, Forgetting]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,7 +7,6 @@ Such an object comes back by its `load_state_dict`. Then each attribute that thi
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,12 +19,12 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.errors import SnapshotError
 from ..attach.rank_stderr import say
 from ..warm.side_effects import is_scripts
-from .modules.attribute_rules import declares, same
-from .modules.attribute_sources import is_wrapped, members
+from .held_sources import is_own_object, own_attributes, sources_in
+from .modules.attribute_rules import same
 from .modules.foreign_objects import alike, is_foreign, parts_of
 from .modules.unsaved_parts import note
 from .tensors.in_place import Nested
-from .values.class_adapters import ENUM, OBJECT, VALUE, kind_of, slots_of
+from .values.class_adapters import ENUM, VALUE, kind_of
 from .values.kind import is_source
 from .values.packing import MAPPINGS
 from .values.type_adapters import CHANGELESS, CHANGING
@@ -36,10 +35,6 @@ _MOST = 2000
 """Parts of an attribute that is looked at. A longer list is data."""
 _MOST_BYTES = 1 << 20
 """Of its tensors and arrays."""
-_LEVELS = 3
-"""Of objects within objects, down to what has a state of its own."""
-_FEW = 256
-"""Of a longer list nothing has a state of its own."""
 _GONE = ""
 """Among the attributes that a snapshot has: names of those that the training has deleted."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
@@ -82,8 +77,8 @@ class Declared(Stateful):
 
     def held(self) -> Iterator[tuple[str, Any]]:
         """Models and what else has a state of its own, in its attributes and in objects of the script's there."""
-        held = _attributes(self.thing)
-        found = ((name, *each) for name, value in held.items() for each in _sources(value, 1))
+        held = own_attributes(self.thing)
+        found = ((name, *each) for name, value in held.items() for each in sources_in(value, 1))
         return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
 
     @property
@@ -104,7 +99,7 @@ class Declared(Stateful):
 
     def _collect_beside(self, said: Any) -> Nested:
         named = said if isinstance(said, Mapping) else {}
-        now = _attributes(self.thing)
+        now = own_attributes(self.thing)
         found = {name: value for name, value in self._now().items() if self._is_beside(name, value, named)}
         kept: dict[str, Any] = dict(self._beside.pack(found)) if found else {}
         if gone := [name for name in (*self._plain, *self._looks) if name not in now]:
@@ -154,12 +149,18 @@ class Declared(Stateful):
             name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
         )
 
+    def _apart(self) -> Packed:
+        """Packs what holds nothing of the Session's but this object."""
+        known = Known(stays=self._stays)
+        known.add(self._name, self.thing)
+        return Packed(self._name, known)
+
     def _packed(self, names: Collection[str]) -> dict[str, Nested]:
         """Those of these attributes that share nothing, as they are now."""
         found, now = {}, self._now()
         for name in names & now.keys():
             with suppress(SnapshotError):
-                found[name] = Packed(name, Known()).pack(now[name])
+                found[name] = self._apart().pack(now[name])
         return found
 
     def _compare(self, told: Mapping[str, Any]) -> None:
@@ -190,13 +191,15 @@ class Declared(Stateful):
                 with suppress(SnapshotError):
                     packed = self._beside.pack(value)
                     self._copies[name] = copy.deepcopy(packed)
-                    if not difference(Packed(name, Known()).pack(value), packed, name):
+                    if not difference(self._apart().pack(value), packed, name):
                         self._alone.add(name)
 
     def _now(self) -> dict[str, Any]:
         """What may be state, by attribute."""
         return {
-            name: value for name, value in _attributes(self.thing).items() if _is_plain(value) or self._is_open(value)
+            name: value
+            for name, value in own_attributes(self.thing).items()
+            if _is_plain(value) or self._is_open(value)
         }
 
     def _is_open(self, value: Any) -> bool:
@@ -205,7 +208,7 @@ class Declared(Stateful):
             return False
         if isinstance(value, torch.Tensor):
             return kind is torch.Tensor and not value.requires_grad
-        return kind in _FILLED or id(kind_of(kind)) in _KNOWN or _is_own_object(value)
+        return kind in _FILLED or id(kind_of(kind)) in _KNOWN or is_own_object(value)
 
     def _is_beside(self, name: str, value: Any, named: Mapping[Any, Any]) -> bool:
         """Whether it goes into the snapshot beside what the `state_dict` says."""
@@ -253,36 +256,8 @@ class Declared(Stateful):
             say(f"{self._name}.{name} {what}")
 
 
-def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What has a state of its own, with the keys that lead there."""
-    if isinstance(value, torch.optim.Optimizer):
-        found = not is_wrapped(value)
-    else:
-        found = isinstance(value, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
-    if found:
-        yield (), value
-    elif level <= _LEVELS and not is_source(_kind(value)):
-        apart = isinstance(value, types.SimpleNamespace) or _is_own_object(value)
-        pairs = _attributes(value).items() if apart else members(value)
-        for key, each in [*pairs] if len(pairs) <= _FEW else ():
-            yield from (((key, *keys), thing) for keys, thing in _sources(each, level + 1))
-
-
 def _has_more(kept: Any) -> bool:
     return type(kept) is Tagged and kept[0] == ""
-
-
-def _is_own_object(value: Any) -> bool:
-    """Whether it is one of the script's that has no state_dict."""
-    kind = _kind(value)
-    known = None if _is_plain(value) or is_source(kind) else kind_of(kind)
-    of_script = known is not None and known.name == OBJECT and is_scripts(kind.__module__)
-    return of_script and bool(slots_of(kind) or hasattr(value, "__dict__"))
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    slots = {slot: getattr(value, slot) for slot in slots_of(_kind(value)) if hasattr(value, slot)}
-    return {**getattr(value, "__dict__", {}), **slots}
 
 
 def _is_plain(value: Any) -> bool:

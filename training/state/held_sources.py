@@ -1,0 +1,54 @@
+"""What objects of the script's hold that has a state of its own: models, optimizers, schedulers, and others with a `state_dict`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...checkpoint.format.pytree_walk import PLAIN
+from ..warm.side_effects import is_scripts
+from .modules.attribute_rules import declares
+from .modules.attribute_sources import is_wrapped, members
+from .values.class_adapters import OBJECT, kind_of, slots_of
+from .values.kind import is_source
+
+_LEVELS = 3
+"""Of objects within objects, down to what has a state of its own."""
+_FEW = 256
+"""Of a longer list nothing has a state of its own."""
+
+
+def sources_in(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What has a state of its own, with the keys that lead there."""
+    if isinstance(value, torch.optim.Optimizer):
+        found = not is_wrapped(value)
+    else:
+        found = isinstance(value, (torch.nn.Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
+    if found:
+        yield (), value
+    elif level <= _LEVELS and not is_source(_kind(value)):
+        apart = isinstance(value, types.SimpleNamespace) or is_own_object(value)
+        pairs = own_attributes(value).items() if apart else members(value)
+        for key, each in [*pairs] if len(pairs) <= _FEW else ():
+            yield from (((key, *keys), thing) for keys, thing in sources_in(each, level + 1))
+
+
+def is_own_object(value: Any) -> bool:
+    """Whether it is one of the script's that has no state_dict."""
+    kind = _kind(value)
+    known = None if type(value) in PLAIN or is_source(kind) else kind_of(kind)
+    of_script = known is not None and known.name == OBJECT and is_scripts(kind.__module__)
+    return of_script and bool(slots_of(kind) or hasattr(value, "__dict__"))
+
+
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Those in its `__dict__` and in its slots."""
+    slots = {slot: getattr(value, slot) for slot in slots_of(_kind(value)) if hasattr(value, slot)}
+    return {**getattr(value, "__dict__", {}), **slots}
+
+
+def _kind(value: Any) -> Any:
+    return type(value)
