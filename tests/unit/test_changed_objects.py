@@ -6,6 +6,8 @@ import copy
 import itertools
 import random
 import sys
+import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -218,6 +220,42 @@ def test_what_does_not_change_or_is_known_is_not_named_and_no_code_is_called() -
         data.tensors[0].add_(1)
     assert logs == [[]] * 12
     del parameters, flat, view, wrapped, traps, nan, constant, batch
+
+
+class Rebinding:
+    def __init__(self) -> None:
+        self.outputs: list[int] = []
+        self.rows: dict[str, int] = {}
+
+    def step(self, number: int) -> None:
+        self.outputs = [number]
+        self.rows["n"] = number
+
+
+def test_what_the_loop_binds_anew_is_not_named_and_nothing_is_kept_alive() -> None:
+    model, logs, gone = nn.Linear(2, 2), [], []  # type: ignore[var-annotated]
+    trainer, average = Rebinding(), torch.zeros(2)
+    outputs, row, loss = [0], {"a": 1}, torch.zeros(())
+    for step in steps(12, logs, model):
+        loss = model(torch.full((2,), float(step))).sum()
+        outputs, row = [step, loss], {"a": step}
+        average = average * 0.9 + step
+        trainer.step(step)
+        gone.append(weakref.ref(loss))
+    del outputs, row, loss
+    assert logs[2] == ["gone", "trainer.rows"]
+    assert [each() for each in gone] == [None] * 12
+    del average
+
+
+def test_a_look_takes_no_more_than_its_time() -> None:
+    logs: list[list[str]] = []
+    many = [SimpleNamespace(rows=[[*range(256)] for _ in range(200)]) for _ in range(400)]
+    began = time.perf_counter()
+    for _ in steps(3, logs):
+        many[0].rows[0][0] += 1
+    assert time.perf_counter() - began < 10
+    assert set(logs[2]) <= {"many"}
 
 
 def test_names_that_were_said_before_are_left_out() -> None:

@@ -73,6 +73,12 @@ def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:
             yield from named_in(each.argval)
 
 
+def set_anew_in(code: CodeType, at: int = -1) -> set[Path]:
+    """Variables and parts that the loop, or the code as a whole, binds to other objects."""
+    body, _, uses = _looked_at(code, at)
+    return {use.path for each in body for use in uses[each.offset] if use.sets and use.method is None and use.anew}
+
+
 def _looked_at(code: CodeType, at: int) -> tuple[list[dis.Instruction], dict[int, int], Mapping[int, Sequence[Use]]]:
     """The instructions, where they jump to, and what each does with variables."""
     known, begins, real = [], {}, 0

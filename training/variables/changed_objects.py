@@ -13,8 +13,10 @@ import io
 import itertools
 import logging
 import threading
+import weakref
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import CodeType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..code_flow.carried import carried_in
+from ..code_flow.carried import carried_in, set_anew_in
 from ..data.script_code import is_own, methods
 from ..state.modules.attribute_rules import WRAPPERS
 from ..state.values.class_adapters import slots_of
@@ -37,6 +39,8 @@ _SAMPLES = 256
 """Numbers of a tensor, and parts at either end of a list or mapping."""
 _MOST = 3000
 """Objects within one variable."""
+_MOST_OF_ALL = 100_000
+"""Objects and numbers at one look: 0.1 s."""
 _PLACES = 500
 """Variables, and attributes of objects in them."""
 _HELD = 300_000
@@ -51,8 +55,8 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class _Place(NamedTuple):
-    anchor: Any
-    """The object that has to be the same one at the next look."""
+    anchor: Callable[[], int]
+    """Gives the id of the object that has to be the same one at the next look. It keeps no object alive: a loss has a graph behind it."""
     mark: bytes
 
 
@@ -70,21 +74,36 @@ class ChangedObjects:
         self._steps += 1
         if self._steps not in (1, *_LOOKS):
             return []
-        known = _Known(held)
-        places = {name: _Place(anchor, known.mark(value)) for name, anchor, value in _places(frame, known)}
+        known, places = _Known(held), {}
+        for name, anchor, value in _places(frame, known):
+            if (mark := known.mark(value)) is not None:
+                places[name] = _Place(_anchored(anchor), mark)
         if self._steps == 1:
             self._first = places
         self._said.update(named)
         changed = [
             name
             for name, place in places.items()
-            if (first := self._first.get(name)) and first.anchor is place.anchor and first.mark != place.mark
+            if (first := self._first.get(name)) and first.anchor() == place.anchor() and first.mark != place.mark
         ]
         found = [name for name in changed if self._said.isdisjoint((name, name.partition(".")[0]))]
         self._said.update(found)
         if self._steps == _LOOKS[-1]:
             self._first = {}
         return found
+
+
+def _anchored(thing: Any) -> Callable[[], int]:
+    known = id(thing)
+    if not _is_followed(thing):
+        return lambda: known
+    there = weakref.ref(thing)
+    return lambda: known if there() is not None else 0
+
+
+def _is_followed(thing: Any) -> bool:
+    """Whether a weak reference tells that it is gone. A list or mapping may have the id of one that was there before."""
+    return type(thing).__weakrefoffset__ != 0
 
 
 class _Known:
@@ -94,6 +113,7 @@ class _Known:
         self._ids = reached(held, _HELD)
         tensors = (each for each in self._ids.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
         self._memory = {_memory(each) for each in tensors} - {0}
+        self._left = _MOST_OF_ALL
 
     def may_change(self, value: Any) -> bool:
         """Whether it may have a state that is the script's, and that the Session does not have."""
@@ -102,37 +122,42 @@ class _Known:
             return False
         if kind.__module__.partition(".")[0] in (_OURS, *WRAPPERS) or kind.__module__.startswith("torch.nn.parallel"):
             return False
-        return not draws(value) and (issubclass(kind, itertools.count) or not hasattr(kind, "__next__"))
+        if draws(value):
+            return False
+        return issubclass(kind, itertools.count) or not any("__next__" in vars(each) for each in kind.__mro__)
 
-    def mark(self, value: Any) -> bytes:
-        """Of what is within: two marks differ where it has changed, as far as samples show."""
-        told = hashlib.blake2b(digest_size=16)
-        seen: set[int] = set()
-        waiting: deque[Any] = deque([value])
-        while waiting and len(seen) < _MOST:
-            each = waiting.popleft()
-            kind: Any = type(each)
-            if kind in PLAIN or issubclass(kind, (np.generic, itertools.count)):
-                told.update(f"{len(each)} {each[:200]!r}".encode() if kind in (str, bytes) else repr(each).encode())
-            elif id(each) not in seen and self.may_change(each):
-                seen.add(id(each))
-                if issubclass(kind, (torch.Tensor, np.ndarray)):
-                    told.update(b"" if kind is torch.Tensor and _memory(each) in self._memory else _sample(each))
-                else:
-                    parts = _parts(each)
-                    told.update(str(len(parts)).encode())
-                    waiting.extend(parts)
-        return told.digest()
+    def mark(self, value: Any) -> bytes | None:
+        """Of what is within: two marks differ where it has changed, as far as samples show. None: it does not let itself be looked at, or
+        all that was looked at has become too much."""
+        told, seen = hashlib.blake2b(digest_size=16), 0
+        waiting, met = deque([value]), set()
+        with suppress(Exception):
+            while waiting and seen < _MOST and self._left > 0:
+                each = waiting.popleft()
+                kind: Any = type(each)
+                seen, self._left = seen + 1, self._left - 1
+                if kind in PLAIN or issubclass(kind, (np.generic, itertools.count)):
+                    told.update(f"{len(each)} {each[:200]!r}".encode() if kind in (str, bytes) else repr(each).encode())
+                elif id(each) not in met and self.may_change(each):
+                    met.add(id(each))
+                    if issubclass(kind, (torch.Tensor, np.ndarray)):
+                        told.update(b"" if kind is torch.Tensor and _memory(each) in self._memory else _sample(each))
+                    else:
+                        waiting.extend(_parts(each))
+            return told.digest() if self._left > 0 else None
+        return None
 
 
 def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, Any]]:
     """The name of a variable, or of an attribute of an object of the script's in one, the object that has it, and its value."""
     met: set[int] = set()
-    for variables in scopes_of(frame):
+    for variables, rebound in scopes_of(frame):
         for name, value in [*variables.items()]:
             if len(met) >= _PLACES:
                 return
             if name[:2] == "__" or for_the_eye(name) or id(value) in met or not known.may_change(value):
+                continue
+            if name in rebound and not _is_followed(value):
                 continue
             met.add(id(value))
             if issubclass(type(value), torch.nn.Module) or not is_own(value):
@@ -144,7 +169,17 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
                         yield f"{name}.{attribute}", value, part
                 elif id(part) not in met and not for_the_eye(attribute) and known.may_change(part):
                     met.add(id(part))
-                    yield f"{name}.{attribute}", part, part
+                    if _is_followed(part) or not _binds_anew(type(value), attribute):
+                        yield f"{name}.{attribute}", part, part
+
+
+def _binds_anew(kind: type, attribute: str) -> bool:
+    """Whether a method of the class, but for `__init__`, puts another object there."""
+    return any(
+        (*function.__code__.co_varnames[:1], (".", attribute)) in set_anew_in(function.__code__)
+        for name, function in methods(kind)
+        if not name.endswith(".__init__")
+    )
 
 
 def _goes_on_with(kind: type, attribute: str) -> bool:

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..code_flow.carried import set_anew_in
 from ..data.script_code import BAGS, installed, is_own
 from ..state.values.class_adapters import slots_of
 
@@ -75,15 +76,21 @@ def for_the_eye(name: str) -> bool:
     return not words.isdisjoint(_FOR_THE_EYE) or name.lower().endswith(("logger", "writer", "timer", "profiler"))
 
 
-def scopes_of(frame: FrameType | None) -> Iterator[dict[str, Any]]:
-    """Variables of the script's functions that have begun, the innermost first, then those of its modules."""
+def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any]]]:
+    """Variables of the script's functions that have begun, the innermost first, then those of its modules. With each come the names that a
+    loop binds anew which has begun there."""
+    every: set[Any] = set()
     while frame is not None:
-        if of_a_script(frame) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            yield variables_of(frame)
+        if of_a_script(frame):
+            paths = set_anew_in(frame.f_code, frame.f_lasti)
+            rebound = {path[0] for path in paths or (() if every else set_anew_in(frame.f_code)) if len(path) == 1}
+            every |= rebound
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+                yield variables_of(frame), rebound
         frame = frame.f_back
     for module in list(sys.modules.values()):
         if is_script_file(attributes(module).get("__file__")):
-            yield attributes(module)
+            yield attributes(module), every
 
 
 def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
