@@ -1,9 +1,9 @@
-"""Objects in the script's variables that change while it trains, and that no snapshot holds: the ranks name them after the first steps.
+"""Finds objects in the script's variables that change in training and that no snapshot holds. Rank 0 names them after the first steps.
 
-An average of the weights, a target network, an environment, an optimizer that the Session was not given: the loop binds their variables to
-the same objects all the time, and these change within. Where the byte code shows how, `loop_variables.py` names them at the start. Here the
-first rank marks each one after step 1 and compares the marks after a few steps. It reads no more than samples of each, and calls no code
-of the script's.
+Such objects are an average of the weights, a target network, an environment, an optimizer that the Session was not given. Their variables
+keep the same objects all the time, and these change inside. If the byte code shows how, `loop_variables.py` names them at the start. Here
+rank 0 marks each object after step 1 and compares the marks after a few steps. It reads only samples of each, and calls no code of the
+script's.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from .script_generators import draws
 from .script_objects import attributes, for_the_eye, items_of, part_at, reached, scopes_of
 
 _LOOKS = (3, 10, 100, 1000)
-"""Steps after which the marks are compared: a target network may follow its model each hundred steps."""
+"""Steps after which the marks are compared: a target network may be updated only every hundred steps."""
 _SAMPLES = 256
-"""Numbers of a tensor, and parts at either end of a list or mapping."""
+"""How many numbers of a tensor are read, and how many parts at either end of a list or mapping."""
 _MOST = 3000
-"""Objects within one variable."""
+"""How many objects are read within one variable."""
 _PLACES = 500
-"""Variables, and attributes of objects in them."""
+"""How many variables, and attributes of objects in them, are marked."""
 _HELD = 300_000
-"""Objects of the Session: a module of torch's is about 20."""
+"""How many objects of the Session are known. A module of torch's is about 20."""
 _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, logging.Logger, io.IOBase, threading.Thread),
     *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
 )
-"""What keeps no state of the training's, or goes back with the data."""
+"""Classes of objects that hold no state of the training, or that are rewound with the data."""
 _OURS = __package__.partition(".")[0]
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class _Place(NamedTuple):
     anchor: Any
-    """The object that has to be the same one at the next look."""
+    """The object that must be the same one at the next comparison."""
     mark: bytes
 
 
 class ChangedObjects:
-    """What has changed in the variables of one rank's script."""
+    """Finds what has changed in the variables of one rank's script."""
 
     def __init__(self) -> None:
         self._first: dict[str, _Place] = {}
@@ -65,8 +65,8 @@ class ChangedObjects:
         self._steps = 0
 
     def stepped(self, frame: FrameType | None, held: Iterable[Any], named: Collection[str]) -> list[str]:
-        """Names of objects that have changed since step 1, each once; to be called after each step. frame: of the loop. held: what the
-        Session holds. named: variables that have been named."""
+        """Return the names of objects that have changed since step 1, each once. Call it after each step. frame: the loop's. held: what the
+        Session holds. named: variables that were named before."""
         self._steps += 1
         if self._steps not in (1, *_LOOKS):
             return []
@@ -88,7 +88,7 @@ class ChangedObjects:
 
 
 class _Known:
-    """What the Session holds, and memory of its tensors."""
+    """The objects that the Session holds, and the memory of its tensors."""
 
     def __init__(self, held: Iterable[Any]) -> None:
         self._ids = reached(held, _HELD)
@@ -96,7 +96,7 @@ class _Known:
         self._memory = {_memory(each) for each in tensors} - {0}
 
     def may_change(self, value: Any) -> bool:
-        """Whether it may have a state that is the script's, and that the Session does not have."""
+        """Whether an object may hold state of the script's that the Session does not hold."""
         kind: Any = type(value)
         if kind in PLAIN or id(value) in self._ids or issubclass(kind, _LEFT_ALONE) or for_the_eye(kind.__name__):
             return False
@@ -105,7 +105,7 @@ class _Known:
         return not draws(value) and (issubclass(kind, itertools.count) or not hasattr(kind, "__next__"))
 
     def mark(self, value: Any) -> bytes:
-        """Of what is within: two marks differ where it has changed, as far as samples show."""
+        """Return a mark of an object's content. Two marks differ if the content has changed, as far as samples show."""
         told = hashlib.blake2b(digest_size=16)
         seen: set[int] = set()
         waiting: deque[Any] = deque([value])
@@ -126,7 +126,7 @@ class _Known:
 
 
 def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, Any]]:
-    """The name of a variable, or of an attribute of an object of the script's in one, the object that has it, and its value."""
+    """Yield the name of a variable, or of an attribute of a script's object, with the anchor and the value."""
     met: set[int] = set()
     for variables in scopes_of(frame):
         for name, value in [*variables.items()]:
@@ -148,7 +148,7 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
 
 
 def _goes_on_with(kind: type, attribute: str) -> bool:
-    """Whether a method of the class may read what an earlier call has set there."""
+    """Whether a method of the class may read what an earlier call has set in this attribute."""
     codes = (function.__code__ for _, function in methods(kind))
     return any(
         each.path[:2] == (code.co_varnames[0], (".", attribute))
@@ -172,12 +172,12 @@ def _parts(value: Any) -> list[Any]:
 def _memory(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
-    except Exception:  # sparse, fake, of another package
+    except Exception:  # a sparse or fake tensor, or another package's
         return 0
 
 
 def _sample(value: Any) -> bytes:
-    """Of an array or tensor with its numbers in a row: some of them."""
+    """Return some numbers of an array or tensor, if its numbers lie in a row."""
     if isinstance(value, np.ndarray):
         flat = value.reshape(-1) if value.flags.c_contiguous and value.dtype != object else np.empty(0)
         return repr(value.shape).encode() + flat[:: max(1, flat.size // _SAMPLES)][: 2 * _SAMPLES].tobytes()
