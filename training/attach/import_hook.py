@@ -43,8 +43,8 @@ def activate() -> None:
 
 
 def _turn_a_deaf_ear() -> None:
-    """Handle SIGUSR1 and SIGUSR2 with a function that does nothing. A scheduler may send them to all processes, but means the agent. The
-    launcher ignores them, and each program that a rank starts would inherit that. It does not inherit a handler."""
+    """If SIGUSR1 and SIGUSR2 are ignored, handle them with a function that does nothing. A scheduler may send them to all processes, but
+    means the agent. The launcher ignores them, and each program that a rank starts would inherit that. It does not inherit a handler."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
