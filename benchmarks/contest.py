@@ -104,9 +104,7 @@ class Contest:
     def _peer(self, peer: Peer, with_restore: bool) -> None:
         directory = self._place / "peer"
         self._note_all(peer.name, saved(peer, self._state, directory))
-        known = (
-            peer.name.startswith("DCP") and self._dcp_restored
-        )  # it loads the snapshots of all its modes in the same way
+        known = peer.name.startswith("DCP") and self._dcp_restored  # all its modes load in the same way
         if with_restore and not known:
             self._note(peer.name, "restore", restored(peer, self._into, directory))
             self._compare(peer.name)

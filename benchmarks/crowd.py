@@ -180,9 +180,7 @@ class Crowd:
         async for heard in stream:
             for event in heard.events:
                 revision = event.kv.mod_revision
-                if (
-                    revision > self.record[0]
-                ):  # real agents parse it on their own machines: here it is parsed once for all
+                if revision > self.record[0]:  # each real agent parses it; here it is parsed once for all
                     self.record = (revision, loads(GenerationRecord, event.kv.value))
                 record = self.record[1]
                 if record and revision == self.record[0]:
