@@ -101,7 +101,7 @@ class Boundaries:
 
     def begin(self, step: int) -> int:
         """Called right before the first step, at the state after `step` steps. Collective. Waits and goes back as ordered. Returns the step
-        to begin with; `resume` comes before it."""
+        to begin with; `resume` must be called before it."""
         if self._at is None:
             return step
         self._tape.restore_randomness()
@@ -165,8 +165,7 @@ class Boundaries:
         return directive
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
-        """Hear what all ranks have reported of the step before, keep this one, and report its figures. figures: None: they were
-        reported."""
+        """Hear what all ranks reported of the step before, keep this one, and report its figures. figures: None if already reported."""
         assert self._council is not None
         before = self._council.judged() or self._postponed
         self._postponed = None
@@ -232,7 +231,7 @@ class Boundaries:
             sleep(_LOOK_S)
 
     def _enter(self, step: int) -> int:
-        """Called right before a first step, at the state after `step` steps. Wait and go back as ordered. Return the step to go on from."""
+        """Right before a first step, at the state after `step` steps, wait and go back as ordered. Return the step to go on from."""
         assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
             step = self._turn_back()
@@ -251,7 +250,7 @@ class Boundaries:
         return self._cross(step, None, judged_now=True, last=True)
 
     def rewind(self) -> int:
-        """After REWIND, go back in place on all ranks, as the ladder says, and return the step. `resume` comes before the next step."""
+        """After REWIND, go back in place on all ranks, as the ladder says. Return the step. `resume` must be called before the next one."""
         self._left_ns = 0
         return self._enter(self._turn_back())
 

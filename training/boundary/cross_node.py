@@ -23,8 +23,8 @@ Row: TypeAlias = tuple[float, ...]
 NO_END = timedelta(days=7)
 """How long to wait for the other nodes. The agent judges whether one of them hangs: it knows which ranks evaluate or start."""
 MOST_IN_ONE = 64
-"""Nodes that make one group. When a group of n begins, each member reads 154 + 8 n bytes of every other from the job's store. In all that
-is 3 MB for 64 nodes, and 70 GB for 2,048. More nodes stand in a grid whose rows and columns are groups: 0.2 GB for 2,048."""
+"""Nodes that make one group. When a group of n begins, each member reads 154 + 8 n bytes from the job's store for every other member. In
+all that is 3 MB for 64 nodes, and 70 GB for 2,048. More nodes stand in a grid whose rows and columns are groups: 0.2 GB for 2,048."""
 _made = count()
 """Numbers the groups of a process: all first ranks make theirs in the same order."""
 
@@ -45,8 +45,8 @@ class Rounds:
     """MAX by dissemination (Hensgen, Finkel and Manber 1988). In round k, each node tells what it knows to the node 2^k behind it. It hears
     what the node 2^k before it knows. After log2(nodes) rounds, rounded up, each node knows of all, for any number of nodes. A row may
     count twice, which does a MAX no harm. (gloo's own all-reduce is a ring, of 2 (nodes - 1) rounds.) In a grid, the rounds go first along
-    the rows, then along the columns. A last row that is not full does not reach all columns. These hear of it in more rounds along the
-    rows."""
+    the rows, then along the columns. If the last row is not full, some columns have no node in it. Nodes of these columns hear of it in
+    more rounds along the rows."""
 
     def __init__(self, node: int, nodes: int, most_in_one: int = MOST_IN_ONE) -> None:
         """Collective among the first ranks of all nodes."""

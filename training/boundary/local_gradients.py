@@ -36,8 +36,8 @@ _KEPT = 64
 _LEAST = 8
 """So many earlier steps are needed to say which norm is usual."""
 _FACTOR = 10.0
-"""A rank is out of line if its norm exceeds the least of all ranks so many times. Norms are in units of the rank's usual one, and the least
-counts as 1 or more."""
+"""A rank is out of line if its norm is more than so many times the least of all ranks. Norms are in units of the rank's usual one, and the
+least counts as 1 or more."""
 
 
 class OwnGradients:

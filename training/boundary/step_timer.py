@@ -39,7 +39,7 @@ class OwnTime:
         self._inside = False
         self._from_ns: int | None = None
         self._own_ns = self._steps = 0
-        """Since the last report."""
+        """The rank's own time and its steps since the last report."""
         self._told_ns, self._told = 0, (0, 0)
         """The time of the last report, and processor and queueing time then."""
         try:

@@ -27,7 +27,7 @@ from .notices import Notices
 from .worker_start import AtStart, behind_the_start
 
 OVER = object()
-"""Stands for a batch: there are no more."""
+"""Takes the place of a batch: there are no more batches."""
 _NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
 _NOTHING: Nested = {"start": None, "own": {}, "forked": _NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
 """What a rank knows of its place if the rank is new, as on another number of ranks."""
@@ -68,7 +68,7 @@ class Batches:
         self._draws = Draws()
         self._place: torch.Tensor | None = None
         self._kept: Nested | None = None
-        """The rank's state of the place to go back to."""
+        """This rank's part of the state at the place to go back to."""
 
     def keep(self, randomness: Randomness, rank: int) -> None:
         """From now on, keep what is needed to come back to a place. Called before a batch is taken."""

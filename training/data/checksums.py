@@ -19,11 +19,11 @@ import torch
 from ...checkpoint.format.pytree_walk import PLAIN
 
 _ELEMENTS = 64
-"""So many elements of an array, a tensor or a list count, taken from all over it."""
+"""A checksum covers so many elements of an array, a tensor or a list, taken from all over it."""
 _LEAVES = 128
-"""So many parts of a batch count."""
+"""A checksum covers so many parts of a batch."""
 _DEEP = 4
-"""Parts of a batch count down to this depth."""
+"""A checksum covers parts of a batch down to this depth."""
 _TEXT = 256
 _GOLDEN = 0.6180339887498949
 """The fractional parts of its multiples are spread evenly between 0 and 1."""
@@ -82,8 +82,8 @@ def _leaves(thing: Any, deep: int) -> Iterator[bytes]:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """Return the parts that count, without calling code that could be the script's. Sets do not count: they have no order. Of other
-    objects, only tensors, arrays, dicts and lists count: the rest may differ."""
+    """Return the parts that a checksum covers, without calling code that could be the script's. Sets are left out: they have no order. Of
+    other objects, only tensors, arrays, dicts and lists are covered: the rest may differ."""
     if isinstance(thing, UserDict):
         thing = thing.data
     if isinstance(thing, dict):
@@ -97,7 +97,7 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
-    """Yield what counts of a tensor. A tensor on a device is not waited for: only its dtype and shape count."""
+    """Yield the bytes that a checksum covers. A tensor on a device is not waited for: only its dtype and shape count."""
     yield f"{tensor.dtype} {[*tensor.shape]}".encode()
     if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.numel()):
         return

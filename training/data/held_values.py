@@ -34,9 +34,9 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 _EXACT = frozenset(GENERATORS)
 ABSENT = object()
-"""Stands for a value: the place is empty."""
+"""Takes the place of a value: the place is empty."""
 _GONE = object()
-"""Stands for a value that was released."""
+"""Takes the place of a value that was released."""
 SMALL = 1 << 15
 """Limit of values in a list, or words in an array, with all that it holds: each batch looks at them."""
 _OBJECT = SMALL // 64
@@ -124,7 +124,8 @@ class Place:
         return self._fixed(live)
 
     def put_back(self, kept: Kept | None, live: Any) -> Any:
-        """Return the value that the place has to hold: `live`, filled, if possible. kept: None: the value at the beginning."""
+        """Return the value that the place has to hold: `live`, filled, if possible. kept: what was kept; None: the value is that at the
+        beginning."""
         if self._read and live is self._value:
             go_to(live, (self._first or []) if kept is None else kept)
             return live

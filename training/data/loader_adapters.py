@@ -22,7 +22,7 @@ from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
 
 ENDED: Iterator[Any] = iter(())
-"""Stands for an iterator that has no more batches."""
+"""Takes the place of an iterator: there are no more batches."""
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
@@ -82,8 +82,8 @@ class Loader:
 
     @contextmanager
     def _listened_to(self) -> Iterator[None]:
-        """While this block makes an iterator, the loader's functions are ours, around those that the script has given it by now. Before and
-        after, the loader is as the script has it. So the script may iterate over it too, as without a session."""
+        """While this block makes an iterator, the loader has the session's functions, wrapped around those that the script has given it by
+        now. Before and after, the loader is as the script has it. So the script may iterate over it too, as without a session."""
         if not self.listens:
             yield
             return

@@ -21,7 +21,8 @@ from ..state.tensors.in_place import Nested
 from ..state.values.type_adapters import packed
 
 MOST = 256
-"""Batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a rule."""
+"""Limit of batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a
+rule."""
 
 
 class Draws:

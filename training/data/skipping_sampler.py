@@ -31,7 +31,7 @@ def draws_at_its_start(found: Any) -> bool:
 
 
 class Behind:
-    """Stands for a loader's sampler. When it is iterated next, it calls `before` and then leaves out the first `skip` batches."""
+    """Wraps a loader's sampler. When it is iterated next, it calls `before` and then leaves out the first `skip` batches."""
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self._whole = sampler
@@ -49,7 +49,7 @@ class Behind:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Within this block, the sampler is begun for the loop."""
+        """Within this block, the loop begins the sampler, not the script."""
         self._is_ours, self.taken_over = True, False
         yield
         self._is_ours = False

@@ -31,8 +31,8 @@ class Holder:
     """An object whose attributes are places."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
-        """whole: all its values count, not only its generators. told: the thing is the script's. Objects of any class are kept, and losses
-        are reported."""
+        """whole: all its values count, not only its generators. told: the thing is the script's. Objects of any class are kept, and what
+        cannot be restored is reported."""
         self.name, self.thing = name, thing
         self._holders, self._whole, self._told = holders, whole, told
         self._places: dict[str, Place] = {}

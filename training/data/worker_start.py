@@ -125,7 +125,8 @@ class Started:
                 yield key, loader
 
     def _made(self, loader: Any) -> Any:
-        """Return what torch's own `_get_iterator` returns. If the loader is owed workers, what their start draws does not count."""
+        """Return what torch's own `_get_iterator` returns. If the loader had workers in the restored state, what their start draws does not
+        count."""
         if getattr(loader, "persistent_workers", False) and not any(loader is each for each in self.apart):
             key = self._key(loader)
             if key in self._owed:

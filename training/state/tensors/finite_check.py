@@ -12,7 +12,7 @@ import torch
 
 
 def sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sum of each tensor that can hold NaN, where it lies: in float64 for float64 tensors, in float32 for all others."""
+    """Return the sum of each tensor that can hold NaN, on its own device: in float64 for float64 tensors, in float32 for all others."""
     found = []
     for tensor in tensors:
         if tensor.is_complex():

@@ -128,7 +128,7 @@ class Stateful(Packed):
         self.thing = thing
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Report each source that its state holds, such as another scheduler with which a scheduler continues. `found` returns its name."""
+        """Report each source that its state holds: a scheduler's state may hold another scheduler. `found` returns the source's name."""
         if any(map(is_source, map(type, getattr(self.thing, "__dict__", {}).values()))):
             with suppress(
                 AttributeError, LookupError, RuntimeError, TypeError, ValueError
