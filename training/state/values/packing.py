@@ -126,7 +126,7 @@ class Packing:
         return self._parts.has_any(numbers) or not self._known.keys().isdisjoint(numbers)
 
     def _pointed(self, number: int) -> Any:
-        """Return a pointer to the object that has this id; the number itself if none has."""
+        """Return a pointer to the tensor or module that has this id; the number itself if none has."""
         known = self._known.get(number)
         if known is not None and type(known) is int and type(self.met[known]) in array_views.TENSORS:
             return Tagged(("id", Tagged(("alias", known))))

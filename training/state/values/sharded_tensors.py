@@ -21,7 +21,8 @@ def is_sharded(kind: Any) -> bool:
 
 
 def save_sharded(tensor: Any) -> Content:
-    """Return this rank's part, and how the tensor is spread. Raises Unsavable for pending sums, and for parts that are not consecutive."""
+    """Return this rank's part, and how the tensor is spread. Raises Unsavable for pending sums, and for parts that are not consecutive or
+    not row-major."""
     own = local(tensor).detach()
     if not own.is_contiguous():
         raise Unsavable("its part on this rank is not row-major: keep its .contiguous()")
