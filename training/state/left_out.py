@@ -167,7 +167,7 @@ class Declared(Stateful):
         for name in told:
             if where := difference(told[name], again.get(name), f"{self._name}.{name}"):
                 self._say(name, f"is not as the training had it: its load_state_dict sets it ({where})")
-                return  # values behind it may differ only by their numbers
+                return  # later values may differ only by their numbers
 
     # -- attributes -------------------------------------------------------------------------------------------------------
 

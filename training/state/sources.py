@@ -1,6 +1,6 @@
 """The training state, and how it is restored: live tensors by name, and the small values beside them.
 
-Restoring copies into the *live* tensors: Megatron's parameters, gradient buffers and optimizer shards are views of each other, and a
+Restoring copies into the *live* tensors: Megatron's parameters, gradient buffers and optimizer shards are views of each other. A
 tensor that is replaced instead of filled would silently leave its views behind. It also avoids the load functions of others (a native
 Adam that shares one `step` among all parameters; weight-decay groups swapped between pipeline stages; both met in Megatron).
 

@@ -34,7 +34,7 @@ class Beginnings:
     def __init__(self, lenders: Lenders, foreign: Foreigners) -> None:
         self._lenders, self._foreign = lenders, foreign
         self._began: dict[int, Began] = {}
-        """By id."""
+        """By id of the module or parameter."""
 
     def __contains__(self, thing: Any) -> bool:
         return id(thing) in self._began

@@ -200,7 +200,7 @@ def is_value(kind: type, of: type) -> bool:
 
 
 def is_scripts_object(value: Any) -> bool:
-    """Whether the value is a changeable object of one of the script's classes, a method of one, or a partial that holds one."""
+    """Whether the value is an object of a script's class that may change, a method of such an object, or a partial with one."""
     kind = _kind(value)
     if kind is types.MethodType:
         return is_scripts_object(value.__self__)
@@ -220,7 +220,7 @@ def declares(value: Any) -> bool:
 
 
 def why_lost(value: Any) -> str:
-    """Return why no snapshot holds the changing part of an attribute, as far as its first look shows. Empty if no reason is known."""
+    """Return why no snapshot holds the changing part of an attribute, if that shows when the loop begins. Empty if no reason is known."""
     if declares(value):
         return "it has a state_dict of its own: give it to the Session"
     if isinstance(value, types.FunctionType):

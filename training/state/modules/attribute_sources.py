@@ -22,7 +22,7 @@ _EASY = frozenset((*PLAIN, *TENSORS))
 
 
 def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer is of a wrapping framework, such as Accelerate, which keeps it in a list of its own."""
+    """Whether the optimizer's class is a wrapping framework's, such as Accelerate's, which keeps it in a list of its own."""
     return type(optimizer).__module__.partition(".")[0] in WRAPPERS
 
 

@@ -1,5 +1,5 @@
 """Plain attributes of modules and parameters, which torch's state_dict leaves out: `self.calls += 1` in a forward pass, a moving average, a
-generator, the `p` of a dropout that the script lowers. The objects of hooks belong to them.
+generator, the `p` of a dropout that the script lowers. Objects that hooks hold count, too.
 
 A snapshot holds an immutable value (a number, a text, a device) only if it differs from the one when the loop began. It always holds
 other values that can be packed and rebuilt. The rest, such as functions without a name, stays as the script has it.
@@ -72,7 +72,7 @@ class Attributes:
         self._gifted: set[str] = set()
         """The names of the parameters that had attributes when first seen."""
         self._gone: dict[str, list[str]] = {}
-        """By path, the names of the first attributes that the script has deleted."""
+        """By path, the names of attributes that existed when first seen, and that the script has deleted."""
         self._dropped: set[tuple[str, str]] = set()
         """Attributes that snapshots do not hold, or no longer hold."""
         self._told: set[tuple[type, str]] = set()
@@ -80,7 +80,7 @@ class Attributes:
         self.look(modules)
 
     def look(self, modules: Mapping[str, Any]) -> None:
-        """Look at the modules, which may be others now."""
+        """Look at the modules again: some may be new."""
         kinds: dict[str, Any] = {path: type(each) for path, each in modules.items()}
         self._modules = {path: (each, owner) for path, each in modules.items() if (owner := owner_of(kinds[path]))}
         self._parameters = {
@@ -95,7 +95,7 @@ class Attributes:
             if thing not in self._beginnings:
                 note(self._stays, path, dict(looked_at(thing, owner)))
             self._beginnings.add(thing, owner, loans)
-        for parameter in self._parameters.values():  # any attribute that one without attributes gets later is new
+        for parameter in self._parameters.values():  # of those without attributes, every later attribute is new
             self._beginnings.add_new(parameter)
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():

@@ -1,5 +1,5 @@
-"""Modules as a source of state: parameters and buffers by name. If there are any, it adds the modules' other state (`extra_state.py`,
-`module_attributes.py`), and the changes of their structure since the loop began (`module_structure.py`).
+"""Modules as a source of state: parameters and buffers by name. The source adds the modules' other state (`extra_state.py`,
+`module_attributes.py`), and the changes of their structure since the loop began (`module_structure.py`), if there are any.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .module_tensors import Named, Names, named_modules
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
 """Keys beside the tensors' names: torch allows no name that begins with a dot."""
 _STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(None)))
-"""Types of the state of a communication hook that keeps none."""
+"""A communication hook whose state has one of these types keeps nothing."""
 _NAMED = 3
 """The most tensors that an error names when some do not fit."""
 _MADE = attrgetter("shape", "dtype", "requires_grad")
@@ -48,7 +48,7 @@ class Modules:
         """None until the loop begins."""
         self._extra, self._attributes = Extra({}), Attributes({}, self._lenders, name)
         self._stale = True
-        """The modules have changed since `_extra` was made."""
+        """Whether the modules have changed since `_extra` was made."""
         self._seen: list[Any] = []
         self._changes: Nested = {}
         self.bound = ""

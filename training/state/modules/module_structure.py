@@ -153,7 +153,7 @@ class Outline:
             module._non_persistent_buffers_set.discard(key)
         elif live is not None and piece is not None and shape_of(live) != wanted:
             live.data, live.grad = _room(piece, live.device, wanted), None
-        elif wanted == _NONE or (live is None and piece is not None):  # a tied one's piece has its first name
+        elif wanted == _NONE or (live is None and piece is not None):  # tied tensors: only the first name has a piece
             there = (
                 None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()), wanted)
             )

@@ -68,7 +68,7 @@ def parts_that_stay(value: Any) -> list[Any]:
 
 
 def moves(value: Any) -> bool:
-    """Whether the value moves on with each use and no snapshot holds it: an iterator, or an array of a class of its own."""
+    """Whether the value changes with each use and no snapshot holds it: an iterator, or an array of a subclass."""
     kind: Any = type(value)
     if isinstance(value, np.ndarray):
         return kind is not np.ndarray

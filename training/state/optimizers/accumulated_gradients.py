@@ -29,7 +29,7 @@ _NONE, _LEFT, _SUM = range(3)
 
 
 class Halfway(SnapshotError):
-    """No snapshot of this step is possible, but a snapshot of another step is."""
+    """No snapshot of this step is possible, but another step can have one."""
 
 
 class Accumulation:
@@ -167,7 +167,7 @@ def _fill(parameter: torch.Tensor, kept: Any) -> None:
 
 
 def _kept_by_wrappers(models: Collection[Modules]) -> Iterator[str]:
-    """Yield the wrappers with internal sums. DistributedDataParallel notes in its reducer which parameters `no_sync` passes used. FSDP2
+    """Yield wrappers with internal sums. DistributedDataParallel notes in its reducer which parameters `no_sync` passes used. FSDP2
     has sums beside the parameters (torch.distributed.fsdp, `FSDPParam`: `unsharded_accumulated_grad`, or that of `_unsharded_param`)."""
     for module in (each for model in models for each in model.modules):
         if isinstance(module, DistributedDataParallel):

@@ -1,5 +1,5 @@
-"""What a script sets on one of torch's optimizers: attributes that its class does not have, such as `optimizer.global_step`. Of any
-optimizer, also the objects that hooks of its steps change, and the script's changes of `defaults`, from which later groups are made."""
+"""What a script sets on one of torch's optimizers: attributes that its class does not have, such as `optimizer.global_step`. For any
+optimizer, they include the objects that hooks of its steps change. They also include changed `defaults`, from which new groups are made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .nested_optimizers import framework, of_every_optimizer
 from .optimizer_packing import FUNCTIONS
 
 _GONE, _REMOVED = "..gone", "..removed"
-"""Keys beside the attributes: the names of first attributes that are deleted, and the places of removed hooks."""
+"""Keys beside the attributes: for the names of deleted attributes, and for the places of removed hooks."""
 
 
 class PutOn:
@@ -35,7 +35,7 @@ class PutOn:
         """By part, name and type: whether a snapshot can hold the attribute."""
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
-        """By part, the names of the first attributes (`_began`), and the first `defaults`."""
+        """By part, when first seen: the names of the attributes (`_began`), and the `defaults`."""
         self._hooks: dict[str, dict[str, Held]] = {}
         """By part, the objects of its hooks."""
         self._removals: dict[str, Removals] = {}
@@ -134,7 +134,7 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether the value is a function that holds nothing that training changes: schedulers set such ones."""
+    """Whether the value is a function that holds nothing that training changes, such as those that schedulers set."""
     if isinstance(value, types.MethodType):
         return _is_source(value.__self__)
     return isinstance(value, (*FUNCTIONS, functools.partial))

@@ -51,14 +51,14 @@ _STAYS = (
 )
 """Types whose values stay where they are. Nested optimizers are parts of their own."""
 _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
-"""Modules whose objects are values."""
+"""Python modules whose objects are values."""
 _KINDS = frozenset(each for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types)
 """Types whose objects are values, whatever their module: torch's dtypes and generators."""
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class OptimizerPacking(Packing):
-    """Packs the contents of one optimizer once."""
+    """Packs the contents of one optimizer, for one snapshot."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class OptimizerPacking(Packing):
 
 
 class OptimizerUnpacking(Unpacking):
-    """Unpacks the contents of one optimizer once."""
+    """Unpacks the contents of one optimizer, for one restore."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The place of each tensor of an optimizer: the place of its parameter, and which of the parameter's elements it holds.
 
 The distributed optimizer's own map says how flat shards cut through the parameters. The identity of tensors says which parameter a shard
-belongs to; its position in a group never does.
+belongs to, never its position in a group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .optimizers import Optimizers, parameters_of
 
 
 def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:
-    """Return the parts of the model's parameter that each of the optimizer's own parameters copies or shards. Its keys are (which optimizer
+    """Return the parts of the model's parameter that each of the optimizer's own parameters copies or shards. The keys are (which optimizer
     of a chain, "group.position"). `state_parts` then gives the place of any state, even of one that a fresh optimizer doesn't have yet.
 
     places: of the model's parameters, by id."""
@@ -31,14 +31,14 @@ def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tu
 
 
 def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) -> list[Part]:
-    """Return the places of one state of a parameter with these parts. It has the parameter's shape (`alike`), or is one number."""
+    """Return the places of one state of a parameter with these parts. The state has the parameter's shape (`alike`), or is one number."""
     held = parts if alike else scalars(parts)
     return [replace(part, name=f"{prefix}/{state}/{part.name}") for part in held]
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """The model's parameter to which an optimizer's parameter belongs, and which of its elements."""
+    """The model's parameter to which an optimizer's parameter belongs, and which of its elements that holds."""
 
     parameter: torch.Tensor
     span: tuple[int, int] | None = None

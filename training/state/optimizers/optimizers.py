@@ -27,9 +27,9 @@ Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]
 
 
 class Optimizers:
-    """Any torch optimizer, or Megatron's (chained, mixed precision, distributed). A snapshot holds its state by parameter, its own fp32
-    copies of parameters unless they are views of the model's, parameters that no model of the session has, the values of its groups, and
-    the loss scaler. It also holds the attributes of a third-party optimizer, and all of this of the optimizers within."""
+    """Any torch optimizer, or Megatron's (chained, mixed precision, distributed). A snapshot holds its state by parameter, the values of
+    its groups, and the loss scaler. It also holds parameters that no model of the session has, and fp32 copies of parameters that are
+    not views of the model's. For a third-party optimizer it adds the attributes. Optimizers within another one are held in the same way."""
 
     def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
         """name: the optimizer's in the session, for messages. lenders: sources whose memory values may borrow."""
@@ -170,7 +170,7 @@ class Optimizers:
         return self._groups[name]
 
     def follow(self, described: Nested) -> None:
-        """Create the groups that were added during training, as in a snapshot of another layout. Raises LayoutError if it can't."""
+        """Create the groups that were added during training, as in a snapshot of another layout. Raises LayoutError on failure."""
         begun = [(described.get(name, {}), self._groups_of(name, inner)) for name, _, inner in self.parts()]
         for part, groups in begun:
             if "members" in part:

@@ -39,8 +39,8 @@ class Groups:
         """Why no restart could create the groups that `changed` saw last; empty if one could."""
 
     def changed(self) -> dict[str, Any]:
-        """Return the parameters' names in each group that is new, has other parameters, or has them in another order than the modules (as a
-        set has). Also return how many groups there were at the beginning."""
+        """Return the parameters' names in each group that is new, has other parameters, or has another order than the modules (as sets do).
+        Also return how many groups there were at the beginning."""
         self.bound = ""
         if (ids := self._ids()) == self._known:
             return dict(self._mixed)
