@@ -1,4 +1,4 @@
-"""Two jobs side by side of which one runs at a time: each figure of the one has its counterpart of the other a second away."""
+"""Runs two jobs in turn, one at a time: each figure of one job has a counterpart of the other job, taken a second away."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jobs import Job
 
 SLICE_S, SETTLE_S = 1.0, 0.2
 QUIET_CORES = 0.2
-"""What the rest of the machine may take in every slice of a quiet round."""
+"""The most CPU that the rest of the machine may take, in each slice of a quiet round."""
 
 
 @dataclass(frozen=True)
 class Slice:
     times_s: list[float]
-    """Of its steps, without those of the first moments."""
+    """The times of its steps, without those of the first moments."""
     foreign_cores: float
-    """How much CPU time everything but the job took meanwhile, the machine's other tenants included, in seconds per second."""
+    """CPU time of everything but the job in this slice, in seconds per second. The machine's other tenants are included."""
 
 
 class Alternating:
-    """One of the two jobs, stopped and let go on in turn."""
+    """One of the two jobs, which is stopped and continued in turn."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -50,7 +50,7 @@ class Alternating:
         self.halt()
         ran_s = time.monotonic() - started
         ranks_s, rest_s, all_s = (now - then for now, then in zip(self._clocks(), before, strict=True))
-        time.sleep(0.02)  # lines on their way
+        time.sleep(0.02)  # the last lines arrive
         fresh = self.job.steps[known:]
         settled = [line.at_s for line in fresh if line.at_s > started + SETTLE_S]
         times_s = [after - before for before, after in pairwise(settled)]
@@ -70,13 +70,13 @@ class Alternating:
 
     @property
     def other_cpu_cores(self) -> float:
-        """Of launcher, agent, etcd, warm and drain process together, while the job ran."""
+        """The cores that launcher, agent, etcd, warm and drain process took together while the job ran."""
         return self.rest_cpu_s / self.ran_s
 
     def _clocks(self) -> tuple[float, float, float]:
-        """CPU seconds so far: of the ranks, of the job's other processes, of the whole machine."""
+        """Return the CPU seconds so far of the ranks, of the job's other processes, and of the whole machine."""
         machine = psutil.cpu_times()
-        idle = machine.idle + machine.iowait + machine.guest + machine.guest_nice  # guests are in user and nice already
+        idle = machine.idle + machine.iowait + machine.guest + machine.guest_nice  # user and nice include the guests
         return _cpu_s(self.ranks), _cpu_s(self.rest), sum(machine) - idle
 
     def _signal(self, number: int) -> None:
@@ -96,7 +96,7 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """Two slices of the one job and two of the other, next to each other in time."""
+    """Two slices of each job, next to each other in time."""
 
     ratio: float
     """Step time with the runtime over step time without."""

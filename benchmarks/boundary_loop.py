@@ -1,6 +1,6 @@
-"""What one boundary of a session costs its loop: a script for two ranks, started by `overhead.py` behind `mt-resilient run`.
+"""Measures what a session's boundary costs its loop. `overhead.py` starts this script for two ranks behind `mt-resilient run`.
 
-A step is 20 ms of arithmetic and an all-reduce, so that the sentinel's word travels while the loop computes, as in a training.
+A step is 20 ms of arithmetic and an all-reduce. So the ranks' figures travel while the loop computes, as in a training.
 Rank 0 prints one line: `boundary`, and the microseconds of each boundary of all ranks as a JSON list.
 """
 

@@ -61,7 +61,7 @@ class Way:
         self._chance, self._step = random.Random(1), 0
 
     def boundary(self, around: Callable[[Callable[[], Any]], Any]) -> Any:
-        """One more step's; `around` is handed what is to be measured."""
+        """Run one more step's boundary. `around` gets the call that is to be measured."""
         self._step += 1
         loss = 2 + 3 * (self._step + 100) ** -0.3 + 0.05 * self._chance.gauss(0, 1)
         figures = self._figures(loss, 1 + abs(self._chance.gauss(0, 1)))

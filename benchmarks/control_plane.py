@@ -74,7 +74,7 @@ OPERATIONS, CHANGE_S, TICK_S = 3_500.0, 2.0, 0.1
 
 
 class Head:
-    """The leader's process, and what it has said."""
+    """The leader's process, and what it has reported."""
 
     def __init__(self, endpoint: str) -> None:
         command = [sys.executable, str(HERE / "head.py"), endpoint]
@@ -105,14 +105,14 @@ def wait_for(true: Callable[[], bool], within_s: float) -> None:
 
 
 def operations(endpoint: str) -> float:
-    """Messages that etcd has received from clients so far."""
+    """Return how many messages etcd has received from clients so far."""
     with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("grpc_server_msg_received_total{"))
 
 
 class Probe:
-    """Puts of somebody who has nothing to do with it."""
+    """Puts by a client that has nothing to do with the job."""
 
     def __init__(self, endpoint: str) -> None:
         self.store = EtcdStore([endpoint], deadline_s=30.0)

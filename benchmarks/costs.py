@@ -1,4 +1,4 @@
-"""What one save and one load cost a training loop: the clock of `snapshot.py`. All in seconds, of whatever peer."""
+"""Measures what one save and one load cost a training loop, for any peer of `snapshot.py`. All figures are in seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mt_resilient.training import device
 
 Costs = dict[str, float]
 ALONE = 6
-"""Steps without a save, before and after."""
+"""Steps without a save, before the save and after it."""
 KEPT = 8
 """Steps with a snapshot in memory."""
 
@@ -29,10 +29,10 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Work:
-    """A training step's arithmetic: matrix products on the device in use, waited for, as a loop does that prints its loss."""
+    """A training step's arithmetic: matrix products on the device in use. Each step waits for them, like a loop that prints its loss."""
 
     def __init__(self, kind: str, step_s: float) -> None:
-        """step_s: about how long a step is to take."""
+        """step_s: about how long a step should take."""
         dtype = torch.float32 if kind == "cpu" else torch.bfloat16
         self._products = 1
         for size in (1024, 2048, 4096, 8192):
@@ -49,12 +49,12 @@ class Work:
     def step(self) -> None:
         for _ in range(self._products):
             torch.mm(self._factor, self._factor)
-        if self._factor.device.type != "cpu":  # the loop's stream: nobody waits for what others copy
+        if self._factor.device.type != "cpu":  # the loop's stream alone: copies on other streams go on
             device.module(self._factor.device.type).current_stream().synchronize()
 
 
 def saved(peer: Peer, state: State, directory: Path) -> Costs:
-    """stall: in the call; staged: until the state may be changed; durable: until everything is on disk."""
+    """Return the costs of a save. stall: in the call; staged: until the state may be changed; durable: until everything is on disk."""
     device.synchronize(state.values())
     os.sync()
     started = time.perf_counter()
@@ -70,7 +70,7 @@ def saved(peer: Peer, state: State, directory: Path) -> Costs:
 
 
 def restored(peer: Peer, into: State, directory: Path) -> float:
-    """restore: from files that no cache of this kernel holds into live tensors that hold something else."""
+    """Return the time to load files that this kernel does not cache, into live tensors that hold something else."""
     for tensor in into.values():
         tensor.fill_(7)
     drop_cached(directory)
@@ -84,9 +84,9 @@ def restored(peer: Peer, into: State, directory: Path) -> float:
 
 
 def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs:
-    """lost: by one save, counting the steps until it is durable, against as many without one; slower: a step beside it over one without;
-    slower staging: the first step, beside which the state is staged; train stall: in the call, between steps. Steps without a save are
-    timed before and after, since a device under power changes its clock."""
+    """Return the costs of a save beside training steps. lost: training time that it costs, over the steps until it is durable. slower: a
+    step beside the save over a step without. slower staging: the same of the first step, beside which the state is staged. train stall: in
+    the call, between steps. Steps without a save are timed before and after, since a device under power changes its clock."""
     work.step()
     os.sync()
     alone = [timed(work.step) for _ in range(ALONE)]
@@ -127,7 +127,7 @@ def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs
 
 
 def kept(keep: Callable[[], Saving], work: Work) -> list[Costs]:
-    """Of snapshots in memory alone, one a step: train stall and slower staging, as above, of each."""
+    """Return train stall and slower staging, as in `trained`, of each of several snapshots in memory alone, one a step."""
     work.step()
     alone, found = [timed(work.step) for _ in range(ALONE)], []
     for _ in range(KEPT):

@@ -1,10 +1,10 @@
-"""Simulated agents for `control_plane.py`: what agents say to etcd, from one process, and nothing else of what they are.
+"""Simulated agents for `control_plane.py`: one process that sends etcd what many agents would send, and does nothing else of theirs.
 
     python crowd.py ENDPOINT FIRST COUNT NODES CONNECTIONS
 
-Agents FIRST to FIRST + COUNT of a job of NODES, over CONNECTIONS connections, dealt out evenly. Each has a lease, and renews it on its
-connection's one stream; says how it is as often as `write_rates.pace` has it; and, when the record that its connection watches changes,
-says that it is ready, that it runs, and how it is. Prints `ready` when all are registered, and ends with its standard input.
+Agents FIRST to FIRST + COUNT of a job of NODES, evenly over CONNECTIONS connections. Each has a lease and renews it on the one stream of
+its connection. It writes its status as often as `write_rates.pace` says. When the record that its connection watches changes, it writes
+that it is ready, or that it runs, and its status. Prints `ready` when all are registered, and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mt_resilient.resilience.store.write_rates import jittered, pace
 
 KEYS = Keys("bench")
 AT_ONCE = 16
-"""Calls under way on one connection."""
+"""The most calls under way on one connection."""
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
 
 
@@ -48,7 +48,7 @@ def instance_of(number: int) -> str:
 
 
 def status(generation: int, nodes: int, **more: Any) -> NodeStatus:
-    """Of a node of eight ranks that train, one of `nodes`; each generation has come further than the one before."""
+    """Return the status of one of `nodes` nodes, with eight ranks that train. Each generation has come further than the one before."""
     step, now = Step(100 * generation), time.time()
     marks = {f"{mark}_s": now for mark in ("attached", "built", "restored", "stepped", "replayed")}
     said: dict[str, Any] = {
@@ -77,7 +77,7 @@ class Agent:
 
 @dataclass
 class Line:
-    """A connection, as a relay would have it, or an agent."""
+    """A connection, as a relay or an agent has one."""
 
     channel: grpc.aio.Channel
     agents: list[Agent] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Line:
             self.calls[name] = self.channel.unary_unary(rpc.path, response_deserializer=rpc.response.FromString)
         while True:
             async with self.gate:
-                with suppress(grpc.aio.AioRpcError):  # too busy: as an agent does, which tries again in its next round
+                with suppress(grpc.aio.AioRpcError):  # too busy: try again later, as an agent does in its next round
                     return await self.calls[name](rpc.request(**fields).SerializeToString(), timeout=20.0)
             await asyncio.sleep(random.random())
 
@@ -131,10 +131,10 @@ class Crowd:
         self.running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             print(f"a simulated agent has failed: {task.exception()!r}", file=sys.stderr, flush=True)
-            os._exit(1)  # the figures would be of fewer agents
+            os._exit(1)  # else the figures would be those of fewer agents
 
     async def _register(self, agent: Agent) -> None:
-        # Long at first: ten thousand registrations take longer than a lease.
+        # The first lease is long: ten thousand registrations take longer than a lease.
         await self.entering.acquire()
         agent.lease = (await agent.line.ask("Lease", "LeaseGrant", TTL=self.pace.lease_ttl_s + 60)).ID
         agent.renewal = method("Lease", "LeaseKeepAlive").request(ID=agent.lease).SerializeToString()
@@ -145,7 +145,7 @@ class Crowd:
         self.entering.release()
 
     async def _repeat(self) -> None:
-        """Renewals and statuses, each when it is due."""
+        """Send renewals and statuses, each when it is due."""
         now = time.monotonic()
         due = [(now + random.random() * self.pace.keepalive_s, agent.number, True, agent) for agent in self.agents]
         due += [(now + random.random() * self.pace.status_s, agent.number, False, agent) for agent in self.agents]
@@ -180,7 +180,7 @@ class Crowd:
         async for heard in stream:
             for event in heard.events:
                 revision = event.kv.mod_revision
-                if revision > self.record[0]:  # each agent parses it on a machine of its own: here one does for all
+                if revision > self.record[0]:  # each real agent parses it; here it is parsed once for all
                     self.record = (revision, loads(GenerationRecord, event.kv.value))
                 record = self.record[1]
                 if record and revision == self.record[0]:

@@ -52,7 +52,7 @@ def victim(job: Cluster, kind: str, turn: int) -> str:
 
 
 def strike(job: Cluster, kind: str, name: str) -> float:
-    """One fault on that node; seconds until the next generation was decided on."""
+    """Cause one fault on that node. Return the seconds until the next generation was decided on."""
     world = job.world()
     assert world
     before = job.number()
@@ -68,13 +68,13 @@ def strike(job: Cluster, kind: str, name: str) -> float:
     assert world
     assert world.record
     told = [each for each in world.incidents if each.generation == before]
-    for each in told:  # when it was first seen, by whoever saw it
+    for each in told:  # when any agent first saw it
         say(f"    {each.cause}, seen after {1000 * (each.at_s - since_s):.0f} ms; {each.evidence[0]}")
     return world.record.opened_s - since_s
 
 
 def mend(job: Cluster, kind: str, name: str) -> None:
-    """Until all are at work again, and a spare stands by."""
+    """Wait until all are at work again, and a spare stands by."""
     if kind != "rank":
         job.net.kill(name)
         job.until(lambda: name not in job.members(), 30, "a spare takes the place")

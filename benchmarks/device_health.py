@@ -1,8 +1,8 @@
-"""Shows what the probe of NVIDIA devices tells on this machine: the program's own words, what is made of them, and how long it takes.
+"""Shows what the probe of NVIDIA devices reports on this machine: nvidia-smi's own words, our conclusions, and how long it takes.
 
     python benchmarks/device_health.py        on a machine with nvidia-smi; needs no torch
 
-Exit code 0: each device has told its memory errors, its remapped rows and what slows it down; 1: some field stayed unknown, and is named.
+Exit code 0: each device reports its memory errors, its remapped rows and what slows it down. 1: some field is unknown, and is named.
 """
 
 from __future__ import annotations

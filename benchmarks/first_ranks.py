@@ -35,7 +35,7 @@ MARKS = ("born", "there", "exchange_ms")
 
 
 def come_together(nodes: int, most_in_one: int) -> tuple[float, float, float]:
-    """Seconds until all are there, MB over loopback, and the median of an exchange's milliseconds."""
+    """Return the seconds until all are connected, the MB over loopback, and the median of an exchange's milliseconds."""
     port = free_port()
     server = multiprocessing.get_context("fork").Process(target=_store, args=(port,), daemon=True)
     server.start()
@@ -61,7 +61,7 @@ def come_together(nodes: int, most_in_one: int) -> tuple[float, float, float]:
 
 
 def _store(port: int) -> None:
-    """For ever. In a process of its own: a child that is forked while threads of torch look up a name waits for their lock."""
+    """Serve the store for ever, in its own process: a child that is forked while threads of torch look up a name waits for their lock."""
     serving = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
     time.sleep(3600)
     del serving
@@ -86,7 +86,7 @@ def _node(node: int, nodes: int, most_in_one: int, port: int, marks: dict[str, n
 
 
 def _all(marks: np.ndarray) -> None:
-    """Until every node has made its mark."""
+    """Wait until every node has made its mark."""
     while not marks.all():
         time.sleep(0.1)
 

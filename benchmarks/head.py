@@ -1,4 +1,4 @@
-"""The agent that leads, for `control_plane.py`: the real controller on the real store, as its loop would call it.
+"""The leading agent for `control_plane.py`: the real controller on the real store, called as the agent's loop would call it.
 
     python head.py ENDPOINT
 
@@ -26,7 +26,7 @@ from mt_resilient.resilience.store.etcd.client import EtcdStore
 from mt_resilient.resilience.store.poll import readable
 
 AT_MOST_S = 1.0
-"""Between two rounds of the agent's loop while nothing comes."""
+"""The longest time between two rounds of the agent's loop while nothing comes."""
 
 
 def told(decision: Decision) -> None:

@@ -69,7 +69,7 @@ FORMATS = (
 OURS = "mt-resilient"
 FLIPS = 8
 WINDOW = 32
-"""A position is inside a tensor's data when so many bytes around it are found in some tensor."""
+"""A position is inside a tensor's data if this many bytes around it are found in some tensor."""
 
 
 class Outcome(StrEnum):
@@ -80,7 +80,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Format:
-    """What writes a state to a new directory and fills a state from it."""
+    """Writes a state to a new directory, and fills a state from it."""
 
     version: str
     save: Callable[[State, Path], None]
@@ -91,11 +91,11 @@ class Format:
 class Damage:
     name: str
     do: Callable[[Path], None]
-    """Called with the file that suffers it."""
+    """Called with the file to be damaged."""
 
 
 def save_ours(state: State, directory: Path) -> None:
-    """Save `state` into `directory`, which is not there yet: staged into a slot of an arena, and drained from it."""
+    """Save `state` into `directory`, which must not exist yet: stage it into a slot of an arena, and drain that."""
     stager = Stager()
     layout, encoded, leaves = stager.plan(state, torch.is_tensor)
     described = Header(
@@ -136,9 +136,9 @@ def largest_file(directory: Path) -> Path:
 
 
 def flip_positions(file: Path, state: State, count: int, rng: random.Random) -> list[int]:
-    """Seeded byte positions inside tensor data.
+    """Return seeded byte positions inside tensor data.
 
-    Where the file has no tensor's bytes as they are, it is compressed: then anywhere in its middle half, which is data all the same.
+    If the file has no tensor's bytes as they are, it is compressed. Then positions anywhere in its middle half serve: that is data, too.
     """
     content, tensors = file.read_bytes(), [as_bytes(tensor).numpy().tobytes() for tensor in state.values()]
     drawn = [rng.randrange(len(content) // 4, 3 * len(content) // 4) for _ in range(4 * count)]
@@ -176,17 +176,17 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def judge(one: Format, state: State, directory: Path) -> tuple[Outcome, str]:
-    """How a load ends, and what it raised if it did."""
+    """Return how a load ends, and what it raised if it did."""
     live = {name: torch.full_like(tensor, 7) for name, tensor in state.items()}
     try:
         one.load(live, directory)
-    except (Exception, CheckpointException) as error:  # any is a refusal; DCP's is a BaseException
+    except (Exception, CheckpointException) as error:  # any exception is a refusal; DCP's is a BaseException
         return Outcome.REFUSED, f"{type(error).__name__}: {error}".partition("\n")[0][:120]
     return (Outcome.UNHARMED if same(live, state) else Outcome.SILENT), ""
 
 
 Tally = dict[str, Counter[Outcome]]
-"""Outcomes by name of damage."""
+"""Outcomes, by the damage's name."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Trial:
     version: str
     tally: Tally
     told: tuple[str, ...]
-    """A sentence for each."""
+    """A sentence for each damage."""
 
     @property
     def silent(self) -> int:
@@ -204,7 +204,7 @@ class Trial:
 
 
 def try_out(name: str, place: Path, flips: int, seed: int) -> Trial:
-    """All damages of one format. Raises RuntimeError when it is not here, or does not even get its undamaged files right."""
+    """Try all damages on one format. Raises RuntimeError if it is not installed, or does not load its own undamaged files rightly."""
     one, state = find(name), mixed_state(seed)
     place.mkdir()
     saved, copy = place / "saved", place / "copy"
@@ -226,13 +226,13 @@ def try_out(name: str, place: Path, flips: int, seed: int) -> Trial:
 
 
 def try_out_apart(name: str, place: Path, flips: int, seed: int) -> Trial:
-    """In a process of its own, so that a crash, a stray thread or a torrent of tracebacks stays there."""
+    """Run `try_out` in its own process, so that a crash, a stray thread or a torrent of tracebacks stays there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=mute) as pool:
         return pool.submit(try_out, name, place, flips, seed).result()
 
 
 def mute() -> None:
-    """stderr goes nowhere: what a load has raised comes back as a sentence; what its threads print besides is no answer."""
+    """Discard stderr. What a load has raised comes back as a sentence; what its threads print besides does not matter."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -245,7 +245,7 @@ def say_table(trials: dict[str, Trial]) -> None:
 
 
 def results(trials: dict[str, Trial], cases: int) -> list[Result]:
-    """The first row has the target, against the best of the peers."""
+    """Return the results. The first row has the target, and compares with the best of the peers."""
     what, unit = "damage loaded silently", f"silent cases of {cases}"
     peers = {f"{name} ({trial.version})": trial.silent for name, trial in trials.items() if name != OURS}
     mine, best = trials[OURS].silent if OURS in trials else None, min(peers.values(), default=None)

@@ -1,6 +1,6 @@
-"""A training job as the benchmarks see it: started, its lines stamped as they arrive, its ranks found, stopped to the last process.
+"""Runs a training job for the benchmarks: starts it, stamps its lines as they arrive, finds its ranks, and stops it to the last process.
 
-The same script runs behind `mt-resilient run` and under plain torchrun; both are measured by the clock of the reader's thread here.
+The same script runs behind `mt-resilient run` and under plain torchrun. Both are measured by the clock of the thread here that reads them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from mt_resilient.resilience.ipc.die_with_parent import adopt_orphans
 REPOSITORY = Path(__file__).resolve().parents[1]
 GPT = REPOSITORY / "examples" / "gpt" / "pretrain.py"
 BESIDE = Path(sys.executable).parent
-"""Where torchrun and mt-resilient of this environment are."""
+"""The folder of this environment's torchrun and mt-resilient."""
 
 _STEP = re.compile(r"step (\d+) ")
 T = TypeVar("T")
 
 
 class JobFailed(RuntimeError):
-    """A job ended, or did not get where it should, in time."""
+    """A job ended, or did not get far enough in time."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Stepped:
 
 
 class Job:
-    """One running command. Its output beside stdout goes to `directory/log`."""
+    """One running command. Its stderr goes to `directory/log`."""
 
     def __init__(
         self, command: Sequence[str], directory: Path, extra: dict[str, str], run_directory: Path | None
     ) -> None:
-        """directory: for all its files; run_directory: that of `mt-resilient run`, None under plain torchrun."""
+        """directory: for all its files. run_directory: that of `mt-resilient run`; None under plain torchrun."""
         directory.mkdir()
         self.log = directory / "log"
         self.run_directory = run_directory
@@ -76,7 +76,7 @@ class Job:
                 self.steps.append(Stepped(at_s, int(found[1])))
 
     def wait_for(self, condition: Callable[[], T | None], within_s: float, what: str) -> T:
-        """The condition's first true answer. Raises JobFailed, with the log's end, when the job ends or the time is over."""
+        """Return the condition's first true answer. Raises JobFailed, with the end of the log, if the job ends or the time is over."""
         deadline = time.monotonic() + within_s
         while not (answer := condition()):
             ended = self.process.poll() is not None
@@ -87,11 +87,11 @@ class Job:
         return answer
 
     def wait_for_steps(self, count: int, within_s: float = 180.0) -> None:
-        """Until `count` step lines have come."""
+        """Wait until `count` step lines have come."""
         self.wait_for(lambda: len(self.steps) >= count, within_s, f"{count} steps")
 
     def journal(self) -> list[dict]:
-        """The journal of `mt-resilient run`."""
+        """Return the journal of `mt-resilient run`."""
         assert self.run_directory
         with suppress(FileNotFoundError):
             return [json.loads(line) for line in (self.run_directory / "journal.jsonl").read_text().splitlines()]
@@ -101,7 +101,7 @@ class Job:
         return any("the warm process is ready" in line.get("sentence", "") for line in self.journal())
 
     def rank_pids(self) -> list[int]:
-        """By local rank; empty while they are not all known."""
+        """Return the ranks' pids, by local rank; empty until all are known."""
         if self.run_directory is None:
             return _plain_rank_pids(self.process.pid)
         said = subprocess.run(
@@ -113,14 +113,14 @@ class Job:
         return pids if all(pids) else []
 
     def tree(self) -> list[psutil.Process]:
-        """The job's first process and everything below it."""
+        """Return the job's first process and all its descendants."""
         with suppress(psutil.NoSuchProcess):
             first = psutil.Process(self.process.pid)
             return [first, *first.children(recursive=True)]
         return []
 
     def stop(self) -> None:
-        """End it as Ctrl-C would; kill what is left of it after that."""
+        """Terminate the job; then kill what is left of it."""
         left = self.tree()
         for process in left:
             with suppress(psutil.NoSuchProcess):
@@ -146,16 +146,16 @@ def _plain_rank_pids(torchrun: int) -> list[int]:
 
 
 def plain(script: Sequence[str], directory: Path) -> Job:
-    """Two ranks of `script` under torchrun.
+    """Start two ranks of `script` under torchrun.
 
-    Without the variable, restarted ranks read their predecessors' addresses from the shared store and 4 of 10 restarts fail.
+    Without the variable, restarted ranks read their predecessors' addresses from the shared store, and 4 of 10 restarts fail.
     """
     command = [str(BESIDE / "torchrun"), "--standalone", "--max-restarts", "3", "--nproc-per-node", "2", *script]
     return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None)
 
 
 def wrapped(script: Sequence[str], directory: Path, *options: str) -> Job:
-    """The same behind `mt-resilient run`, with `options` of it."""
+    """Start the same behind `mt-resilient run`, with `options` of that command."""
     ours = [str(BESIDE / "mt-resilient"), "run", "--run-dir", str(directory / "run"), "--metrics-port", "0", *options]
     theirs = [str(BESIDE / "torchrun"), "--standalone", "--nproc-per-node", "2", *script]
     return Job([*ours, "--", *theirs], directory, {}, directory / "run")
@@ -163,8 +163,8 @@ def wrapped(script: Sequence[str], directory: Path, *options: str) -> Job:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """A temporary directory. In whatever way it is left, no process started here is alive afterwards, and the directory is gone."""
-    adopt_orphans()  # what loses its parent stays below this process
+    """Yield a temporary directory. However the context ends, no process started here is alive afterwards, and the directory is gone."""
+    adopt_orphans()  # orphans become children of this process
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     with TemporaryDirectory(prefix="mt-resilient-benchmark-") as directory:

@@ -1,4 +1,4 @@
-"""What was measured, held against the targets (`snapshot.py`)."""
+"""Compares what was measured with the targets (`snapshot.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY_FILES = "limit: tmpfs, a file a core"
 LINK = "limit: link"
 
 Table: TypeAlias = dict[str, dict[str, list[float]]]
-"""Seconds of each round, by who and by measure."""
+"""The seconds of each round, by competitor and by measure."""
 
 
 class Judge:
@@ -79,7 +79,7 @@ class Judge:
         )
 
     def _best(self, family: str, measure: str = "durable") -> str:
-        """The fastest of a family, by the median."""
+        """Return the fastest of a family, by the median."""
         found = {
             name: statistics.median(figures[measure])
             for name, figures in self._measured.items()
@@ -88,7 +88,7 @@ class Judge:
         return min(found, key=lambda name: found[name], default=f"no {family} here")
 
     def _rest(self) -> list[Result]:
-        """Everybody's medians and lowest."""
+        """Return all medians and lowest values."""
         return [
             Result(
                 name=f"{measure}, {name}{how}", ours=pick(values), unit="ratio" if measure.startswith("slower") else "s"
@@ -100,7 +100,7 @@ class Judge:
 
 
 def say_table(measured: Table) -> None:
-    """Medians, in seconds."""
+    """Print the medians, in seconds."""
     columns = list(dict.fromkeys(measure for figures in measured.values() for measure in figures))
     say(f"\n  {'median, lowest (s)':27}" + "".join(f"{column:>14}" for column in columns))
     for name in sorted(measured, key=lambda name: statistics.median(measured[name].get("durable", [0.0]))):

@@ -1,6 +1,6 @@
-"""The limits of a snapshot: as many bytes as a state has, with no format, to a file and back, and over a device's link and back.
+"""The limits of a snapshot: moves a state's bytes, without a format, to a file and back, and over a device's link and back.
 
-The bytes lie in page-aligned host memory beforehand, pinned where there is a device. Nothing here keeps time.
+The bytes lie in page-aligned host memory beforehand, pinned if there is a device. Nothing here measures time.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from mt_resilient.training import device
 
 PAGE = mmap.PAGESIZE
 WRITE, READ, READERS = 16 * MIB, 4 * MIB, 4
-"""Bytes of one request, and reads under way at a time. On a virtual disk more writers do not write faster (measured), nor more readers
-read; a memory file system takes one `write` to a file at a time."""
+"""Bytes of one request to write and to read, and the number of reads under way at a time. On a virtual disk, more writers do not write
+faster (measured), and more readers do not read faster. A memory file system takes one `write` to a file at a time."""
 
 
 class Limits:
     def __init__(self, state: State, kind: str) -> None:
-        """kind: of the device that the state is on."""
+        """kind: the type of the device that the state is on."""
         self._kind, self._nbytes = kind, nbytes(state)
         self._image = memoryview(mmap.mmap(-1, -(-self._nbytes // PAGE) * PAGE))
         ring = mmap.mmap(-1, READERS * READ, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # a kernel without huge pages
+        with suppress(OSError):  # the kernel has no huge pages
             ring.madvise(mmap.MADV_HUGEPAGE)
-        ring[:] = bytes(len(ring))  # the first touch of a page is no part of reading
+        ring[:] = bytes(len(ring))  # so that reading does not include the first touch of a page
         self._ring = [memoryview(ring)[at : at + READ] for at in range(0, len(ring), READ)]
         self.down(state)
         if kind != "cpu" and not device.register(kind, self._image):
             raise RuntimeError(f"{kind} does not pin memory here")
 
     def write(self, file: Path, flags: int) -> None:
-        """By one thread, then fsync of the file and its directory. flags: O_DIRECT, or 0 for the page cache."""
+        """Write with one thread, then fsync the file and its directory. flags: O_DIRECT, or 0 for the page cache."""
         _write(file, flags, self._image, self._nbytes)
         _sync(file.parent)
 
     def write_files(self, directory: Path, files: int) -> None:
-        """Through the page cache, in so many equal parts: a new file and a thread each."""
+        """Write through the page cache, in this many equal parts: a new file and a thread for each."""
         part = -(-self._nbytes // files // PAGE) * PAGE
         parts = [self._image[at : at + part] for at in range(0, len(self._image), part)]
         directory.mkdir()
@@ -51,7 +51,7 @@ class Limits:
         _sync(directory)
 
     def read(self, file: Path, flags: int) -> None:
-        """Into a few buffers, used over and over."""
+        """Read into a few buffers, which are used over and over."""
         descriptor = os.open(file, os.O_RDONLY | flags)
         size = os.fstat(descriptor).st_size
 
@@ -67,13 +67,13 @@ class Limits:
             os.close(descriptor)
 
     def down(self, state: State) -> None:
-        """Device → host, complete on return."""
+        """Copy device → host, complete on return."""
         for host, tensor in self._pairs(state):
             host.copy_(tensor, non_blocking=True)
         device.synchronize(state.values())
 
     def up(self, state: State) -> None:
-        """Host → device, complete on return."""
+        """Copy host → device, complete on return."""
         for host, tensor in self._pairs(state):
             tensor.copy_(host, non_blocking=True)
         device.synchronize(state.values())

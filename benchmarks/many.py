@@ -41,7 +41,8 @@ class Saver:
         self._step = 0
 
     def stage(self, tensors: int) -> float:
-        """Seconds in which a loop would stand still, for one rank: collected, laid out, copied."""
+        """Stage a state of this many tensors: collect it, lay it out, copy it. Return the seconds for which a rank's loop would stand
+        still."""
         self._step += 1
         state = {f"layers.{index:05}.weight": torch.zeros(8) for index in range(tensors)}
         started = time.perf_counter()

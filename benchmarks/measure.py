@@ -1,4 +1,4 @@
-"""What the benchmarks share: results, the machine they came from, and the one line of JSON that each ends with."""
+"""The common part of the benchmarks: results, the machine they came from, and the one line of JSON that each prints at its end."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Result:
     target: str | None = None
     """The target in words, as it was set before measuring."""
     decided: bool = True
-    """False: the figure scatters so much, on a machine under load, that it cannot tell on which side of the limit it is."""
+    """False: on a machine under load, the figure scatters too much to tell on which side of the limit it is."""
 
     @property
     def met(self) -> bool | None:
-        """None where there is no target, or where it is undecided; a figure that could not be measured does not meet its target."""
+        """None if there is no target, or if the result is undecided. A figure that could not be measured does not meet its target."""
         if self.target is None or not self.decided:
             return None
         return self.ours is not None and self.limit is not None and self.ours <= self.limit
@@ -68,7 +68,7 @@ def versions() -> dict[str, str | None]:
 
 
 def program(name: str, root: Path) -> Callable[[str], Any]:
-    """The program in the checkout `root`, loaded as a package of its own name: gives its modules, `training.state.sources` for one."""
+    """Load the program in the checkout `root` as the package `name`. Return what gives its modules, such as `training.state.sources`."""
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
     assert spec
     assert spec.loader
@@ -78,12 +78,12 @@ def program(name: str, root: Path) -> Callable[[str], Any]:
 
 
 def say(sentence: str) -> None:
-    """Progress, on stderr: stdout belongs to the line of JSON."""
+    """Print progress on stderr: stdout is for the line of JSON."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 def report(benchmark: str, results: Sequence[Result], **more: str) -> None:
-    """Print the line. `machine.load` is that of the end: it tells how far to trust the figures. more: about the machine."""
+    """Print the line. `machine.load` is the load at the end, and tells how far to trust the figures. more: facts about the machine."""
     rows = [{**{name: value for name, value in asdict(r).items() if name != "decided"}, "met": r.met} for r in results]
     line = {"benchmark": benchmark, "machine": machine() | more, "versions": versions(), "results": _rounded(rows)}
     print(json.dumps(line), flush=True)

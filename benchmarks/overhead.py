@@ -48,15 +48,15 @@ SIZE = ("--layers", "2", "--hidden", "192", "--seq", "128", "--mbs", "4")
 """A step of 70 ms on one core of the machine that this was written on."""
 SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", *SIZE)
 ROUNDS = 10
-"""Of four slices, ABBA, in each repeat: so many quiet ones, or twice as many in all."""
+"""Rounds of four slices, ABBA, in each repeat: this many quiet ones, or twice as many in all."""
 LEAST_QUIET = 8
-"""Fewer quiet rounds than this decide nothing: the ratio of all rounds is told then, without a judgement."""
+"""With fewer quiet rounds than this, the ratio of all rounds is reported, and nothing is decided."""
 STEP_LIMIT = 1.01
 BEAT_LIMIT_US = 20.0
 
 
 def compare_steps(place: Path, rounds: int) -> Comparison:
-    """As many rounds as asked for that are quiet, but at most twice as many in all."""
+    """Return the comparison of the jobs after `rounds` quiet rounds, but at most twice as many rounds in all."""
     jobs = [wrapped(SCRIPT, place / "with", *NEVER), plain(SCRIPT, place / "without")]
     try:
         for job in jobs:
@@ -74,7 +74,7 @@ def compare_steps(place: Path, rounds: int) -> Comparison:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % confidence interval of the median, from order statistics (the sign test turned around): assumes no distribution."""
+    """Return the 95 % confidence interval of the median, from order statistics (the sign test inverted). It assumes no distribution."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low, high = math.floor(len(ordered) / 2 - half), math.ceil(len(ordered) / 2 + half) - 1
     return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
@@ -136,7 +136,7 @@ def step_results(place: Path, repeats: int, rounds: int) -> list[Result]:
 
 
 def beat_result(batches: int) -> Result:
-    """The heartbeat as a rank's boundary writes it, clock included, on a page of a real board; median over batches of 100."""
+    """Measure the heartbeat as a rank's boundary writes it, clock included, on a page of a real board; the median over batches of 100."""
     board = Board(1)
     board.clear(1)
     handoff = Handoff(

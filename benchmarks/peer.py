@@ -1,6 +1,6 @@
-"""One way of writing a training's tensors to a local file system and reading them back, as `snapshot.py` and `integrity.py` see it.
+"""The interface of the peers of `snapshot.py` and `integrity.py`: ways to write a training's tensors to a local file system and read them.
 
-A state goes in, a new directory comes out, durable; live tensors are filled from it in place, as a restarted training would.
+A peer saves a state durably into a new directory. It fills live tensors from there in place, as a restarted training would.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from states import State
 
 @dataclass(frozen=True)
 class Saving:
-    """A save under way. Each may be called more than once; `done` also by a thread beside the loop's."""
+    """A save under way. Each function may be called more than once; `done` also by another thread than the loop's."""
 
     staged: Callable[[], object]
     """Returns when the state may be changed without changing what is saved."""
     done: Callable[[], object]
-    """Returns when all of it is durable. Raises what the save has failed with."""
+    """Returns when all of it is durable. Raises the error of a failed save."""
     before_update: Callable[[], object] | None = None
-    """What a loop has to call before it changes the state, where that is not `staged`."""
+    """What a loop has to call before it changes the state; None: `staged`."""
     boundary: Callable[[], object] = lambda: None
     """What a loop has to call after each step."""
 
 
 class Peer(ABC):
-    """One way of saving. An object serves one training: buffers and processes that its first save makes serve the later ones too."""
+    """One way of saving. An object serves one training: its later saves use the buffers and processes that its first save makes."""
 
     package = "torch"
 
@@ -44,7 +44,7 @@ class Peer(ABC):
 
     @abstractmethod
     def save(self, state: State, directory: Path) -> None:
-        """Durable on return. The directory is made here; it must not be there yet, its parent must."""
+        """Save durably. This call makes the directory, which must not exist yet; its parent must."""
 
     @abstractmethod
     def load(self, state: State, directory: Path) -> None:
@@ -55,7 +55,7 @@ class Peer(ABC):
 
 
 class AsyncPeer(Peer):
-    """One that lets the training go on before its data are durable. The next save begins when the last one is done."""
+    """A peer that lets the training go on before its data are durable. The next save begins after the last one is done."""
 
     @abstractmethod
     def save_async(self, state: State, directory: Path) -> Saving: ...
@@ -65,7 +65,7 @@ class AsyncPeer(Peer):
 
 
 def sync_tree(directory: Path) -> None:
-    """fsync every file and directory below, the directory and its parent. A second fsync of a file costs next to nothing."""
+    """fsync every file and directory below, the directory itself, and its parent. A second fsync of a file costs almost nothing."""
     for root, _, files in os.walk(directory, topdown=False):
         for path in (*(Path(root, file) for file in files), Path(root)):
             _fsync(path)
@@ -81,7 +81,7 @@ def _fsync(path: Path) -> None:
 
 
 def drop_cached(directory: Path) -> bool:
-    """Make the next read of these files a cold one: posix_fadvise(DONTNEED), which drops only clean pages, hence the fsync before.
+    """Make the next read of these files a cold one, by posix_fadvise(DONTNEED). It drops only clean pages, hence the fsync before.
 
     Returns whether /proc/sys/vm/drop_caches could be written as well: without it names and inodes stay cached. Neither reaches a cache
     below this machine's kernel.

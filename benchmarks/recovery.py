@@ -35,11 +35,12 @@ SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", "--step-delay", "0.
 STEPS_BEFORE = 20
 BACK_WITHIN_S = 120.0
 LIMITS = {"warm": 0.12, "cold": 1.05}
-"""Of torchrun's time: a cold start is to take as long, and 5 % is what these medians scatter by."""
+"""As shares of torchrun's time. A cold start should take as long as torchrun; these medians scatter by 5 %."""
 PHASES = ("detect", "stop", "start", "build", "restore", "step")
 
 Figures = dict[str, float]
-"""Seconds by name: `total`, `gone` and `begun` (kill → old ranks gone, first new rank begun), and the phases that our incident tells."""
+"""Seconds by name: `total`; `gone` and `begun` (from the kill until the old ranks are gone, and until the first new rank begins); and the
+phases of our incident."""
 
 
 def start(way: str, directory: Path) -> Job:
@@ -52,14 +53,14 @@ def start(way: str, directory: Path) -> Job:
 
 
 def measure(way: str, directory: Path) -> Figures:
-    """One fault. Raises JobFailed when the job does not come back."""
+    """Cause one fault, and return its figures. Raises JobFailed if the job does not come back."""
     job = start(way, directory)
     try:
         job.wait_for_steps(STEPS_BEFORE)
         if way == "warm":
             job.wait_for(job.warm_ready, 180.0, "the warm process")
         ranks = job.wait_for(job.rank_pids, 30.0, "the ranks")
-        time.sleep(1.0)  # the machine calms down after `status`
+        time.sleep(1.0)  # let the machine calm down after `status`
         figures = fault(job, ranks)
         if way != "torchrun":
             incident = job.wait_for(lambda: _closed(job), 60.0, "the end of the incident")
@@ -71,7 +72,7 @@ def measure(way: str, directory: Path) -> Figures:
 
 
 def fault(job: Job, ranks: list[int]) -> Figures:
-    """Kill the last rank and watch. Rank 0 is the one that prints: what arrives after it is gone comes from the new ranks."""
+    """Kill the last rank and watch. Rank 0 prints the lines: those that arrive after it is gone come from the new ranks."""
     speaker = os.pidfd_open(ranks[0])
     killed_s = time.monotonic()
     os.kill(ranks[-1], signal.SIGKILL)
@@ -79,7 +80,7 @@ def fault(job: Job, ranks: list[int]) -> Figures:
         raise JobFailed("rank 0 survives the death of rank 1")
     gone_s = time.monotonic()
     os.close(speaker)
-    time.sleep(0.02)  # what it printed last is through the pipe by then; no new rank is that quick
+    time.sleep(0.02)  # its last lines are through the pipe by then; no new rank is that quick
     known = len(job.steps)
     job.wait_for(lambda: len(job.steps) > known, BACK_WITHIN_S, "the first step after the fault")
     first = job.steps[known]
@@ -93,7 +94,8 @@ def _others(job: Job, old: list[int]) -> list[int]:
 
 
 def _began_s(pid: int) -> float:
-    """On the monotonic clock, which on a machine that never sleeps runs like the boot clock that the kernel stamps processes with."""
+    """Return when a process began, on the monotonic clock. The kernel stamps it by the boot clock, which also runs while the machine
+    sleeps."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return ticks / os.sysconf("SC_CLK_TCK") - asleep_s

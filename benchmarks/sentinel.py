@@ -45,7 +45,7 @@ from mt_resilient.training.boundary.cross_node import Rounds
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 LIMIT_US = 100.0
 SHAPES = ((2, 2), (4, 4, 4, 4), (2,) * 8)
-"""Ranks by node."""
+"""The number of ranks of each node."""
 STEP_S, STEPS, ROUNDS_ALONE = 0.1, 40, 500
 
 
@@ -86,13 +86,13 @@ def one_node(place: Path, rounds: int) -> list[Result]:
 
 
 def _paired(ranks: Sequence[dict], way: str) -> float:
-    """Block by block, in the order in which they ran."""
+    """Return the median difference of paired steps. They are paired block by block, in the order in which they ran."""
     differences = [a - b for rank in ranks for a, b in zip(rank["steps"][way], rank["steps"]["plain"], strict=True)]
     return statistics.median(differences)
 
 
 def several_nodes(place: Path, shape: Sequence[int], way: str, steps: int, pause_s: float) -> tuple[float, float]:
-    """Median of all ranks' microseconds at a boundary; microseconds of processor for one step on one rank."""
+    """Return two figures in microseconds: the median of all ranks at a boundary, and the processor time for one step on one rank."""
     world = sum(shape)
     memory, told = mmap.mmap(-1, world * PAGE_BYTES), mmap.mmap(-1, world * 16)
     store = place / f"store-{way}-{'-'.join(map(str, shape))}-{pause_s}"

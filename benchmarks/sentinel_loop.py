@@ -1,9 +1,9 @@
-"""A training whose steps go with and without a session, and beside a peer, in turn: a script for two ranks, started by `sentinel.py`.
+"""A training whose steps run plain, with a session, and with a peer, in turn: a script for two ranks, started by `sentinel.py`.
 
-A step sleeps, computes a little and ends with an all-reduce, as a training's does. Ways alternate in blocks of steps, forth and back; the
-first step of a block is dropped, for what the one before has left to be done falls into it. Rank 0 prints one line: `sentinel`, and
-a JSON object of the microseconds of each step by way and rank, and of the parts of each boundary: these are timed in blocks of their
-own, for whoever times them makes the whole longer.
+A step sleeps, computes a little and ends with an all-reduce, as a training's does. The ways alternate in blocks of steps, forth and back.
+The first step of a block is dropped, since work left from the block before falls into it. Rank 0 prints one line: `sentinel`, and a JSON
+object. It has the microseconds of each step, by way and rank, and those of each boundary's parts. The parts are timed in blocks of their
+own, since timing them makes the whole longer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def tell_apart(on: bool) -> None:
 
 
 def peer() -> Callable[[], None] | None:
-    """NVRx' heartbeat to its monitor process, None where it is not installed. Its hang detection is all that this pays for."""
+    """Return NVRx' heartbeat to its monitor process; None if it is not installed. The heartbeat pays for hang detection alone."""
     try:
         from nvidia_resiliency_ext import fault_tolerance
     except ImportError:
@@ -85,7 +85,7 @@ def main() -> None:
     ways: dict[str, Callable[[], None]] = {"plain": lambda: None, "ours": timed("boundary", boundary), APART: boundary}
     if heartbeat is not None:
         ways["peer"] = timed("heartbeat", heartbeat)
-    for _ in range(200):  # the figures that spikes are judged by
+    for _ in range(200):  # figures from which spikes are judged
         boundary()
     parts.clear()
     matrix, ready = torch.randn(128, 128), torch.zeros(1)
@@ -109,7 +109,7 @@ def main() -> None:
         print("sentinel", json.dumps(gathered), flush=True)
     Path(os.environ.get("FT_RANK_MONITOR_IPC_SOCKET", "/nowhere")).unlink(missing_ok=True)
     distributed.destroy_process_group()
-    os._exit(0)  # NVRx' monitor process would hold up the interpreter's end
+    os._exit(0)  # NVRx' monitor process would delay the interpreter's end
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def training() -> dict[str, Any]:
 
 
 def look(of: Callable[[str], Any], given: dict[str, Any]) -> Callable[[], object]:
-    """What a snapshot begins with, by the program that `of` gives the modules of."""
+    """Return what a snapshot begins with, for the program whose modules `of` gives."""
     sources = of("training.state.sources").sources_of(given)
     stager = of("checkpoint.arena.staging").Stager()
     return lambda: stager.plan({name: source.collect() for name, source in sources.items()}, torch.is_tensor)

@@ -1,1 +1,1 @@
-"""What lives inside a rank: the hook, the session, the sentinel. Cheap to import; knows no control plane."""
+"""The code inside a rank: hook, session, sentinel. It is cheap to import, and knows no control plane."""

@@ -1,5 +1,5 @@
-"""musa, cuda and cpu behind the same verbs. Asks the tensors, never `torch.cuda`: Moore Threads' patches map one to the other, and
-there `is_available` and `current_device` no longer say what they mean."""
+"""One interface to musa, cuda and cpu. It asks the tensors, never `torch.cuda`: Moore Threads' patches map one to the other, and with them,
+`is_available` and `current_device` no longer say what they mean."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _ROWS = (*(ctypes.c_void_p, ctypes.c_size_t) * 2, ctypes.c_size_t, ctypes.c_size
 """Arguments of cudaMemcpy2DAsync."""
 
 CopyRows: TypeAlias = Callable[[int, int, int, int, int, int, bool, Any], None]
-"""Destination and bytes from one row to the next, source and the same; bytes of a row, rows; whether to the host; the stream."""
+"""The arguments: the destination, and its bytes from one row to the next; the source, and the same of it; bytes of a row; rows; whether the
+copy goes to the host; the stream."""
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE."""
@@ -27,12 +28,12 @@ _LIBC = ctypes.CDLL(None)
 
 
 def module(kind: str) -> Any:
-    """`torch.cuda`, `torch.musa`: streams, events and generators."""
+    """Return `torch.cuda` or `torch.musa`: streams, events and generators."""
     return getattr(torch, kind)
 
 
 def kinds(tensors: Iterable[torch.Tensor]) -> set[str]:
-    """The kinds of accelerator that `tensors` are on."""
+    """Return the kinds of accelerator that `tensors` are on."""
     return {tensor.device.type for tensor in tensors} - {"cpu", "meta"}
 
 
@@ -43,8 +44,8 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def register(kind: str, memory: memoryview) -> bool:
-    """Pin host memory, so that copies to and from it run on their own. False where the runtime does not let us: they then work as well,
-    and hold up the thread that asks for them."""
+    """Pin host memory, so that copies to and from it are asynchronous. Return False if the runtime refuses. Copies then still work, but
+    block the thread that asks for them."""
     return _host_call(kind, "HostRegister", memory, len(memory), _PORTABLE)
 
 
@@ -53,13 +54,14 @@ def unregister(kind: str, memory: memoryview) -> bool:
 
 
 def populate(memory: memoryview) -> None:
-    """Map its pages at once, where the kernel can (5.14): one by one they cost ten times as much. Other threads of Python go on."""
+    """Map all pages of the memory at once, if the kernel can (5.14): one by one they cost ten times as much. Other threads run
+    meanwhile."""
     _LIBC.madvise(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), _POPULATE_WRITE)
 
 
 def copy_rows(kind: str) -> CopyRows | None:
-    """What copies many rows between a device and pinned memory with one call; nothing is waited for. None where the runtime shows no such
-    thing. What it gives raises RuntimeError when the runtime refuses."""
+    """Return a function that copies many rows between a device and pinned memory with one call, and does not wait. None if the runtime has
+    no such call. The function raises RuntimeError if the runtime refuses."""
     function = _runtime_call(kind, "Memcpy2DAsync")
     if function is None:
         return None
@@ -80,7 +82,7 @@ def address(memory: memoryview) -> int:
 
 
 def rng_states(kinds: Iterable[str]) -> dict[str, torch.Tensor]:
-    """The generator state of the current device of each kind among `kinds`, as uint8 tensors on the CPU."""
+    """Return the generator state of the current device of each kind among `kinds`, as uint8 tensors on the CPU."""
     return {kind: module(kind).get_rng_state() for kind in sorted(set(kinds) - {"cpu", "meta"})}
 
 
@@ -95,13 +97,13 @@ def _host_call(kind: str, name: str, memory: memoryview, *more: int) -> bool:
 
 
 def _runtime(kind: str) -> Any:
-    """What torch shows of the runtime's library; None where it shows nothing."""
+    """Return torch's binding of the runtime's library; None if there is none."""
     runtime = getattr(module(kind), f"{kind}rt", None)
     return None if runtime is None else runtime()
 
 
 def _runtime_call(kind: str, name: str) -> Any:
-    """A function that torch itself may not show, out of the very library that it has loaded."""
+    """Return a function of the runtime, even if torch does not bind it: it is then taken from the very library that torch has loaded."""
     shown = getattr(_runtime(kind), f"{kind}{name}", None)
     if shown is not None:
         return shown

@@ -1,14 +1,14 @@
-"""Does each device multiply rightly? Run by the agent, in a process of its own, in the interpreter that the ranks will have.
+"""Checks whether each device multiplies correctly. The agent runs it in its own process, with the interpreter that the ranks will have.
 
     python -m mt_resilient.training.device_check SECONDS       one line of JSON per device: `agent.preflight.rules.DeviceReading`'s fields
 
-The matrices hold whole numbers so small that every partial sum, in any order and in the precision of the product, is exact:
+The matrices hold small whole numbers. Every partial sum is exact, in any order and in the precision of the product:
 
     float32    |a|, |b| ≤ 16, inner size 4096     sums < 2²⁰, and float32 holds whole numbers to 2²⁴ (TF32's factors, to 2¹¹)
     bfloat16   a, b = ±1, inner size 256          sums ≤ 256, which is as far as bfloat16 holds whole numbers
 
-So the expected bits are known without another device. A small block is multiplied on the host, in whole numbers, and the large matrices
-repeat its rows and columns: so does their product.
+So the expected bits are known without another device. The host multiplies a small block exactly, in whole numbers. The large matrices
+repeat its rows and columns, and so does their product.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _BLOCK = 256
 class Case:
     dtype: torch.dtype
     largest: int
-    """Of the factors' elements; 1: no zeros among them."""
+    """The largest absolute value of the factors' elements; 1: no zeros among them."""
     inner: int
 
 
 CASES = (Case(dtype=torch.float32, largest=16, inner=4096), Case(dtype=torch.bfloat16, largest=1, inner=256))
 _SIZE = {"cpu": _BLOCK}
-"""Rows and columns of the product, a multiple of `_BLOCK`; on a device as large as it takes to keep it busy."""
+"""Rows and columns of the product, a multiple of `_BLOCK`. On an accelerator they are large enough to keep it busy."""
 _DEVICE_SIZE = 8192
 
 
 def block(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two factors as int64, `_BLOCK` rows and columns around `inner`, and their product, which is exact."""
+    """Return two factors as int64, `_BLOCK` rows and columns around `inner`, and their exact product."""
     generator = torch.Generator().manual_seed(case.inner)
     left = torch.randint(-case.largest, case.largest + 1, (_BLOCK, case.inner), generator=generator)
     right = torch.randint(-case.largest, case.largest + 1, (case.inner, _BLOCK), generator=generator)
@@ -53,7 +53,7 @@ def block(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def products(device: str, case: Case, size: int) -> Callable[[], bool]:
-    """What multiplies once, and says whether all bits are right."""
+    """Return a function that multiplies once, and tells whether all bits are right."""
     left, right, expected = block(case)
     times = size // _BLOCK
     a = left.to(case.dtype).to(device).repeat(times, 1)
@@ -68,7 +68,7 @@ def products(device: str, case: Case, size: int) -> Callable[[], bool]:
 
 
 def look(device: str, seconds: float) -> dict[str, Any]:
-    """Multiply for so long, both cases in turn, and at least once each."""
+    """Return a device's reading: multiply for this many seconds, both cases in turn, and at least once each."""
     ends = time.monotonic() + seconds  # noqa: TID251 in a process of its own, which may know the clock
     try:
         free, total = _memory(device)
@@ -83,7 +83,7 @@ def look(device: str, seconds: float) -> dict[str, Any]:
 
 
 def devices() -> list[str]:
-    """Those that ranks can use; the CPU where there is none."""
+    """Return the devices that ranks can use, or the CPU if there is none."""
     for kind in ("musa", "cuda"):
         module = getattr(torch, kind, None)
         if module is not None and module.is_available():
@@ -92,8 +92,8 @@ def devices() -> list[str]:
 
 
 def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Devices that this torch is `built` for, and the machine has, and that torch does not find though nobody has hidden them: their driver
-    is dead."""
+    """Yield kinds of devices that this torch is `built` for and the machine has, but torch does not find. No variable hides them, so their
+    driver is dead."""
     for kind, pattern in (("musa", "mtgpu*"), ("cuda", "nvidia[0-9]*")):
         files = sorted(file.name for file in dev.glob(pattern))
         if built[kind] and files and environment.get(f"{kind.upper()}_VISIBLE_DEVICES") not in ("", "-1"):
@@ -101,7 +101,7 @@ def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str])
 
 
 def _memory(device: str) -> tuple[int, int]:
-    """Free and total bytes of a device, before anything of ours is on it but the context."""
+    """Return free and total bytes of a device, while we use nothing of it but the context."""
     if device == "cpu":
         return 0, 0
     module = getattr(torch, device.partition(":")[0])

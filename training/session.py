@@ -1,4 +1,4 @@
-"""The session: ten lines in a training loop of one's own, and it can be rewound.
+"""The session: ten lines in your own training loop, and the loop can be rewound.
 
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in session.steps(1000):
@@ -46,7 +46,7 @@ _CHANGES_THE_MODEL = (
 
 
 class Session(Boundaries):
-    """A loop of one's own under the agent's eye. `sources` by name: see `sources.sources_of` for what can be one."""
+    """Makes a loop of your own recoverable. `sources`: the parts of the state, by name; see `sources.sources_of` for what can be one."""
 
     def __init__(self, **sources: Any) -> None:
         counting = {name: thing for name, thing in sources.items() if counts_steps(thing)}
@@ -67,14 +67,14 @@ class Session(Boundaries):
             self._tape.alone.loaders = self._started = Started(self._beside.made)
             self._tape.alone.variables = self._generators = Generators()
         self.complete = False
-        """All steps are done, and the last one was judged: what comes behind the loop may save the end of the training. False where the
-        loop ends before, for a drain, a preemption or a stop: the same command goes on with it."""
+        """All steps are done, and the last one was judged: the code after the loop may save the end of the training. False if the loop ends
+        earlier, for a drain, a preemption or a stop: the same command then continues the training."""
 
     def steps(self, total: int, start: int = 0) -> Iterator[int]:
-        """Indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step. start: steps that a
-        checkpoint of the script's own has brought; a snapshot, where there is one, replaces what that has loaded.
+        """Return the indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step. start: the
+        steps done in a checkpoint that the script loaded. If there is a snapshot, it replaces what was loaded.
 
-        The last step is judged before the iterator ends, so the loop never ends on a state that was not.
+        The last step is judged before the iterator ends, so the loop never ends on a state that was not judged.
         """
         return (step for step, _ in self._steps(total, None, start))
 
@@ -87,11 +87,11 @@ class Session(Boundaries):
         accumulate: int = 1,
         begin_epoch: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """As `steps`, with the batch of each. `loader` is gone through until `total` steps are done or `epochs` are over, and each recovery
-        puts it back. docs/data.md says what it can be.
+        """Like `steps`, with the batch of each step. `loader` is read until `total` steps are done or `epochs` are over. Each recovery
+        rewinds it. docs/data.md says what it can be.
 
-        accumulate: so many batches make a step, which gets an iterator over them; the last step of an epoch may have fewer. begin_epoch:
-        called with the number of each epoch before it, in place of the `set_epoch` of the loader and its sampler.
+        accumulate: this many batches make a step, which gets an iterator over them; the last step of an epoch may have fewer. begin_epoch:
+        called with each epoch's number before that epoch, in place of the `set_epoch` of the loader and its sampler.
         """
         if total is None and epochs is None:
             raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
@@ -122,7 +122,7 @@ class Session(Boundaries):
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
             if self._looks:
-                with suppress(Exception):  # whatever there may be in people's variables, it harms no training
+                with suppress(Exception):  # whatever the script's variables hold, it must not harm the training
                     self._named = moved_on(sys._getframe(), [*self._given, data])
                 if self._named:
                     tell(self._at, loop_variables.sentence(self._named))
@@ -147,7 +147,7 @@ class Session(Boundaries):
 
     def _computed(self, step: int, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
         crossed = False
-        """A boundary, since the ranks have begun or gone back."""
+        """Whether a boundary was passed since the ranks began or went back."""
         while total is None or step < total:
             self._step, before = step, self._figures
             batch = None if data is None else self._take(data)
@@ -183,7 +183,7 @@ class Session(Boundaries):
 
     @property
     def _looks(self) -> bool:
-        """Whether this rank looks for what no snapshot holds: one rank, at the job's first start."""
+        """Whether this rank looks for state that no snapshot holds: only rank 0 does, at the job's first start."""
         return self._at is not None and self._at.rank == 0 and self._handoff.resume_step < 0
 
     def _look_for_changes(self, data: Batches | None) -> None:
@@ -196,7 +196,7 @@ class Session(Boundaries):
 
     def _take(self, data: Batches) -> Any:
         wanted = self.data_step
-        if wanted > data.position:  # what is left out is loaded all the same
+        if wanted > data.position:  # batches that are left out are loaded all the same
             with self.pausing("checkpoint"):
                 return data.take(wanted)
         return data.take(wanted)
@@ -213,14 +213,14 @@ class Session(Boundaries):
         self.resume()
 
     def _sums(self) -> list[str]:
-        """Of each parameter of the models."""
+        """Return the sum of each parameter of the models."""
         parameters = (each for model in self._models for chunk in model.chunks for each in chunk.parameters())
         with torch.no_grad():
             return [str(float(each)) for each in sums(map(local, parameters))]
 
     @property
     def epoch(self) -> int:
-        """Of the batch that `batches` has given last, counted from 0."""
+        """The epoch of the batch that `batches` gave last, counted from 0."""
         return self._from().epoch
 
     @property
@@ -236,8 +236,8 @@ class Session(Boundaries):
 
     @property
     def data_step(self) -> int:
-        """Which batch the present step is to use, counted from 0: the step itself, unless data was left out before it. A loop that takes
-        its batches by this number lets a recovery leave out the data that a spike comes from."""
+        """The number of the batch that the present step is to use, counted from 0: the step itself, unless data was left out before it. If
+        a loop takes its batches by this number, a recovery can leave out the data that causes a spike."""
         if self.fixed_data and self._at is not None:
             self._page.tells = 2
         self.fixed_data = False
@@ -245,11 +245,11 @@ class Session(Boundaries):
 
     @property
     def careful(self) -> bool:
-        """Whether the present step is one of a rescue: for a loop that chooses by itself what precision it computes in, and is to choose a
-        higher one then (`rescue.precision`). The learning rate is lowered by the session."""
+        """Whether the present step is one of a rescue. A loop that chooses its own precision must then compute in a higher one
+        (`rescue.precision`). The session lowers the learning rate."""
         return self._at is not None and self._rescue.asked
 
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
-        """The figures of the step just computed: floats or one-element tensors. What is not reported is not judged, but no snapshot
-        is kept whose parameters hold NaN or Inf."""
+        """Take the figures of the step just computed: floats or one-element tensors. Figures that are not reported are not judged. In any
+        case, no snapshot is kept if its parameters hold NaN or Inf."""
         self._figures = Figures(number(loss), number(grad_norm), skipped)

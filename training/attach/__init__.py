@@ -1,1 +1,1 @@
-"""How a rank is tied to its agent: the import hook, its page of the board, its signal for stacks."""
+"""How a rank is tied to its agent: import hook, page of the board, signal that asks for stacks."""

@@ -1,7 +1,7 @@
-"""Tie this process to the agent: find the handoff, claim the rank's page, die with the launcher, and leave a word when failing.
+"""Ties this process to the agent: reads the handoff, claims the rank's page, dies with the launcher, and writes down why it fails.
 
-A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The one that torchrun has started is the rank,
-until a loop of training begins in another. Any other process stays unattached, and everything above is inert.
+A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The process that torchrun started is the rank, until
+a training loop begins in another one. Any other process stays unattached, and the code that builds on this module does nothing in it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class Attachment:
 
 
 _attached: dict[int, Attachment] = {}
-"""By pid: a forked child (a data loader's worker) must not take its parent's place."""
+"""By pid: a forked child (a data loader's worker) must not use its parent's attachment."""
 
 
 def attach(*, trains: bool = True) -> Attachment | None:
-    """This process's tie to the agent; None outside of `mt-resilient run`, and in other processes of a rank. trains: a loop begins here."""
+    """Return this process's tie to the agent. None outside of `mt-resilient run`, and in a rank's other processes. trains: a loop begins
+    here."""
     known = _attached.get(os.getpid())
     if known and known.page.pid == os.getpid():
         return known
@@ -54,7 +55,7 @@ def attach(*, trains: bool = True) -> Attachment | None:
 
 
 def _started_by_the_launcher() -> bool:
-    """The launcher gives each rank a session of its own, and an environment that it does not have itself."""
+    """Whether the launcher started this process: it gives each rank its own session, and variables that it does not have itself."""
     if os.getsid(0) != os.getpid():
         return False
     try:
@@ -64,7 +65,7 @@ def _started_by_the_launcher() -> bool:
 
 
 def _launcher() -> int:
-    """Its pid, as the parent of the process that leads this session; 0: not known."""
+    """Return the launcher's pid, which is the parent of this session's first process; 0: not known."""
     try:
         return int(Path(f"/proc/{os.getsid(0)}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
     except OSError:
@@ -85,8 +86,8 @@ def _attach(trains: bool) -> Attachment | None:
             rank = os.environ["RANK"]
             say(f"another process of rank {rank} trains: this loop runs unwatched")
         return None
-    # The launcher starts its ranks in sessions of their own: without this they would outlive it. The kernel takes the thread that has
-    # started a process for its parent: torchrun's lives on, a wrapper's may end.
+    # The launcher starts its ranks in their own sessions: without this they would outlive it. To the kernel, the parent of a process is
+    # the thread that started it. torchrun's thread lives on; a wrapper's may end.
     if _started_by_the_launcher():
         die_with_parent(os.getppid())
     elif launcher := _launcher():
@@ -97,7 +98,7 @@ def _attach(trains: bool) -> Attachment | None:
         if os.getpid() == page.pid:  # not in a child that the script has forked
             farewell(page, error)
         if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
-            say(str(error))  # nothing in the script is wrong that its lines would show
+            say(str(error))  # the script is not at fault: a traceback would not help
         else:
             previous(kind, error, trace)
 
@@ -116,7 +117,7 @@ def _attach(trains: bool) -> Attachment | None:
 
 
 def _unwatched(error: OSError) -> None:
-    """Say so once: children of this process are as far from the agent as itself."""
+    """Say once that this rank is not watched. Its child processes inherit no handoff, since they cannot reach the agent either."""
     say(
         f"rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
         "To have it watched, start it where it sees the agent's processes, or the agent's network"
@@ -125,14 +126,14 @@ def _unwatched(error: OSError) -> None:
 
 
 def _leave(page: Page) -> None:
-    """The script is over. What comes now is teardown, in which gloo's threads abort the interpreter now and then (torch 2.13: one
-    waits for the GIL of an interpreter that is gone); registered first, hence run last."""
+    """Mark on the page that the script has ended. In the teardown that follows, gloo's threads sometimes abort the interpreter (torch 2.13:
+    one waits for the GIL of an interpreter that is gone). This handler is registered first, hence runs last."""
     if os.getpid() == page.pid and not page.farewell():
         page.left = 1
 
 
 def farewell(page: Page, error: BaseException) -> None:
-    """Say on the board why this rank ends. An error that knows its `farewell` (a dict) adds it."""
+    """Write on the board why this rank ends. If the error has a `farewell` (a dict), it is added."""
     text = "".join(traceback.format_exception(error))
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     said = " ".join(lines[:2]) if lines[0].endswith((":", ": ")) else lines[0]

@@ -22,18 +22,18 @@ def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Pag
 
 
 def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: bool) -> Page | None:
-    """The page of the rank that this process is. trains: a loop begins here, so the page is taken from a process of the same rank that
-    is in none: it has started this one, and waits for it. None when another process of this generation has the page, or when it belongs
+    """Return the page of this process's rank. trains: a loop begins here. Then the page is taken from a process of the same rank in which
+    no loop runs: that one has started this one, and waits for it. None if another process of this generation has the page, or if it belongs
     to another generation (this process is a leftover)."""
     page = page_of(handoff, local_rank(environ), writable=True)
     taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
     if page.generation != handoff.generation or taken:
         page.release()
         return None
-    page.listens = page.left = 0  # what the process before has said goes with it
+    page.listens = page.left = 0  # the previous process has no say any more
     page.say_farewell()
     page.rank = int(environ["RANK"])
     page.attached_ns = now_ns
     page.phase = RankPhase.ATTACHED
-    page.pid = os.getpid()  # last: the agent watches a page from its pid on
+    page.pid = os.getpid()  # last: the agent watches a page once it has a pid
     return page

@@ -1,4 +1,4 @@
-"""The way in that needs no code: watch for the training loops we know, and wrap them once they are imported.
+"""Attaches a rank without any change of its code: waits until a training loop that we know is imported, and wraps it.
 
 A loop's module is executed → its wrapper is put in place. Other people's hooks on the same modules keep working, in either order.
 """
@@ -22,12 +22,12 @@ LOOPS = {
     "megatron.training.training": "mt_resilient.training.loops.megatron",
     "megatron.bridge.training.pretrain": "mt_resilient.training.loops.megatron_bridge",
 }
-"""Module of a training loop → our module whose `wrap(module)` puts its hooks in."""
+"""Module of a training loop → our module whose `wrap(module)` installs the hooks."""
 
 
 def activate() -> None:
-    """Attach this rank and arm the hooks, in any of its processes: the loop shows which one trains. Workers of multiprocessing are left as
-    they are."""
+    """Attach this rank and arm the hooks, in each of its processes: only the loop shows which process trains. Workers of multiprocessing
+    are left as they are."""
     _turn_a_deaf_ear()
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
@@ -43,8 +43,8 @@ def activate() -> None:
 
 
 def _turn_a_deaf_ear() -> None:
-    """To the signals that a scheduler may send to all processes, and that are for the agent. The launcher ignores them, which each program
-    that a rank starts would inherit; what is heard, and changes nothing, is not inherited."""
+    """If SIGUSR1 and SIGUSR2 are ignored, handle them with a function that does nothing. A scheduler may send them to all processes, but
+    means the agent. The launcher ignores them, and each program that a rank starts would inherit that. It does not inherit a handler."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -52,7 +52,7 @@ def _turn_a_deaf_ear() -> None:
 
 
 def listen_to_launcher() -> None:
-    """Where this process is torchrun itself: have it tell how its ranks end."""
+    """Make this process, which is torchrun itself, report how its ranks end."""
     sys.meta_path.insert(0, LoopFinder({launcher_report.MODULE: launcher_report.wrap}))
 
 
@@ -64,7 +64,7 @@ def _wrap(module: ModuleType) -> None:
 
 
 class LoopFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: asks all other finders for the modules that are wrapped, and adds to their loaders."""
+    """Finds nothing itself: asks all other finders for the modules to wrap, and extends the loaders of these."""
 
     def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._wraps = wraps

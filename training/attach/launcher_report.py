@@ -1,6 +1,6 @@
-"""The launcher's word to the agent: how it found its ranks when it began to end them, and which signal has ended itself.
+"""The launcher's report to the agent: the state of its ranks when it began to end them, and the signal that ended the launcher itself.
 
-torchrun ──page of each rank──▶ agent/ranks/status_report.py, which blames no rank for an end that the launcher has given it
+torchrun ──page of each rank──▶ agent/ranks/status_report.py, which does not blame a rank that the launcher has ended
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...resilience.ipc.handoff import Handoff
 from .board import page_of
 
 MODULE = "torch.distributed.elastic.multiprocessing.api"
-"""Of torchrun's own: where it starts and ends ranks."""
+"""The module of torchrun that starts and ends ranks."""
 
 
 def wrap(module: ModuleType) -> None:
-    """From now on torchrun notes on the board what it sees, before it sends its ranks a signal."""
+    """Make torchrun write to the board what it sees, before it sends its ranks a signal."""
     torchrun: Any = module  # an attribute that torch's types do not show
     close, end = torchrun.SubprocessContext._close, torchrun._terminate_process_handler
 
@@ -43,7 +43,7 @@ def wrap(module: ModuleType) -> None:
 
 
 def _pages() -> Iterator[tuple[int, Page]]:
-    """Of this node's ranks, as long as the board is this generation's."""
+    """Yield this node's ranks and their pages, as long as the board is this generation's."""
     handoff = Handoff.from_environment(os.environ)
     if handoff is None:
         return

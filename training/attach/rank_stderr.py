@@ -1,4 +1,4 @@
-"""A sentence of ours on a rank's stderr. Whether anything takes it is nothing to the training: a disk may be full, a reader gone."""
+"""Prints this program's sentences on a rank's stderr. If that fails (a full disk, a reader that is gone), the training goes on."""
 
 from __future__ import annotations
 

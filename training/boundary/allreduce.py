@@ -1,8 +1,8 @@
-"""The ranks' own word at each boundary, exchanged while the next step is computed.
+"""The ranks' own reports at each boundary, exchanged while the next step is computed.
 
 Row of this rank → MAX over all ranks → a row again, the same on every rank. Ranks of one node write their rows on their board pages and
-read each other's; of several nodes, the first rank of each speaks with the others' (`cross_node.py`). Nothing of this meets the script's
-collectives.
+read each other's. With several nodes, the first rank of each exchanges rows with those of the others (`cross_node.py`). None of this
+touches the script's collectives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..attach.board import page_of
 from .cross_node import NO_END, Rounds, Row, Speaker
 
 _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
-"""Sleeps while a rank of this node has not said its row: doubled from one to the other."""
+"""Sleeps while a rank of this node has not written its row: doubled from the first to the second."""
 
 
 class Sentinel:
@@ -35,33 +35,32 @@ class Sentinel:
         self._pending = False
 
     def contribute(self, row: Row) -> None:
-        """This rank's row. Returns at once."""
-        if self._pending:  # of a loop that was left before its last step was judged
+        """Report this rank's row. Returns at once."""
+        if self._pending:  # from a loop that ended before its last step was judged
             self._exchange.reduced()
         self._exchange.say(row)
         self._pending = True
 
     def take(self) -> Row | None:
-        """The greatest of all ranks' numbers of the last contribution, waiting for them where they are not there yet; None where none are
-        due."""
+        """Return the greatest of all ranks' numbers of the last contribution, and wait for them if necessary; None: none are due."""
         if not self._pending:
             return None
         self._pending = False
         return self._exchange.reduced()
 
     def greatest(self, *values: float) -> Row:
-        """The greatest of all ranks' first, second, … value. Collective, and waited for; nothing is pending."""
+        """Return the greatest of all ranks' first, second, … value. Collective: it waits for all ranks, and no row may be pending."""
         self._exchange.say((*values, *[0.0] * (ROW - len(values))))
         return self._exchange.reduced()[: len(values)]
 
     def extremes(self, value: float) -> tuple[float, float]:
-        """The least and the greatest `value` of all ranks. Collective, as above."""
+        """Return the least and the greatest `value` of all ranks. Collective, as `greatest`."""
         greatest, least = self.greatest(value, -value)
         return -least, greatest
 
 
 def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:
-    """By what this machine and the job's size allow: the same on all ranks of machines of one kind."""
+    """Return the exchange that this machine and the job's size allow: the same on all ranks of machines of one kind."""
     world, local = dist.get_world_size() if dist.is_initialized() else 1, len(at.handoff.arena)
     if world == 1:
         return Pages(at.page, [at.page])
@@ -83,7 +82,7 @@ class Exchange(Protocol):
 
 
 class Pages:
-    """Through the memory that all ranks of one node share: no system call, no thread, nothing to wake."""
+    """Exchanges rows through the memory that all ranks of one node share: no system call, no thread, nothing to wake."""
 
     def __init__(self, mine: Page, all_ranks: Sequence[Page]) -> None:
         self._mine, self._others = mine, [page for page in all_ranks if page is not mine]
@@ -99,17 +98,17 @@ class Pages:
         known = self._said
         for page in self._others:
             heard = page.hear(self._ordinal) or _heard(page, self._ordinal)
-            if heard != known:  # mostly they are not
+            if heard != known:  # mostly they are equal
                 known = tuple(map(max, known, heard))
         return known
 
 
 class Nodes:
-    """Through the pages of the node to its first rank, and back from that one's page. It speaks again only when all others of its node
-    have, hence when they have read what it said before: so the two places of a page do for it too."""
+    """Exchanges rows through the pages of the node to its first rank, and back from that rank's page. The first rank speaks again only when
+    all others of its node have spoken. By then they have read what it said before: so a page's two places are enough for it too."""
 
     def __init__(self, mine: Page, of_node: Sequence[Page], rounds: Rounds | None) -> None:
-        """of_node: the pages of all ranks of this node; rounds: on the first of them alone."""
+        """of_node: the pages of all ranks of this node. rounds: only on the first of these ranks."""
         self._mine, self._first, others = mine, of_node[0], of_node[1:]
         self._ordinal = mine.spoken  # by an earlier sentinel of this process
         self._speaker = (
@@ -127,8 +126,8 @@ class Nodes:
 
 
 def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
-    """What this page says under that number, waited for: for ever, since the agent looks after ranks that hang. Raises what has ended
-    the `speaker` that is to say it; UsageError where its rank has left the loop."""
+    """Return what this page says under that number. It waits forever, since the agent looks after ranks that hang. Raises the error that
+    has ended the `speaker`, if one is to write the page; UsageError if the page's rank has left the loop."""
     pause_s = _SHORTEST_S
     while (said := page.hear(ordinal)) is None:
         if speaker and speaker.failure:
@@ -143,12 +142,12 @@ def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
 
 
 class Group:
-    """By an all-reduce that runs in gloo's threads meanwhile."""
+    """Exchanges rows by an all-reduce that runs in gloo's threads meanwhile."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=NO_END)
-        # Made once and kept: gloo's threads would have to wait for the GIL to free a tensor that only they still hold, and whoever
-        # destroys the group meanwhile, holding the GIL, waits for them (met with torch 2.13).
+        # Made once and kept. Gloo's threads would have to wait for the GIL to free a tensor that only they still hold. A thread that
+        # destroys the group meanwhile holds the GIL and waits for them (met with torch 2.13).
         self._rows = [torch.zeros(ROW, dtype=torch.float64, device="cpu") for _ in range(2)]
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp.MAX

@@ -1,6 +1,6 @@
-"""What a training loop does between its steps so that it can be rewound. Every loop ends here, one's own and other people's.
+"""What a training loop does between its steps so that it can be rewound. Every loop ends here: the script's own, or a framework's.
 
-row ◀── council ──▶ judgement: go on, go back (`rewind`), leave; and before the next step a snapshot, a pause, a rescue, as is due
+row ◀── council ──▶ judgement: go on, go back (`rewind`), leave; before the next step, a snapshot, a pause or a rescue if due
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from .step_timer import OwnTime
 _LAST_SNAPSHOT_S = 60.0
 """How long the last snapshot of a run waits for a slot that is still being written to disk."""
 _LOOK_S = 0.05
-"""Between two looks of ranks that are paused, or without a lease."""
+"""Pause between two looks of ranks that are paused, or without a lease."""
 
 
 class Boundaries:
-    """One rank's training under the agent's eye, from boundary to boundary. Inert outside of `mt-resilient run`."""
+    """One rank's training from boundary to boundary, watched by the agent. It does nothing outside of `mt-resilient run`."""
 
     def __init__(self, **sources: Any) -> None:
-        """By name: see `sources.sources_of` for what can be one."""
+        """sources: by name; `sources.sources_of` says what can be one."""
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._at: Attachment | None = unless_looped(attach())
@@ -53,10 +53,10 @@ class Boundaries:
             raise StateError(str(error)) from None
         self._models = [source for source in self._sources.values() if isinstance(source, Modules)]
         self.fixed_data = True
-        """Which data a step uses is not known: the loop has not asked for `data_step`, nor does it take its `batches` from us. So none can
-        be used again on purpose, and none left out."""
+        """It is not known which data a step uses: the loop neither asks for `data_step` nor takes its `batches` from the session. So no
+        data can be used again on purpose, and none left out."""
         self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
-        """What to do about that."""
+        """What to do if it is not known which data a step uses."""
         self._first = True
         self._postponed: Judgement | None = None
         """An order to leave that could not be carried out where it was judged."""
@@ -80,15 +80,15 @@ class Boundaries:
         self._accumulation = Accumulation(self._models, optimizers, others, partial(tell, self._at))
         self._tape.alone.gradients = self._accumulation
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
-        """None where it can't be told: alone, or on a device."""
+        """None if it can't be measured: with a single rank, or on a device."""
 
     @property
     def observes(self) -> bool:
-        """Whether what is found wrong is told only, and the loop stays as its own script has made it."""
+        """Whether faults are only reported, and the loop stays as its own script has made it."""
         return self._at is None or self._handoff.policy.observe
 
     def restore(self) -> int | None:
-        """Go back to the state that the agent chose for this generation; its step, or None where there is none."""
+        """Go back to the state that the agent chose for this generation. Return its step; None: there is no such state."""
         self._at = unless_looped(self._at)
         if self._at is None:
             return None
@@ -96,12 +96,12 @@ class Boundaries:
 
     @property
     def rewinds(self) -> int:
-        """How often this life of the ranks has gone back."""
+        """How often the ranks have gone back since they started."""
         return 0 if self._at is None else self._tape.rewinds
 
     def begin(self, step: int) -> int:
-        """Right before the first step, at the state after `step` steps. Collective. Waits here, and goes back, as
-        ordered; the step to begin with. `resume` comes before it."""
+        """Called right before the first step, at the state after `step` steps. Collective. Waits and goes back as ordered. Returns the step
+        to begin with; `resume` must be called before it."""
         if self._at is None:
             return step
         self._tape.restore_randomness()
@@ -122,9 +122,9 @@ class Boundaries:
         return self._enter(step)
 
     def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
-        """After each step: `step` steps are done, `figures` are the last one's.
+        """Called after each step: `step` steps are done, and `figures` are those of the last one.
 
-        Judges the step before (or, with `judged_now`, this very one), snapshots, beats. `last`: keep this step on disk.
+        Judges the step before (or, with `judged_now`, this very one), takes snapshots, writes heartbeats. `last`: keep this step on disk.
         All ranks get the same directive at the same step. Raises Incurable when nothing helps.
         """
         if self._at is None or self._council is None:
@@ -165,7 +165,7 @@ class Boundaries:
         return directive
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
-        """Hear what all ranks have said of the step before, keep this one, and say what it has given. figures: None where it was said."""
+        """Hear what all ranks reported of the step before, keep this one, and report its figures. figures: None if already reported."""
         assert self._council is not None
         before = self._council.judged() or self._postponed
         self._postponed = None
@@ -195,7 +195,7 @@ class Boundaries:
             if now is not None and now.directive is Directive.REWIND:
                 directive, self._postponed = Directive.REWIND, before if leave else None
             elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
-                self._postponed = now  # this step is not the snapshot that was asked for: the next one is, and leaves
+                self._postponed = now  # the snapshot asked for is that of the next step, after which the ranks leave
         if wanted:
             self._page.doing = Doing.STEP
         if self._course.turns:
@@ -203,7 +203,7 @@ class Boundaries:
         return directive
 
     def _hold(self, step: int, leaves: bool = True) -> Directive:
-        """Wait while a pause is ordered, and obey what else is ordered meanwhile. leaves: this is a boundary: the loop can be left here."""
+        """Wait while a pause is ordered, and obey other orders meanwhile. leaves: this is a boundary, so the loop can be left here."""
         assert self._council is not None
         try:
             while True:
@@ -225,13 +225,13 @@ class Boundaries:
             self._page.doing = Doing.STEP
 
     def _leased(self) -> None:
-        """Wait while this node's lease may be over, and others may have begun without it: the agent ends this process, or says that they
-        have not. Ranks see to it themselves, for the agent may be held up."""
+        """Wait while this node's lease may have expired, as other nodes may have begun without it. The agent then ends this process, or
+        says that they have not. Ranks check this themselves, as the agent may be delayed."""
         while 0 < self._page.until_ns < monotonic_ns():
             sleep(_LOOK_S)
 
     def _enter(self, step: int) -> int:
-        """Right before a first step, at the state after `step` steps: wait, and go back, as ordered; the step to go on from."""
+        """Right before a first step, at the state after `step` steps, wait and go back as ordered. Return the step to go on from."""
         assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
             step = self._turn_back()
@@ -239,18 +239,18 @@ class Boundaries:
         return step
 
     def jump(self, step: int) -> int:
-        """How many batches are left out between the step that has brought the state after `step` steps and the next one."""
+        """Return how many batches are left out between step `step` and the next one."""
         return 0 if self._at is None else self._course.jump(step)
 
     def close(self, step: int) -> Directive:
-        """The loop has found behind its boundary that `step` steps are all: judge the last one now, and keep it on disk."""
+        """Judge the last step now, and keep it on disk: the loop has found after its boundary that it was the last."""
         if self._at is None or self._council is None:
             return Directive.GO_ON
         self._leased()
         return self._cross(step, None, judged_now=True, last=True)
 
     def rewind(self) -> int:
-        """All ranks, after REWIND: go back in place as the ladder says, and give the step. `resume` comes before the next step."""
+        """After REWIND, go back in place on all ranks, as the ladder says. Return the step. `resume` must be called before the next one."""
         self._left_ns = 0
         return self._enter(self._turn_back())
 
@@ -262,31 +262,31 @@ class Boundaries:
         return step
 
     def resume(self) -> None:
-        """Put the generators back once more, after data iterators were built anew."""
+        """Restore the generators once more, after data iterators were built anew."""
         if self._at is not None:
             self._tape.restore_randomness()
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:
-        """What is drawn from the generators within does not count."""
+        """Restore the generators after this block, so that what it draws does not count."""
         kept = self._tape.alone.generators.collect()
         yield
         self._tape.alone.generators.restore(kept)
 
     def finish(self, complete: bool = True) -> None:
-        """The loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be gone on with."""
+        """Note that the loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be continued."""
         if self._at is not None and self._page.phase != RankPhase.STOPPED:
             self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
 
     def leave(self) -> None:
-        """The loop is left before its end: nothing is expected of this rank from now on."""
+        """Note that the loop is left before its end: the agent expects nothing of this rank from now on."""
         if self._at is not None:
             self._page.doing = Doing.LEFT
 
     @contextmanager
     def pausing(self, what: str) -> Iterator[None]:
-        """Around what the loop does between two steps and may take long, `evaluation` or `checkpoint`: its silence is measured by
-        `hang.evaluation_s` or `hang.checkpoint_s` then, and not by the steps."""
+        """Wrap what the loop does between two steps and may take long: `evaluation` or `checkpoint`. The rank's silence is then measured by
+        `hang.evaluation_s` or `hang.checkpoint_s`, not by the steps."""
         if what not in ("evaluation", "checkpoint"):
             raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
         if self._at is not None:

@@ -1,4 +1,4 @@
-"""What this rank says at each boundary, and what all ranks conclude from what all have said.
+"""What this rank reports at each boundary, and what all ranks conclude from the reports of all.
 
 contribute ──row──▶ sentinel ──tally──▶ judged ──Judgement──▶ the session, which obeys
 """
@@ -30,7 +30,7 @@ from .local_gradients import OwnGradients, culprits
 from .step_metrics import Figures, finite
 
 _SETTLED = Held.WHOLE, Held.WHOLE
-"""What is said of snapshots whose fate all ranks know: nobody asks."""
+"""What a rank reports of snapshots whose fate all ranks know: the report is not used."""
 
 
 class Incurable(BudgetSpent):
@@ -51,29 +51,29 @@ class Council:
         self._sentinel = Sentinel(at)
         self._policy = at.handoff.policy
         self.stride = pace.stride
-        """Steps between snapshots in memory: what all ranks agreed on last."""
+        """Steps between snapshots in memory, as all ranks agreed last."""
         self._asked = (0, 0)
-        """Snapshots on disk that the agent has asked for, and that all ranks know of."""
+        """Numbers of the agent's last requests that all ranks know of: for snapshots on disk, and for copies."""
         self._rewind: Judgement | RewindOrder | None = None
-        """What the ranks go back for."""
+        """Why the ranks go back."""
         self._obeyed = at.handoff.rewind.number if at.handoff.rewind else 0
         """The last order to go back that was obeyed, or declined."""
         self._stepped = False
-        """The row that is said has the figures of a step."""
+        """The row that was contributed last has the figures of a step."""
         self.paused = False
         """All ranks wait before the next step."""
         self._fixed_data = True
-        """Of some rank it is not known which data its steps use."""
+        """For some rank, it is not known which data its steps use."""
         self._key: tuple[object, ...] = ()
         self._rest: Row = ()
-        """The rest of the row, and what it was made of: mostly what it was a step ago."""
+        """The rest of the row, which `_key` determines. Mostly both are the same as a step ago."""
         self._calm: Judgement | None = None
         self._heard: Row = ()
-        """The last judgement, where it has changed nothing but the course, and the rest of the tally that it was of."""
+        """The rest of the last tally. `_calm` is its judgement, if that has changed nothing but the course."""
 
     def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
-        """This rank's row of the state after `step` steps. sound: it holds no NaN or Inf, as far as is known. figures: None where no step
-        was done since the last row; finite, where it is sound."""
+        """Report this rank's row of the state after `step` steps. sound: the state holds no NaN or Inf, as far as is known. figures: None
+        if no step was done since the last row; finite if the state is sound."""
         self._stepped = figures is not None
         held, asked = self._tape.held if self._tape.unsettled else _SETTLED, self._at.page.asked
         key = (sound, held, asked, self._pace.stride, fixed_data, self._asked, self._obeyed)
@@ -87,7 +87,7 @@ class Council:
         self._sentinel.contribute((*head(step, loss, grad_norm), *self._rest))
 
     def _said(self, sound: bool, held: tuple[Held, Held], asked: tuple[int, ...], fixed_data: bool) -> Row:
-        """What a row says beside step and figures."""
+        """Return what a row says beside step and figures."""
         newest, earlier = held
         paused, ordered, order, durable, copies = asked
         wanted = Wanted.ON_DISK if durable > self._asked[0] else Wanted(copies > self._asked[1])
@@ -107,7 +107,7 @@ class Council:
         )
 
     def judged(self) -> Judgement | None:
-        """React to the tally that is due, if one is. Collective where an order to go back is due. Raises Incurable when nothing helps."""
+        """React to the tally that is due, if one is. Collective if an order to go back is due. Raises Incurable when nothing helps."""
         row = self._sentinel.take()
         if row is None:
             return None
@@ -145,13 +145,13 @@ class Council:
         return judgement
 
     def settle(self) -> None:
-        """Wait for the copies under way, and let all ranks know what has become of them. Collective; no row may be pending."""
+        """Wait for the copies under way, and tell all ranks what has become of them. Collective; no row may be pending."""
         self._tape.finish()
         newest, earlier = (Held(int(held)) for held in self._sentinel.greatest(*self._tape.held))
         self._tape.settle(Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier))
 
     def _sighted(self, judgement: Judgement) -> None:
-        """Something is wrong, and these ranks only observe: note it for the agent, once per fault."""
+        """Note a fault for the agent, once per fault, if these ranks only observe."""
         finding, answer, page = judgement.finding, judgement.answer, self._at.page
         assert finding is not None
         assert answer is not None
@@ -177,7 +177,7 @@ class Council:
         )
 
     def _can_obey(self) -> bool:
-        """Whether all ranks can go back as ordered; where they cannot, they say so and never try again."""
+        """Return whether all ranks can go back as ordered. If they cannot, they decline the order and never try it again."""
         page = self._at.page
         order = RewindOrder(
             number=page.ordered,
@@ -196,7 +196,7 @@ class Council:
         return True
 
     def turn_back(self) -> int:
-        """All ranks, after REWIND: go back in place, as the ladder says or as ordered, and give the step."""
+        """After REWIND, go back in place on all ranks, as the ladder says or as ordered. Return the step."""
         assert self._rewind is not None
         if isinstance(self._rewind, RewindOrder):
             started = monotonic_ns()
@@ -229,21 +229,21 @@ class Council:
         return to
 
     def _go_back(self, to: int) -> None:
-        self._rescue.turn(False)  # what is restored is read without it
+        self._rescue.turn(False)  # the state is restored without the rescue
         self._tape.rewinds += 1
         self._tape.go_back(to)
         self._own.went_back(to)
 
     def _common(self, at_most: int) -> int:
-        """The newest step up to `at_most` that every rank can go back to, -1 for none. Collective."""
+        """Return the newest step up to `at_most` that every rank can go back to; -1: there is none. Collective."""
         while True:
             worst, best = map(int, self._sentinel.extremes(self._tape.reachable.newest(at_most)))
             if worst == best:
                 return worst
-            at_most = worst  # what the poorest rank has; the others may not
+            at_most = worst  # one rank has this step; the others may not
 
     def _oldest(self) -> float:
-        """The oldest step that every rank can go back to, infinite for none. Collective."""
+        """Return the oldest step that every rank can go back to; infinite: there is none. Collective."""
         at_least = 0.0
         while True:
             least, greatest = self._sentinel.extremes(self._tape.reachable.oldest(at_least))
@@ -253,7 +253,7 @@ class Council:
 
 
 def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
-    """The state that `order` names has just been restored: take its course from there, and tell the agent."""
+    """Continue the course from the state that `order` names, which has just been restored, and tell the agent."""
     course.went_back(order.to)
     window = data_windows.following(order.to, order.skip, course.windows) if order.skip else None
     replay = Remedy.REPLAY if known_data else Remedy.REWIND
@@ -272,7 +272,7 @@ def _note(
     ranks: tuple[Rank, ...] = (),
     order: int = 0,
 ) -> None:
-    """For the agent: the ranks have gone back, for what they have found or by an order."""
+    """Note for the agent that the ranks have gone back, because of what they have found or by an order."""
     at.page.rewound(
         Rewound(
             kind=turn.kind,

@@ -1,9 +1,9 @@
-"""The steps of a rescue (`resilience/inprocess/fallback.py`), done: the learning rate is lowered around each optimizer's step, FP8 switched
-off.
+"""Carries out the steps of a rescue (`resilience/inprocess/fallback.py`): lowers the learning rate around each optimizer's step, and
+switches FP8 off.
 
-Between two steps nothing of it is to be seen: the very values that the schedule has written are put back right after the step, so snapshots
-and schedules know of no rescue. Megatron enters its FP8 context at each forward pass by what `config.fp8` says then
-(`megatron/core/fp8_utils.py`, `get_fp8_context`): without it, layers compute in the precision of their parameters.
+Between two steps, nothing of a rescue can be seen: the exact values that the schedule has written are restored right after the step. So
+snapshots and schedules know of no rescue. At each forward pass, Megatron enters its FP8 context if `config.fp8` says so then
+(`megatron/core/fp8_utils.py`, `get_fp8_context`). Without it, layers compute in the precision of their parameters.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..state.sources import Modules, Source
 
 class Rescue:
     def __init__(self, policy: RescuePolicy, sources: Iterable[Source]) -> None:
-        """Raises UsageError where the policy cannot be carried out."""
+        """Raises UsageError if the policy cannot be carried out."""
         sources = list(sources)
         self._policy, self.on = policy, False
         self._asked = False
         self._usual: list[tuple[dict[str, Any], Any]] = []
-        """Groups whose learning rate is lowered at the moment, and what it is otherwise."""
+        """Groups whose learning rate is lowered at the moment, each with its usual learning rate."""
         self._configs: list[tuple[Any, Any]] = []
-        """Megatron's, and what their `fp8` is otherwise."""
+        """Megatron's configs, each with its usual `fp8`."""
         if policy.lr_scale < 1:
             self._around([inner for s in sources if isinstance(s, Optimizers) for _, _, inner in s.parts()], sources)
         if policy.precision:
@@ -57,12 +57,12 @@ class Rescue:
 
     @property
     def asked(self) -> bool:
-        """Whether the present step is one of a rescue, for a loop that sets its precision by itself."""
+        """Whether the present step belongs to a rescue, for a loop that sets its precision by itself."""
         self._asked = True
         return self.on
 
     def check(self) -> None:
-        """Once a first step is done. Raises UsageError where nothing has a precision that could be raised."""
+        """Called once a first step is done. Raises UsageError if nothing has a precision that could be raised."""
         if self._policy.precision and not (self._configs or self._asked):
             raise UsageError(
                 "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not ask for "
@@ -70,13 +70,13 @@ class Rescue:
             )
 
     def turn(self, on: bool) -> None:
-        """For the step that comes next."""
+        """Switch the rescue on or off for the next step."""
         self.on = on
         for config, usual in self._configs:
             config.fp8 = None if on else usual
 
     def _lower(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._put_back()  # a step that was left by an exception
+        self._put_back()  # after a step that an exception has ended
         if self.on:
             self._usual = [(group, group["lr"]) for group in optimizer.param_groups]
             for group, usual in self._usual:

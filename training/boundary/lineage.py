@@ -1,5 +1,5 @@
-"""The course of a training as all ranks have judged it: the figures of its steps, what was done about wrong ones, which data it leaves
-out, and where it is in its data. Equal on all ranks, and part of the state: a snapshot takes along what its lineage has seen."""
+"""The course of a training as all ranks have judged it: the figures of its steps, the answers to wrong steps, the data that it leaves out,
+and its place in the data. It is equal on all ranks, and part of the state: a snapshot contains what its lineage has seen."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ class Course:
         self._policy = policy = handoff.policy.spikes
         self._usual = Usual(policy)
         self._rows = np.full((policy.baseline_steps + policy.run_steps, 3), math.nan)
-        """Step, loss and norm of the last steps, each in the place that its number gives; NaN for what is not known."""
+        """Step, loss and norm of the last steps. The step's number determines the row; NaN: not known."""
         self._unwritten = 0
-        """How many of the figures are not there yet."""
+        """How many of the figures are not in `_rows` yet."""
         self.figures: deque[Figure] = deque(maxlen=len(self._rows))
-        """The same, ascending."""
+        """The figures of the last steps, ascending."""
         self.turns: list[Turn] = list(handoff.turns)
         known = [turn.window for turn in handoff.turns if turn.window]
         self.windows = data_windows.merged((*handoff.windows, *known))
         self._past: Sequence[Window] = ()
         self._before: list[Figure] = []
-        """What was known before the last restore."""
+        """The figures that were known before the last restore."""
         self.asked: dict[str, Any] = {}
-        """How long the loop is to train: steps and epochs in all; and the agents in whose time this was asked."""
+        """How long the loop is to train: steps and epochs in all; and the agents that lived when this was asked."""
         self.asked_before: dict[str, Any] = {}
-        """The same, as the restored snapshot has it."""
+        """`asked` as the restored snapshot has it."""
         self.data: Batches | None = None
-        """Where the loop is in its data; None where it takes care of that itself."""
+        """Where the loop is in its data; None: the loop takes care of that itself."""
 
     def judged(self, figure: Figure) -> None:
-        """Of one further step, found right."""
+        """Note the figures of one more step, which was found right."""
         self._unwritten += 1
         self.figures.append(figure)
         self._usual.add(figure)
 
     def passes(self, step: int, loss: float, grad_norm: float) -> bool:
-        """Judge one further step that is plainly right; where it is not plain, nothing is done."""
+        """Judge one more step if it is plainly right, and return True. Otherwise do nothing."""
         if not self._usual.plain(loss, grad_norm):
             return False
         self.judged(Figure(Step(step), loss, grad_norm))
         return True
 
     def plain(self, loss: float, grad_norm: float) -> bool:
-        """Whether it is plain that figures are no spike, without a look at those before."""
+        """Return whether figures are plainly no spike, without a look at earlier ones."""
         return self._usual.plain(loss, grad_norm)
 
     def turned(self, turn: Turn) -> None:
@@ -103,9 +103,10 @@ class Course:
             self.data.go_to(kept["data"])
 
     def went_back(self, step: int) -> None:
-        """The state after `step` steps has been restored: what it was computed without holds, and what is to be left out from there on."""
+        """Adapt to the restored state after `step` steps. The windows are those that it was computed without, and those still to be left
+        out."""
         self.windows = data_windows.ahead(step, self._past, self.windows)
-        # A state is kept before its own step is judged; whoever goes back in place has judged it since.
+        # A snapshot is taken before its own step is judged. Ranks that go back in place have judged it since.
         for figure in (figure for figure in self._before if figure.step == step):
             self.judged(figure)
 

@@ -1,15 +1,17 @@
-"""The norm of each rank's own gradient, taken before the ranks' gradients are added up: who was out of line when a step went wrong.
+"""The norm of each rank's own gradient, taken before the ranks' gradients are added up. It shows which rank was out of line when a step
+went wrong.
 
-After the reduction a flipped bit of one rank is on all of them, and nothing tells any more whose it was. So the norm is taken right
-before, and left where it is, one number a bucket or parameter: nothing is copied, waited for or compared until a step is found wrong. It
-only reads.
+After the reduction, a flipped bit of one rank is on all ranks, and nothing shows any more which rank it came from. So the norm is taken
+right before, and stays on its device: one number for each bucket or parameter. Nothing is copied, waited for or compared until a step is
+found wrong. The gradients are only read.
 
-Megatron's buckets are looked at where Megatron's own check would look (`check_grads`, right before the collective), and instead of it:
-that one raises on the one rank that sees a NaN, before the collective that its peers already wait in, while a session judges the same
-figures on all ranks at once. Elsewhere a hook behind the accumulation of each parameter's gradient does it, which the reduction of
-DistributedDataParallel comes after. (Its communication hooks would have to do the reduction themselves, and divide where it multiplies:
-other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated. So are devices: such hooks
-take 16 us of the host for each parameter (H200), where a pass over Megatron's buckets takes 1.2 ms for 4.2 GB, the memory's bandwidth.
+Megatron's buckets are measured where Megatron's own check would run (`check_grads`, right before the collective), and instead of it. That
+check raises on the one rank that sees a NaN, before the collective in which its peers already wait. A session judges the same figures on
+all ranks at once. Without Megatron, a hook after the accumulation of each parameter's gradient measures it; DistributedDataParallel reduces
+later. (A communication hook of DistributedDataParallel would have to do the reduction itself. It would divide where DistributedDataParallel
+multiplies: other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated. Parameters on
+devices are left out, too: such hooks take 16 us of the host for each parameter (H200). A pass over Megatron's buckets takes 1.2 ms for 4.2
+GB, the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ from .allreduce import Sentinel
 _KEPT = 64
 """Steps whose norms are kept."""
 _LEAST = 8
-"""Steps before one, to say what is usual."""
+"""So many earlier steps are needed to say which norm is usual."""
 _FACTOR = 10.0
-"""Out of line is what is so many times as far from the usual as the rank that is nearest to it."""
+"""A rank is out of line if its norm is more than so many times the least of all ranks. Norms are in units of the rank's usual one, and the
+least counts as 1 or more."""
 
 
 class OwnGradients:
     def __init__(self, chunks: Iterable[torch.nn.Module], noted: bool) -> None:
-        """noted: whether there are other ranks to be compared with. Megatron's own check is taken over in any case."""
+        """noted: there are other ranks to compare with. Megatron's own check is replaced in any case."""
         self._now: dict[Any, torch.Tensor] = {}
         self._steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=_KEPT)
         self._noted = noted
@@ -78,7 +81,7 @@ class OwnGradients:
             self._now[id(parameter)] = _norm_of(parameter.grad)
 
     def stepped(self, step: int) -> None:
-        """The step that has brought the state after `step` steps is done."""
+        """Note that step `step` is done."""
         if self._now:
             self._steps.append((step, list(self._now.values())))
             self._now = {}
@@ -89,7 +92,7 @@ class OwnGradients:
             self._steps.pop()
 
     def times_usual(self, step: int) -> float:
-        """This rank's norm at that step, in units of what it usually was before: inf where it was not finite, 0 where that is not known."""
+        """Return this rank's norm at that step, in units of its usual norm before: inf if it was not finite, 0 if it is not known."""
         of = {at: _norm(parts) for at, parts in self._steps if at <= step}
         if step not in of:
             return 0.0
@@ -101,9 +104,9 @@ class OwnGradients:
 
 
 def culprits(finding: Finding, own: OwnGradients, sentinel: Sentinel, rank: int, world: int) -> tuple[Rank, ...]:
-    """The ranks whose own gradient was out of line at the onset, ascending; none where it was that of more than `RANKS_NAMED`, of more than
-    half of all, or of nobody. A loss that goes up may have been made by the step before. Collective: a few words, in the rare case that a
-    step is wrong; before anything is gone back to."""
+    """Return the ranks whose own gradient was out of line at the onset, ascending. Return none if these are more than `RANKS_NAMED`, or
+    more than half of all ranks. A loss spike may come from the step before, so that step is examined first. Collective: a few words, in the
+    rare case that a step is wrong. Called before the ranks go back."""
     for step in range(finding.onset - (finding.kind is Kind.LOSS_SPIKE), finding.onset + 1):
         mine = own.times_usual(step)
         least, worst = sentinel.extremes(mine)
@@ -123,7 +126,7 @@ def culprits(finding: Finding, own: OwnGradients, sentinel: Sentinel, rank: int,
 def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
     if gradient.is_complex():
         gradient = torch.view_as_real(gradient.resolve_conj())
-    wide = gradient.dtype is torch.float64  # torch narrows nothing here
+    wide = gradient.dtype is torch.float64  # torch refuses to narrow float64 here
     return torch.linalg.vector_norm(gradient, dtype=None if wide else torch.float32)
 
 

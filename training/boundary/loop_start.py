@@ -1,4 +1,4 @@
-"""What a rank finds out, and tells, when its training loop begins, and at its first boundary."""
+"""What a rank finds out and reports when its training loop begins, and at its first boundary."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from .consensus import obey
 from .lineage import Course
 
 _FETCHING_S = 0.005
-"""Between two looks of ranks that are built before their part of the state has come from another node."""
+"""Pause between two looks while ranks wait for their part of the state to come from another node."""
 
 
 def unless_looped(at: Attachment | None) -> Attachment | None:
-    """`at`, or None where a loop of this process has begun before: its steps would pass for the first one's, and so would its snapshots."""
+    """Return `at`; None if a loop of this process has begun before. The second loop's steps would pass for the first one's, and so would
+    its snapshots."""
     if at is None or not at.page.restored_ns:
         return at
     if at.local_rank == 0:
@@ -47,12 +48,12 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
 
 
 def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> int | None:
-    """Go back to the state that the agent chose for this generation. Gives its step, or None where there is none to go back to."""
+    """Go back to the state that the agent chose for this generation. Return its step; None: there is no such state."""
     handoff = at.handoff
     if handoff.resume_step < 0 and not handoff.origin:
         return None
     if handoff.resume_step < 0:
-        tape.owed = Wanted.ON_DISK  # a snapshot of one's own on disk as soon as may be
+        tape.owed = Wanted.ON_DISK  # the job's own snapshot on disk as soon as possible
         step = tape.start_from(place.at(handoff.origin))
     else:
         step = handoff.resume_step
@@ -69,9 +70,9 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
 
 
 def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> dict[str, int | None]:
-    """How many steps and epochs the loop makes in all. asked: what the script says now. A script that resumes by itself asks for what its
-    own checkpoint leaves, and a recovery does not count from there: while an agent lives, the loop makes no fewer than before. A new
-    command may come with another script, and is obeyed."""
+    """Return how many steps and epochs the loop makes in all. asked: what the script says now. A script that resumes by itself asks for
+    what its own checkpoint leaves, but a recovery does not count from there. So as long as one agent lives, the loop makes no fewer than
+    before. A new command may come with another script, and is obeyed."""
     found, before = dict(asked), course.asked_before if at.handoff.resume_step >= 0 else {}
     for what, now in asked.items():
         earlier = before.get(what)
@@ -92,8 +93,9 @@ def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> d
 
 
 def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list[Optimizer | LRScheduler]:
-    """Name optimizers, schedulers and hooks that the training moves on with and no snapshot holds, after its first step; returns the
-    optimizers and schedulers. Only at the job's first start: later this look would cost a recovery 0.15 s, and all has been told."""
+    """Name optimizers, schedulers and hooks that change in the training and that no snapshot holds, after its first step. Return the
+    optimizers and schedulers. This happens only at the job's first start: later it would cost a recovery 0.15 s, and all has been
+    reported."""
     if at.handoff.resume_step >= 0:
         return []
     objects = gc.get_objects()
@@ -123,7 +125,7 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list
 
 
 def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -> Iterator[LRScheduler]:
-    """Those of optimizers of the sources that are no source, and belong to none."""
+    """Yield schedulers of the sources' optimizers that are not sources, and do not belong to one."""
     things = [source.thing for source in sources if isinstance(source, Stateful)]
     if not all(isinstance(thing, LRScheduler) for thing in things):
         return  # such an object may hold a scheduler, however deep, and save it
@@ -139,7 +141,7 @@ def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -
 def _strangers(
     optimizers: Iterable[Optimizer], models: Collection[Modules], sources: Collection[Source]
 ) -> Iterator[Optimizer]:
-    """Those that have a state for parameters of the models, and that no source has."""
+    """Yield optimizers that have a state for parameters of the models, and that no source has."""
     parts = [
         each for source in sources if isinstance(source, Optimizers) for _, *both in source.parts() for each in both
     ]
@@ -155,8 +157,8 @@ def _strangers(
 
 
 def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> None:
-    """Look at what only a loop that has made a step shows. windows: of the data, to be left out. cure: what to do where nobody knows which
-    data a step uses; else empty. Raises UsageError."""
+    """Check what shows only once the loop has made a step. windows: the data to be left out. cure: what to do if it is not known which data
+    a step uses; else empty. Raises UsageError."""
     if windows and cure:
         raise UsageError(
             f"{', '.join(map(formatting.batches, windows))} of the data are to be left out, but which data a step of "
@@ -173,6 +175,6 @@ def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> No
 
 
 def tell(at: Attachment, sentence: str) -> None:
-    """Once for all ranks."""
+    """Write the sentence once for all ranks."""
     if at.rank == 0:
         say(sentence)

@@ -1,4 +1,4 @@
-"""What one step gave, as this rank knows it."""
+"""The figures of one step, as this rank knows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INF = math.inf
 
 @dataclass(frozen=True)
 class Figures:
-    """None where this rank does not know it (the loss on all but the last pipeline stage)."""
+    """None: this rank does not know the figure (the loss on all but the last pipeline stage)."""
 
     loss: float | None = None
     grad_norm: float | None = None
@@ -27,7 +27,7 @@ class Figures:
 
 
 def number(value: Any) -> float | None:
-    """Of a float or a one-element tensor."""
+    """Return the number in a float or a one-element tensor."""
     return None if value is None else float(value.detach() if torch.is_tensor(value) else value)
 
 

@@ -1,14 +1,14 @@
-"""A step's own time: what it takes this rank without waiting for its peers, for the agent to compare (`resilience/detect/straggler.py`).
+"""A step's own time: what it takes this rank without waiting for its peers. The agent compares it between ranks
+(`resilience/detect/straggler.py`).
 
-    waiting = `Work.wait`, in which the collectives of python code end, and what the thread sleeps in a backward pass, in which
-              DistributedDataParallel's do; all else between two boundaries is the rank's own
+    waiting = time in `Work.wait`, where the collectives of Python code end, and sleep of the thread in a backward pass, where
+              DistributedDataParallel's collectives end; all other time between two boundaries is the rank's own
 
-Sleep is time that is neither processor time of this thread nor time in which it was ready and had to queue for a processor: so a busy
-neighbour makes a rank slow, and does not look like waiting. It costs some 15 µs a backward pass, and 1 µs a collective (measured, two
-cores).
+Sleep is time that is neither processor time of this thread nor time in which it queued for a processor. So a busy neighbour makes a rank
+slow, and does not look like waiting. The measurement costs some 15 µs a backward pass, and 1 µs a collective (measured, two cores).
 
-On a CPU only: a device's stream waits for its peers where no thread of the host can see it. What waits elsewhere (functional collectives,
-DDP's broadcast of buffers) counts as own time on all ranks alike, and hides a straggler rather than making one.
+It works on a CPU only: a device's stream waits for its peers where no thread of the host can see it. Other waiting (functional collectives,
+DDP's broadcast of buffers) counts as own time on all ranks alike. That hides a straggler rather than making one.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.file_descriptors import high
 
 _TELL_NS = 250_000_000
-"""The kernel's clocks are looked at so often, and not at each step: 20 us each where a step has emptied the caches (measured)."""
+"""The kernel's clocks are read so often, not at each step: a reading takes 20 us if a step has emptied the caches (measured)."""
 
 
 class OwnTime:
     def __init__(self, page: Page) -> None:
-        """Of the calling thread, from now on; one per process. Told on `page`."""
+        """Measures the calling thread from now on, and reports on `page`. One per process."""
         self._page = page
         self._thread = threading.get_ident()
         self._waited_ns = 0
         self._inside = False
         self._from_ns: int | None = None
         self._own_ns = self._steps = 0
-        """Since they were told last."""
+        """The rank's own time and its steps since the last report."""
         self._told_ns, self._told = 0, (0, 0)
-        """When that was, and processor and queueing time then."""
+        """The time of the last report, and processor and queueing time then."""
         try:
             schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
             self._queue = high(os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC))
@@ -58,7 +58,7 @@ class OwnTime:
             self._told = told[0], told[1]
 
     def drop(self) -> None:
-        """What is under way is no step like others: an evaluation, a checkpoint."""
+        """Forget the step under way: with an evaluation or a checkpoint, it is not like other steps."""
         self._from_ns, self._told_ns = None, 0
         self._own_ns = self._steps = 0
 
@@ -76,7 +76,7 @@ class OwnTime:
             self._own_ns = self._steps = 0
 
     def _clocks(self) -> tuple[int, int, int]:
-        """Wall, processor, and time in the queue for one, in nanoseconds."""
+        """Return wall time, processor time, and time in the queue for a processor, in nanoseconds."""
         return monotonic_ns(), thread_ns(), self._queued_ns()
 
     def _queued_ns(self) -> int:

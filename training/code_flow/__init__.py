@@ -1,1 +1,1 @@
-"""What code takes from one step, or call, to the next: read from its byte code, which is never run."""
+"""Finds what code carries from one step or call to the next, by reading its byte code, which is never run."""

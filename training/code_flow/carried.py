@@ -1,7 +1,7 @@
-"""What a loop takes from one step to the next, or a function from one call to the next: what it may read before it has set it in this step,
-and what it changes.
+"""Finds what a loop carries from one step to the next, or a function from one call to the next: what it may read before it sets it in this
+step, and what it changes.
 
-Forward, over the jumps, it follows what each instruction can be sure is set. Handlers of exceptions are left out.
+The analysis goes forward, over the jumps, and tracks what is surely set before each instruction. It leaves out handlers of exceptions.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ _CHANGES = frozenset(
         *("reverse", "rotate", "add", "discard", "update", "setdefault", "subtract", "__setitem__"),
     )
 )
-"""Methods of lists, sets, mappings and the like."""
+"""Methods that change lists, sets, mappings and the like."""
 _FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
 
 
 class Carried(NamedTuple):
     path: Path
-    """Ends with ALL where a method is called, or a part is set that the code does not name."""
+    """Ends with ALL if a method is called, or if the code sets a part that it does not name."""
     method: str | None
     anew: bool
-    """Another object is set: not the very one that an operator has changed in place."""
+    """Whether another object is set, rather than the same one after an operator changed it in place."""
 
     @property
     def fills(self) -> bool:
-        """Whether the method is one by which containers and tensors change."""
+        """Whether the method is one that changes containers or tensors."""
         return self.method is not None and _is_change(self.method)
 
 
 def _is_change(method: str) -> bool:
-    """Whether containers and tensors change by a method of this name."""
+    """Whether a method of this name changes containers or tensors."""
     in_place = method.endswith("_") and not method.endswith("__") and method not in _FLAGS
     return in_place or method in _CHANGES or method in CHANGING_FUNCTIONS
 
 
 def carried_in(code: CodeType, at: int = -1) -> list[Carried]:
-    """What the loop whose iterator is asked at the offset `at` may take from one step to the next; -1: what the code as a whole takes from
+    """Return what the loop with its FOR_ITER at the offset `at` may carry from one step to the next. -1: what the whole code carries from
     one call to the next."""
     body, targets, uses = _looked_at(code, at)
     return _flowed(body, at, targets, uses) if body else []
 
 
 def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list[Carried]:
-    """What a function, with those written within it, takes from one call to the next in variables that are not its own. defaults:
-    parameters of its own that have one object at each call."""
+    """Return what a function, with those inside it, carries from one call to the next in variables that are not its own. defaults: its
+    parameters that have the same object at each call."""
     own = {*code.co_varnames, *code.co_cellvars}.difference(defaults)
     found = [each for each in carried_in(code) if each.path[0] not in own]
     for inner in code.co_consts:
@@ -63,7 +63,7 @@ def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list
 
 
 def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:
-    """What the loop, or the code as a whole, reads, and methods that it calls (else ""): with the functions that are written within."""
+    """Yield what the loop, or the whole code, reads, with the method that it calls there (else ""). Functions inside it are included."""
     body, _, uses = _looked_at(code, at)
     for each in body:
         yield from (
@@ -80,7 +80,7 @@ def set_anew_in(code: CodeType, at: int = -1) -> set[Path]:
 
 
 def _looked_at(code: CodeType, at: int) -> tuple[list[dis.Instruction], dict[int, int], Mapping[int, Sequence[Use]]]:
-    """The instructions, where they jump to, and what each does with variables."""
+    """Return the instructions, the targets of their jumps, and what each instruction does with variables."""
     known, begins, real = [], {}, 0
     for each in dis.get_instructions(code):
         begins[each.offset] = real = real or each.offset
@@ -96,7 +96,7 @@ def _looked_at(code: CodeType, at: int) -> tuple[list[dis.Instruction], dict[int
 def _flowed(
     body: Sequence[dis.Instruction], at: int, targets: Mapping[int, int], found: Mapping[int, Sequence[Use]]
 ) -> list[Carried]:
-    """An inner loop counts as gone through at least once."""
+    """Return what the instructions carry. An inner loop counts as run at least once."""
     uses = [found[each.offset] for each in body]
     bits: dict[Path, int] = {}
     for path in (use.path[:length] for each in uses for use in each for length in range(1, len(use.path) + 1)):
@@ -131,7 +131,7 @@ def _flowed(
 
 
 def _mask(path: Path, bits: Mapping[Path, int]) -> int:
-    """Of it and what it is part of."""
+    """Return the bits of a path and of all that it is part of."""
     around = [path[:length] for length in range(1, len(path) + 1)]
     return sum(bits.get(each, 0) for each in {*around, *((*each, ALL) for each in around[:-1])})
 
@@ -139,7 +139,7 @@ def _mask(path: Path, bits: Mapping[Path, int]) -> int:
 def _settled(
     body: Sequence[dis.Instruction], at: int, targets: Mapping[int, int], sets: Sequence[int], every: int
 ) -> tuple[list[int], int]:
-    """What is sure to be set before each instruction, and at the end of a step."""
+    """Return what is surely set before each instruction, and at the end of a step."""
     places = {each.offset: place for place, each in enumerate(body)}
     to = {place: places.get(targets[each.offset]) for place, each in enumerate(body) if each.offset in targets}
     repeated = {target for place, target in to.items() if target is not None and target <= place}

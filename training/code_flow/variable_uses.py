@@ -1,4 +1,4 @@
-"""What each instruction of a byte code does with variables and their parts. The stack is followed as far as it has these."""
+"""Tells what each instruction of a byte code does with variables and their parts. The stack is followed as far as it holds these."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any, NamedTuple
 Path = tuple[Any, ...]
 """The name of a variable, then (".", attribute) or ("[", key) of its parts."""
 ALL = ("[", "…")
-"""All parts of a thing."""
+"""All parts of an object."""
 SOME = ("[", "?")
-"""One that the code does not name."""
+"""A part that the code does not name."""
 _EMPTIES = frozenset(("clear", "reset", "zero_", "fill", "fill_", "copy_", "normal_", "uniform_"))
-"""Methods that leave nothing of before."""
+"""Methods that leave nothing of the former content."""
 CHANGING_FUNCTIONS = frozenset(
     ("next", "heappush", "heappop", "heappushpop", "heapreplace", "heapify", "insort", "shuffle")
 )
-"""Functions of Python's that change their first argument."""
+"""Python's functions that change their first argument."""
 _CALL = "PRECALL" if sys.version_info < (3, 12) else "CALL"
 ALWAYS_JUMPS = frozenset(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"))
 ENDS = frozenset(("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"))
 _PASSIVE = re.compile(r"POP_|STORE_|DELETE_|NOP|RESUME|KW_NAMES|NOT_TAKEN|.*JUMP|.*_(APPEND|ADD|EXTEND|UPDATE|MERGE)$")
-"""What lies beneath what they take from the stack stays what it is."""
+"""Instructions that leave the stack unchanged beneath the values that they take from it."""
 JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
@@ -41,7 +41,7 @@ class Use(NamedTuple):
 
 
 def uses_of(known: Sequence[dis.Instruction], targets: Mapping[int, int]) -> dict[int, list[Use]]:
-    """By offset, what each instruction does with variables and their parts."""
+    """Return, by offset, what each instruction does with variables and their parts."""
     stacks: dict[int, list[Any]] = {}
     found: dict[int, list[Use]] = {}
     stack: list[Any] = []
@@ -57,7 +57,7 @@ def uses_of(known: Sequence[dis.Instruction], targets: Mapping[int, int]) -> dic
 
 
 def _moved(stack: list[Any], each: dis.Instruction, jump: bool = False) -> list[Any]:
-    """After an instruction of which only the number of values is known that it takes and gives."""
+    """Return the stack after an instruction of which we know only how many values it takes and gives."""
     effect = dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=jump)
     if effect > 0:
         stack += [None] * effect
@@ -69,7 +69,7 @@ def _moved(stack: list[Any], each: dis.Instruction, jump: bool = False) -> list[
 
 
 def _step(stack: list[Any], each: dis.Instruction) -> Iterator[Use]:
-    """What an instruction does, which takes its values from the stack and puts others there."""
+    """Yield what an instruction does. It takes its values from the stack and puts others there."""
     name, argument = each.opname, each.argval
     if variables := [*_variables(each)]:
         for access, variable in variables:
@@ -92,7 +92,7 @@ def _step(stack: list[Any], each: dis.Instruction) -> Iterator[Use]:
         stack[:0] = [None] * (each.arg - len(stack))
         stack[-1], stack[-each.arg] = stack[-each.arg], stack[-1]
     elif name == "BINARY_OP" and each.argrepr.endswith("="):
-        _taken(stack)  # what is on the left is the result
+        _taken(stack)  # the result is the left operand
     elif name == "BUILD_SLICE" and stack[-2:] == [_Constant(None)] * 2 and each.arg == 2:
         stack[-2:] = [_Constant(...)]
     elif name.startswith("UNPACK_"):
@@ -181,7 +181,7 @@ def _is_path(symbol: Any) -> bool:
 
 
 def _variables(instruction: dis.Instruction) -> Iterator[tuple[str, str]]:
-    """Python 3.13 has instructions for two variables each: STORE_FAST_LOAD_FAST."""
+    """Yield each access and its variable. Python 3.13 has instructions for two variables each: STORE_FAST_LOAD_FAST."""
     if instruction.opname == "LOAD_FAST_AND_CLEAR":  # around a comprehension, which has a variable of this name
         return
     words = [word for word in instruction.opname.split("_") if word in ("LOAD", "STORE", "DELETE")]

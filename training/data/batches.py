@@ -1,12 +1,11 @@
-"""The batches of a loop of one's own, epoch after epoch, and the place in them as a part of the state.
+"""The batches of a script's own loop, epoch after epoch, and the place in them as a part of the state.
 
-A data loader cannot say where it is. What can be had again is the beginning of an epoch: the generators as they were then, which give the
-same order of samples and the same seeds of workers. From there the batches that were used already are left out (`loader_adapters.py`), and
-the generators of workers put back (`worker_rng.py`). What is drawn for this from the rank's generators does not count: the caller puts them
-back.
+A data loader cannot tell where it is. Only the beginning of an epoch can be repeated: the generators as they were then give the same order
+of samples and the same seeds of workers. From there, the batches that were used are left out (`loader_adapters.py`), and the generators of
+workers are restored (`worker_rng.py`). What this draws from the rank's generators does not count: the caller restores them.
 
-The place is the same on all ranks, and goes with the course. All the rest is this rank's alone, and goes with its generators: on another
-number of ranks they begin anew.
+The place is the same on all ranks, and is kept with the course. All the rest is this rank's alone, and is kept with its generators: on
+another number of ranks they begin anew.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from .notices import Notices
 from .worker_start import AtStart, behind_the_start
 
 OVER = object()
-"""In place of a batch: there are no more."""
+"""Takes the place of a batch: there are no more batches."""
 _NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
 _NOTHING: Nested = {"start": None, "own": {}, "forked": _NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
-"""What a rank knows of its place that is new, as on another number of ranks."""
+"""What a rank knows of its place if the rank is new, as on another number of ranks."""
 
 
 class Batches:
     def __init__(
         self, loader: Loadable, epochs: int | None, accumulate: int, begin_epoch: Callable[[int], None] | None
     ) -> None:
-        """accumulate: a step uses so many. begin_epoch: called with its number before each; by default whatever of the loader has
-        `set_epoch`. Raises UsageError for what can be gone through only once."""
+        """accumulate: how many batches a step uses. begin_epoch: called with its number before each epoch; by default `set_epoch` of each
+        part of the loader. Raises UsageError for a loader that can be iterated only once."""
         self._loader = Loader(loader)
         self.epochs, self._accumulate = epochs, accumulate
         self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
@@ -47,49 +46,49 @@ class Batches:
         self._randomness: Randomness | None = None
         self._notices = Notices()
         self.epoch = 0
-        """The epoch of the last batch, counted from 0,"""
+        """The epoch of the last batch, counted from 0."""
         self.offset = 0
-        """how many batches of it were taken,"""
+        """How many batches of this epoch were taken."""
         self.position = 0
-        """and how many steps' batches in all."""
+        """For how many steps batches were taken in all."""
         self._live: Iterator[Any] | None = None
         self._step: Iterator[Any] = iter(())
         """What is left of the present step's batches."""
         self._start: Nested | None = None
-        """The generators before this epoch's iterator was made,"""
+        """The generators before this epoch's iterator was made."""
         self._samples: int | None = None
-        """and how many its dataset had then; None: not known."""
+        """How many samples the dataset had when this epoch began; None: not known."""
         self._promised: int | None = None
-        """Steps of this epoch, as `len` has it."""
+        """Steps of this epoch according to `len`."""
         self._kept_workers = False
-        """This epoch has those of the one before."""
+        """This epoch has the workers of the epoch before."""
         self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
         self._begun: dict[int, Nested] = {}
-        """The generators of each worker as they were where new workers have to begin."""
+        """The generators of each worker where new workers have to begin."""
         self._draws = Draws()
         self._place: torch.Tensor | None = None
         self._kept: Nested | None = None
-        """Where to go back to, and with what."""
+        """This rank's part of the state at the place to go back to."""
 
     def keep(self, randomness: Randomness, rank: int) -> None:
-        """From now on what is needed to come back here is kept. To be called before a batch is taken."""
+        """From now on, keep what is needed to come back to a place. Called before a batch is taken."""
         self._randomness, self._notices = randomness, Notices(rank == 0)
         self._draws = Draws(rank == 0)
         self._loader.listen()
 
     @property
     def loaders(self) -> list[Any]:
-        """Those with workers that stay."""
+        """The loaders with persistent workers."""
         return self._forked.loaders
 
     @property
     def owed(self) -> bool:
-        """A state was restored, and has to be put back."""
+        """Whether a state was restored that `put_back` has not applied yet."""
         return self._place is not None
 
     def restored(self, index: int, same_job: bool) -> None:
-        """The next step uses the batch of that number. Where its state was saved without a place in the data, the data begins here. Raises
-        LayoutError where it is this very job's."""
+        """Let the next step use the batch of that number. If the restored state holds no place in the data, the data begins there. Raises
+        LayoutError if that state is this very job's."""
         if self.owed:
             return
         if same_job:
@@ -102,8 +101,9 @@ class Batches:
     # -- taking -------------------------------------------------------------------------------------------------------------
 
     def take(self, index: int) -> Any:
-        """The batch, or the batches, of that number, counted from 0 over all epochs; those before are left out. OVER: there are none."""
-        if index < self.position:  # never to be taken for the end
+        """Return the batch, or the batches, of that number, counted from 0 over all epochs. Earlier ones are left out. OVER: there are no
+        more."""
+        if index < self.position:  # this must not pass for the end
             raise InternalError(f"batch {index} is wanted, and the loader is at {self.position}")
         taken = OVER
         while self.position <= index:
@@ -117,16 +117,16 @@ class Batches:
         return taken
 
     def drain(self) -> None:
-        """What the present step has left of its batches is used up."""
+        """Use up what is left of the present step's batches."""
         for _ in self._step:
             pass
 
     def end(self) -> None:
-        """No further batch is wanted. Workers that stay are the loader's, as in a loop without us; others may go."""
+        """Take no further batch. Persistent workers stay with the loader, as without a session; others may end."""
         self._live, self._step = None, iter(())
 
     def ends(self, following: int) -> bool:
-        """Whether the present step is the last of its epoch, where the next one uses the batch of number `following`. UsageError where the
+        """Return whether the present step is the last of its epoch, if the next step uses batch `following`. Raises UsageError if the
         loader does not know its length."""
         try:
             length, certain = self._loader.length(self._live, self.offset)
@@ -154,7 +154,7 @@ class Batches:
         yield from self._step
 
     def _taken(self, most: int) -> Iterator[Any]:
-        """The next batches of this epoch."""
+        """Yield the next batches of this epoch."""
         for _ in range(most):
             assert self._live is not None
             try:
@@ -177,7 +177,7 @@ class Batches:
         return self._draws.watched(self.offset, lambda: next(live))
 
     def _begin(self) -> None:
-        """The next epoch."""
+        """Begin the next epoch."""
         if self._randomness is not None:
             self._start = {"rank": self._randomness.collect(), "own": self._own.collect()}
             self._draws = self._draws.following()
@@ -200,13 +200,13 @@ class Batches:
         return torch.tensor(here, device="cpu") if self._place is None else self._place
 
     def go_to(self, place: torch.Tensor) -> None:
-        """`put_back` has to follow."""
+        """Note the place to go back to. `put_back` has to follow."""
         self._place, self._kept, self._live, self._step = place, None, None, iter(())
         self._loader.go_back()
         self._forked.let_go()
 
     def collect(self) -> Nested:
-        """What of this is this rank's alone."""
+        """Return the part of this state that is this rank's alone."""
         if self._kept is not None:
             return self._kept
         begun = self.offset > 0 and not self.owed
@@ -229,7 +229,7 @@ class Batches:
         self._kept = kept
 
     def put_back(self) -> None:
-        """Be where the restored state was. Draws from the rank's generators."""
+        """Go to the place of the restored state. Draws from the rank's generators."""
         assert self._place is not None
         self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
         if samples and self._loader.samples:
@@ -261,7 +261,8 @@ class Batches:
             self._own.restore_but(kept["own"], of_the_loader)
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
-        """goes_on: the loader is there by itself. drawn: what `Draws` kept. checksum: of the batches that were used; None: not known."""
+        """Go to the place in the epoch. goes_on: the loader gets there by itself. drawn: what `Draws` kept. checksum: of the batches that
+        were used; None: not known."""
         self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
@@ -290,10 +291,10 @@ class Batches:
             self._notices.grown(self._samples, before)
 
     def _to_start(self) -> None:
-        """All as it was before this epoch's iterator was made."""
+        """Restore all as it was before this epoch's iterator was made."""
         if self._start is not None and self._randomness is not None:
             self._randomness.restore(self._start["rank"])
             self._own.restore(self._start["own"])
         self._set_epoch(self.epoch)
-        if self._start is not None:  # begin_epoch may make labels of the model, which is another one now
+        if self._start is not None:  # begin_epoch may make labels with the model, which has changed since
             self._own.restore(self._start["made"])

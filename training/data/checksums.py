@@ -1,7 +1,7 @@
-"""Whether an epoch that is gone through again begins as it began before: a checksum of its first batches, which is kept with the place.
+"""Checksums of an epoch's first batches, kept with the place in the data. They show whether a repeated epoch begins as it began before.
 
-A sampler's batches are lists of indexes, and count whole. A batch that a loader has made may be large: its structure, its shapes and some
-of its elements count.
+A sampler's batches are lists of indexes, and count completely. A batch that a loader has made may be large: its structure, its shapes and
+some of its elements count.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 from ...checkpoint.format.pytree_walk import PLAIN
 
 _ELEMENTS = 64
-"""Of an array, a tensor or a list so many count, from all over it."""
+"""A checksum covers so many elements of an array, a tensor or a list, taken from all over it."""
 _LEAVES = 128
-"""Of a batch so many parts count,"""
+"""A checksum covers so many parts of a batch."""
 _DEEP = 4
-"""down to this depth."""
+"""A checksum covers parts of a batch down to this depth."""
 _TEXT = 256
 _GOLDEN = 0.6180339887498949
-"""Multiples of it lie evenly between whole numbers."""
+"""The fractional parts of its multiples are spread evenly between 0 and 1."""
 
 
 class Checksums:
-    """Of the first batches of an epoch. A loader reads ahead, so there may be those of more batches than were used."""
+    """Checksums of the first batches of an epoch. A loader reads ahead, so there may be checksums of more batches than were used."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -38,19 +38,19 @@ class Checksums:
         self._ahead: deque[tuple[int, int]] = deque([(0, 0)])
 
     def add(self, figure: int) -> None:
-        """figure: of the next batch."""
+        """Add the next batch. figure: its checksum."""
         self._last, self._number = hash((self._last, figure)), self._number + 1
         self._ahead.append((self._number, self._last))
 
     def after(self, used: int) -> int | None:
-        """Of the first `used` batches; None: there were not so many. Those of fewer are let go."""
+        """Return the checksum of the first `used` batches; None: there were not so many. Forget the checksums of fewer batches."""
         while self._ahead and self._ahead[0][0] < used:
             self._ahead.popleft()
         return self._ahead[0][1] if self._ahead and self._ahead[0][0] == used else None
 
 
 def of_indexes(batch: Any) -> int:
-    """Of what a sampler gives. The same in each life, as hashes of numbers are."""
+    """Return a checksum of what a sampler gives. It is the same after a restart, as hashes of numbers are."""
     if type(batch) is list and batch and isinstance(batch[0], (int, np.integer)):
         try:
             return hash(tuple(batch))
@@ -82,7 +82,8 @@ def _leaves(thing: Any, deep: int) -> Iterator[bytes]:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """Nothing is called that could be the script's. A set has no order, and other objects hold what may differ."""
+    """Return the parts that a checksum covers, without calling code that could be the script's. Sets are left out: they have no order. Of
+    other objects, only tensors, arrays, dicts and lists are covered: the rest may differ."""
     if isinstance(thing, UserDict):
         thing = thing.data
     if isinstance(thing, dict):
@@ -96,7 +97,7 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
-    """One on a device is not waited for: its shape counts."""
+    """Yield the bytes that a checksum covers. A tensor on a device is not waited for: only its dtype and shape count."""
     yield f"{tensor.dtype} {[*tensor.shape]}".encode()
     if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.numel()):
         return
@@ -104,7 +105,7 @@ def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
         plain = tensor.detach().as_subclass(torch.Tensor)
         some = plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain.take(_in_tensor(tensor.numel()))
         yield some.view(torch.uint8).numpy().tobytes()
-    except (RuntimeError, TypeError, NotImplementedError):  # of a quantized or complex one, for example
+    except (RuntimeError, TypeError, NotImplementedError):  # from a quantized or complex one, for example
         return
 
 

@@ -1,7 +1,8 @@
-"""A place that holds a value which may change, and what is kept of it: an attribute, a variable of a function, a number of a class.
+"""A place that holds a value which may change, and what is kept of the value. A place is an attribute, a variable of a function, or a value
+of a class.
 
-What is kept is what `state/values/packing.py` makes of the value, where that is small. A value that is what it was when the loop began is
-not kept: it may be a setting, and another one in the next life.
+A value is kept as `state/values/packing.py` packs it, if that is small. A value that is unchanged since the loop began is not kept: it may
+be a setting, which a restart may change.
 """
 
 from __future__ import annotations
@@ -33,44 +34,45 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 _EXACT = frozenset(GENERATORS)
 ABSENT = object()
-"""In place of a value: the place is empty."""
+"""Takes the place of a value: the place is empty."""
 _GONE = object()
-"""In place of one that was let go."""
+"""Takes the place of a value that was released."""
 SMALL = 1 << 15
-"""Values in a list, or words in an array, with all that it holds: it is looked at with each batch."""
+"""Limit of values in a list, or words in an array, with all that it holds: each batch looks at them."""
 _OBJECT = SMALL // 64
-"""An object takes as long as so many values."""
+"""An object takes as long as so many values, and counts as these."""
 _FEW = 256
-"""Among so many values generators are looked for."""
+"""Generators are looked for among at most so many values."""
 _SIMPLE = frozenset(each for kind in (*CHANGELESS, *CHANGING) for each in kind.types)
 _NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, enum.Enum)
-"""What does not change as long as it is the same object."""
+"""Types of values that do not change as long as they are the same object."""
 _FILLED = (list, deque, set, np.ndarray, torch.Tensor, *MAPPINGS)
 Kept = list[Any]
-"""Of a place: its packed value, or nothing where it is empty."""
+"""What is kept of a place: its packed value, or an empty list if the place is empty."""
 
 
 class Place:
     def __init__(self, name: str, first: Any, holders: Known, objects: bool = True) -> None:
-        """first: what it holds when the loop begins. holders: what has places of its own. objects: those of any class are kept."""
+        """first: the value when the loop begins. holders: things that have places of their own. objects: whether objects of any class are
+        kept."""
         self._name, self._value, self._holders = name, first, holders
         self._packing = Packed(name, holders)
         self._objects = objects
         self._read = is_read(first)
         self._hopeless = False
-        """It has changed, and cannot be kept:"""
+        """The value has changed, and cannot be kept."""
         self.lost = False
-        """and batches may depend on it."""
+        """The value has changed and cannot be kept, and batches may depend on it."""
         self._packed: list[Any] = []
-        """Parts of a list that was kept at last, which stay what they are;"""
+        """The parts of the list that was kept last, none of which can change."""
         self._kept: Kept | None = None
-        """and what was kept."""
+        """What was kept of the list in `_packed`."""
         self._always = _draws(first)
-        """A generator may be seeded otherwise in the next life."""
+        """Kept even if unchanged: a generator may be seeded otherwise after a restart."""
         self._parts = _parts(first) if all(map(self._fixed, _parts(first) or [first])) else None
-        """Where nothing can change but which ones these are."""
+        """The parts of the value, if only the choice of parts can change, not a part itself; otherwise None."""
         self._first = self._copy(first)
-        """None: it can't be kept."""
+        """The value at the beginning, packed. None: it can't be kept."""
         self._ordered = False
         """Only the order of its parts is kept."""
         if self._first is None and 0 < len(_parts(first)) <= SMALL:
@@ -79,7 +81,7 @@ class Place:
         self._version = _version(first)
 
     def _name_parts(self, first: Any) -> None:
-        """Of a list that is too large, or holds what nobody can take apart, the order is kept."""
+        """Name the parts of a list, so that their order is kept. The list is too large, or holds something that cannot be taken apart."""
         known = Known()
         for name, thing in self._holders.things.items():
             known.add(name, thing)
@@ -91,7 +93,7 @@ class Place:
         self._parts = _parts(first)
 
     def state(self, live: Any) -> Kept | None:
-        """What is kept of the value that it holds now; None: nothing."""
+        """Return what is kept of the value that the place holds now; None: nothing."""
         if self._same(live) or (self._hopeless and type(live) not in PLAIN):
             return None
         if type(live) is list and len(live) == len(self._packed) and all(map(is_, live, self._packed)):
@@ -118,11 +120,12 @@ class Place:
             self._packing = Packed(self._name, self._holders)
 
     def calm(self, live: Any) -> bool:
-        """Whether it stays as long as it is the same object."""
+        """Return whether the value cannot change as long as it is the same object."""
         return self._fixed(live)
 
     def put_back(self, kept: Kept | None, live: Any) -> Any:
-        """The value that it has to hold, which is `live` where that can be filled. kept: None: what it was at first."""
+        """Return the value that the place has to hold: `live`, filled, if possible. kept: what was kept; None: the value is that at the
+        beginning."""
         if self._read and live is self._value:
             go_to(live, (self._first or []) if kept is None else kept)
             return live
@@ -143,14 +146,14 @@ class Place:
         return self._packing.unpack(_copied(kept[0]), live if free else None)
 
     def _same(self, live: Any) -> bool:
-        """Whether it is what it was at first: what can be seen at once."""
+        """Return whether the value is what it was at first, as far as can be seen at once."""
         if self._always:
             return False
         if live is not self._value:
             return type(live) in PLAIN and type(live) is type(self._value) and bool(live == self._value)
         if self._parts is not None and type(live) is not tuple:
             parts = live if type(live) is list else _parts(live)
-            if self._plain:  # the same objects are equal at once
+            if self._plain:  # comparing an object with itself takes no time
                 still = len(parts) == len(self._parts) and PLAIN.issuperset(map(type, parts))
                 return still and [*parts] == self._parts
             return len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
@@ -192,14 +195,14 @@ class Place:
         return id(value) in self._holders.names
 
     def _fixed(self, value: Any) -> bool:
-        """Whether it is the same as long as it is the same object, or changes in places of its own."""
+        """Return whether the value cannot change as long as it is the same object, or changes only in places of its own."""
         if type(value) in PLAIN or isinstance(value, _NAMED) or value is ABSENT or self._is_holder(value):
             return not (self._read and value is self._value)
         return type(value) is tuple and len(value) <= _FEW and all(map(self._fixed, value))
 
     def _counts(self, live: Any) -> bool:
-        """Whether batches may depend on it: a file that is opened when it is needed tells nothing, and what has gradients is the
-        training's."""
+        """Return whether batches may depend on the value. A file that is opened on demand does not count. A tensor with gradients, or on a
+        device, belongs to the training."""
         if isinstance(live, torch.Tensor) and (live.requires_grad or not live.is_cpu):
             return False
         if self._value is None or self._value is ABSENT:
@@ -227,15 +230,15 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _version(value: Any) -> Any:
-    """What tells that a value has changed which can't be kept; equal: nothing is seen."""
+    """Return a mark of a value that can't be kept. As long as the mark is equal, no change of the value is seen."""
     if isinstance(value, Iterator):
         return progress(value)
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 def _left(value: Any, room: int, known: Collection[int], objects: bool) -> int:
-    """Of `room`, after all values in this one; less than 0: it is too large, or a tensor of the training's. What is known counts as one.
-    objects: there may be some of any class."""
+    """Return what is left of `room` after all values in this one. Less than 0: it is too large, or a tensor of the training. A known value
+    counts as one. objects: whether objects of any class may be among them."""
     kind = type(value)
     parts: Collection[Any] = ()
     if id(value) in known:
@@ -263,7 +266,7 @@ def _left(value: Any, room: int, known: Collection[int], objects: bool) -> int:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Of packed values."""
+    """Return whether two packed values are equal."""
     kind = type(one)
     if kind is not type(other):
         return False
@@ -275,12 +278,12 @@ def equal(one: Any, other: Any) -> bool:
         return equal([*one.items()], [*other.items()])
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # arrays within
+    except (ValueError, RuntimeError):  # there are arrays within
         return len(one) == len(other) and all(map(equal, one, other))
 
 
 def _copied(value: Any) -> Any:
-    """Of a packed value."""
+    """Return a copy of a packed value."""
     kind = type(value)
     if kind in PLAIN:
         return value

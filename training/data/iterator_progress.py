@@ -1,4 +1,4 @@
-"""How far an iterator or a file has got that a loader holds. An iterator cannot be put back, and that it has moved on is to be said."""
+"""How far an iterator or a file of a loader has got. An iterator cannot be restored, so the rank has to report that it has moved on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from ...checkpoint.format.pytree_walk import PLAIN
 
 _DEEP = 4
-"""Iterators within iterators that are looked into."""
+"""Iterators within iterators are looked into down to this depth."""
 
 
 def progress(iterator: Any, deep: int = _DEEP) -> Any:
-    """Something that compares equal as long as an iterator is not seen to move on. Nothing is taken from it."""
+    """Return something that compares equal as long as the iterator is not seen to move on. Nothing is taken from it."""
     if isinstance(iterator, GeneratorType):
         return _of_generator(iterator)
     if type(iterator).__module__ not in ("builtins", "itertools"):
@@ -25,7 +25,7 @@ def progress(iterator: Any, deep: int = _DEEP) -> Any:
         if (left := length_hint(iterator, -1)) >= 0:
             return left
         return _of_parts(iterator.__reduce__()[1:], deep)
-    except Exception:  # newer versions of Python do not take all of them apart
+    except Exception:  # newer versions of Python cannot take all iterators apart
         return 0
 
 
@@ -47,7 +47,7 @@ def _of_parts(parts: Any, deep: int) -> Any:
 
 
 def is_read(value: Any) -> bool:
-    """Whether it is a file that the script reads, at any place of it."""
+    """Return whether it is a file that the script only reads, and that can be read at any place."""
     if not isinstance(value, io.IOBase):
         return False
     try:
@@ -57,7 +57,7 @@ def is_read(value: Any) -> bool:
 
 
 def position(file: Any) -> list[Any]:
-    """Where it is read next; nothing where it is closed; None where it does not tell, as a text within `for line in file`."""
+    """Return where the file is read next. Empty: it is closed. [None]: it does not tell, such as a text file within `for line in file`."""
     try:
         return [] if file.closed else [file.tell()]
     except Exception:

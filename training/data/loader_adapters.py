@@ -1,7 +1,7 @@
-"""What a loop takes its batches from, by sort: how it is gone through from some batch of an epoch on.
+"""The sorts of objects that a loop takes its batches from, and how each goes on from some batch of an epoch.
 
-a DataLoader over a map          its sampler leaves the first batches out: nothing of them is loaded
-what has a state_dict            it goes on by itself, from its state
+a DataLoader over a map          its sampler leaves out the first batches: none of them is loaded
+an object with a state_dict      it goes on by itself, from its state
 anything else                    from the start of the epoch only: the first batches have to be loaded again
 """
 
@@ -22,18 +22,18 @@ from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
 
 ENDED: Iterator[Any] = iter(())
-"""In place of an iterator that has no more."""
+"""Takes the place of an iterator: there are no more batches."""
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 class Loader:
     def __init__(self, loader: Loadable) -> None:
-        """Raises UsageError for what can be gone through only once."""
+        """Raises UsageError for an object that can be iterated only once."""
         self.thing: Any = loader
-        kind: Any = type(loader)  # by isinstance, Accelerate's are DataLoaders
+        kind: Any = type(loader)  # by isinstance, Accelerate's loaders are DataLoaders
         self._torchs = issubclass(kind, DataLoader)
         self._plain = self._torchs and kind.__iter__ is DataLoader.__iter__
-        # Accelerate's loaders have both in any case, and read one batch ahead of it.
+        # Accelerate's loaders have both methods in any case, and read one batch ahead of the loop.
         adapts = hasattr(loader, "use_stateful_dataloader")
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not adapts
         if isinstance(loader, Iterator) and not self.stateful:
@@ -55,8 +55,8 @@ class Loader:
         self.skips = self._plain and over_map
         """Batches can be left out without loading them."""
         self.every = 0
-        """So many batches lie between two places at which new workers can begin: there all have made as many, the first one makes the next,
-        or the loader comes back to it by itself. 0: at the beginning of an epoch alone."""
+        """New workers can begin only where the number of batches is a multiple of this. There, all workers have made the same number, and
+        the first one makes the next. Or the loader comes back there by itself. 0: only at the beginning of an epoch."""
         if self.stateful and (over_map or hasattr(dataset, "state_dict")):
             self.every = getattr(self.thing, "snapshot_every_n_steps", 1)
         elif self.skips:
@@ -65,13 +65,13 @@ class Loader:
         self._behind = Behind(())
         self._checksums = Checksums()
         self.tells = self._plain or (self._torchs and self.stateful)
-        """Its workers can tell their generators,"""
+        """Its workers can report the states of their generators."""
         self.listens = False
-        """and do:"""
+        """Its workers do report them, to `heard`."""
         self.heard = Heard()
 
     def listen(self) -> None:
-        """From now on its workers tell their generators, and batches can be left out."""
+        """From now on its workers report their generators, and batches can be left out."""
         self.listens = self.tells
         if self._plain:
             self._behind = Behind(getattr(self.thing, self._which))
@@ -82,8 +82,8 @@ class Loader:
 
     @contextmanager
     def _listened_to(self) -> Iterator[None]:
-        """While an iterator is made, which takes what it needs of the loader: then its functions are ours, around those that the script has
-        given it by now. Before and after, the loader is as the script has it. The script may go through it too, as in a loop without us."""
+        """While this block makes an iterator, the loader has the session's functions, wrapped around those that the script has given it by
+        now. Before and after, the loader is as the script has it. So the script may iterate over it too, as without a session."""
         if not self.listens:
             yield
             return
@@ -104,13 +104,13 @@ class Loader:
             held.update(theirs)
 
     def length(self, live: Any, used: int) -> tuple[int, bool]:
-        """Batches of this epoch, of which the iterator `live` has given `used`; and whether that is certain. Raises TypeError where nothing
-        tells it."""
+        """Return how many batches this epoch has, and whether that is certain. The iterator `live` has given `used` of them. Raises
+        TypeError if nothing tells it."""
         if live is ENDED:
             return used, True
         if not (self.skips and hasattr(live, "_rcvd_idx")):
             return len(self.thing), False
-        # Workers are told so many batches ahead, and fewer only where the sampler has no more.
+        # The workers are asked for so many batches ahead, and for fewer only if the sampler has no more.
         rest = live._send_idx - live._rcvd_idx
         if rest < live._prefetch_factor * live._num_workers:
             return used + rest, True
@@ -120,9 +120,8 @@ class Loader:
             return used + rest, False
 
     def onward(self, live: Any) -> Any:
-        """The iterator that has just given a batch; ENDED where that was the last one. Workers that stay have one iterator for all that go
-        through the loader. What the loop does in the last step of an epoch may begin a pass of its own with it, as behind the epoch of a
-        loop without us."""
+        """Return the iterator that has just given a batch; ENDED if that was the last one. Persistent workers have one iterator for all
+        passes over the loader. The script may begin a pass of its own with it in the last step of an epoch, as without a session."""
         stays = self._plain and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
         if not stays or live._send_idx > live._rcvd_idx:
             return live
@@ -131,26 +130,26 @@ class Loader:
 
     @property
     def checksums(self) -> Checksums:
-        """Of the batches of this epoch: of a sampler's where there is one, otherwise of the loader's own."""
+        """The checksums of this epoch's batches: the sampler's if there is one, otherwise the loader's own."""
         return self._behind.checksums if self.skips else self._checksums
 
     def gave(self, batch: Any, used: int) -> None:
-        """The batch of that number, counted from 1."""
+        """Note that the loader gave this batch. used: its number, counted from 1."""
         if not (self.skips or self.stateful):
             self._checksums.add(of_batch(batch))
         self.checksums.after(used)
 
     def in_dataset(self) -> int | None:
-        """Samples of all ranks together; None: not known."""
+        """Return the number of samples for all ranks together; None: not known."""
         dataset = getattr(self.thing, "dataset", None)
         try:
             return None if dataset is None else len(dataset)
-        except Exception:  # the script's own, and it goes on without it
+        except Exception:  # from a class of the script, and it goes on without the number
             return None
 
     @property
     def samples(self) -> int:
-        """In a batch of all ranks together; 0: not known."""
+        """The samples in a batch of all ranks together; 0: not known."""
         batches = getattr(self.thing, "batch_sampler", None)
         replicas = max((int(getattr(sampler, "num_replicas", 1)) for sampler in self._samplers()), default=1)
         return int(getattr(batches, "batch_size", None) or getattr(self.thing, "batch_size", None) or 0) * replicas
@@ -162,16 +161,18 @@ class Loader:
 
     @property
     def keeps_workers(self) -> bool:
-        """Of the epoch before, for the next one."""
+        """Whether the workers of the epoch before make the batches of the next one."""
         stay = getattr(self.thing, "persistent_workers", False)
         return bool(stay) and getattr(self.thing, "_iterator", None) is not None
 
     def idle(self, begun: bool) -> bool:
-        """Its workers wait for another pass than this epoch's: that has not begun, or is over, as the script has begun one."""
+        """Return whether its workers wait for another pass than this epoch's. This epoch has not begun, or it is over because the script
+        has begun a pass."""
         return self._plain and self.listens and self.keeps_workers and (self._behind.taken_over or not begun)
 
     def set_epoch(self, within: Iterable[Any], epoch: int) -> None:
-        """within: what the loader consists of: a progress bar may be around it, and the sampler deep in it."""
+        """Call `set_epoch` of each part that has it. within: what the loader consists of: a progress bar may be around it, and the sampler
+        deep in it."""
         batches = getattr(self.thing, "batch_sampler", None)
         inner = (getattr(self.thing, name, None) for name in ("sampler", "dataset"))
         further = (part for part in within if isinstance(part, Sampler))
@@ -187,12 +188,13 @@ class Loader:
         before: Callable[[], None] | None = None,
         watched: Watched | None = None,
     ) -> Iterator[Any]:
-        """The batches of the next epoch; where it `skips`, after the first `skip`. states: of new workers' generators. before: called right
-        before a sampler begins. watched: gives what a call gives for the batch of that number, and knows what is drawn for it."""
+        """Return an iterator over the next epoch. If the loader `skips`, it leaves out the first `skip` batches. states: generators of new
+        workers. before: called right before a sampler begins. watched: calls a function that takes the batch of a number, and notes what is
+        drawn."""
         self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
         draws = self.skips and not all(map(draws_at_its_start, self._samplers()))
-        self._behind.watched = watched if draws else None  # of other loaders each batch is watched already
+        self._behind.watched = watched if draws else None  # batches of other loaders are watched already
         if self._plain and self.listens and self.keeps_workers:  # the script may have started them
             self.thing._iterator._index_sampler = self._behind
         with self._listened_to(), self._behind.ours(), _restarts_nothing(self.thing):
@@ -202,7 +204,7 @@ class Loader:
         return live
 
     def start(self, states: Mapping[int, Any]) -> None:
-        """Workers that stay, with these generators, for whoever goes through it next."""
+        """Start persistent workers with these generators, for the next pass over the loader, whoever makes it."""
         self._beginning.states = states
         with self._listened_to():
             self.thing._iterator = start(self.thing)
@@ -214,13 +216,13 @@ class Loader:
             listen_to(live, self.heard)
 
     def go_back(self) -> None:
-        """The iterator that there is has gone too far."""
+        """Drop the present iterator: it has gone too far."""
         if (self.stateful or self._plain) and hasattr(self.thing, "_iterator"):
             vars(self.thing)["_iterator"] = None
 
     def state(self, begun: bool) -> dict[str, Any]:
-        """Its own; empty: it has none. (One of torchdata's that has not begun draws a seed when it is asked. One of the script's that has
-        ended a pass may take what it loads for a place in the next one; its attributes are put back anyhow.)"""
+        """Return the loader's own state; empty: it has none. (A torchdata loader that has not begun draws a seed when it is asked. A loader
+        of the script that has ended a pass may take what it loads for a place in the next one. Its attributes are restored anyhow.)"""
         kind: Any = type(self.thing)
         asked = begun or not (self._torchs or of_script(kind))
         return dict(self.thing.state_dict()) if self.stateful and asked else {}
@@ -228,7 +230,8 @@ class Loader:
 
 @contextmanager
 def _restarts_nothing(loader: Any) -> Iterator[None]:
-    """torchdata's loader of nodes, put back to the end of an epoch, begins the next one by itself: not so here."""
+    """Keep torchdata's loader of nodes from beginning an epoch within this block. Restored to the end of an epoch, it would begin the next
+    one by itself."""
     name = "restart_on_stop_iteration"
     held = vars(loader) if hasattr(loader, name) else {}
     kept = {name: held[name]} if name in held else {}

@@ -1,8 +1,8 @@
-"""The random numbers that a loader gets, where it can only be gone through again; and a sampler that does not draw all at its start.
+"""Repeats random numbers for loaders that can only be replayed, and for samplers that do not draw everything at their start.
 
-Such a one may draw from the rank's generators in the midst of an epoch: a shorter loader beside another begins anew, in another order.
-The training draws from them, too (dropout). So each generator is kept as it was before a batch that the loader drew for, where others
-had drawn since the batch before; and when the loader is gone through again, it draws the same.
+Such a loader may draw from the rank's generators in the middle of an epoch: a shorter loader beside another begins anew, in another order.
+The training draws from them, too (dropout). So a generator's state before a batch is kept if the loader draws for that batch. It is left
+out if nothing else has drawn since the batch before. When the loader is replayed, it draws the same.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from ..state.tensors.in_place import Nested
 from ..state.values.type_adapters import packed
 
 MOST = 256
-"""Batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a rule."""
+"""Limit of batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a
+rule."""
 
 
 class Draws:
-    """Of one epoch."""
+    """The generators' states of one epoch."""
 
     def __init__(self, tells: bool = False, again: dict[int, Nested] | None = None) -> None:
         """again: what was kept when these batches were taken before."""
         self.kept: dict[int, Nested] = {}
-        """By batch: generators, by their names, as bytes."""
+        """By batch: states of generators by name, as bytes."""
         self.again = again or {}
         self._after: Nested = {}
         self._tells = tells
 
     def following(self, again: dict[int, Nested] | None = None) -> Draws:
-        """Those of the next epoch, or of this one again."""
+        """Return the draws of the next epoch, or of this one again."""
         return Draws(self._tells, again)
 
     def watched(self, number: int, take: Callable[[], Any]) -> Any:
-        """What `take` gives, as batch `number`."""
+        """Return what `take` returns, as batch `number`."""
         if known := self.again.get(number):
             restore_host(collect_host() | {name: _generator(name, state) for name, state in known.items()})
         before = _states()
@@ -63,7 +64,7 @@ class Draws:
 
 
 def _states() -> dict[str, Any]:
-    """Compared twice for each batch."""
+    """Return the states of the generators. Each batch compares them twice."""
     told: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
     if "numpy" in sys.modules:
         state: Any = np.random.get_state()

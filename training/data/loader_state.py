@@ -1,8 +1,6 @@
-"""What a data loader has for itself and moves on with: its generators of random numbers, its counters, and what it shuffles, fills or makes
-when it is needed.
+"""The state of a data loader that changes as it runs: its random generators, its counters, and what it shuffles, fills or makes on demand.
 
-It is looked for in the loader and in all that it consists of: datasets, samplers, transforms, and what functions and methods among these
-refer to.
+It is searched for in the loader and all its parts: datasets, samplers, transforms, and what functions and methods among these refer to.
 """
 
 from __future__ import annotations
@@ -28,31 +26,31 @@ from .shared_memory import bytes_of
 from .value_holders import Bag, Given, Holder, OfClass, Variables
 
 _HOLDERS = 1024
-"""So many objects are looked through, in loaders and datasets that may hold everything."""
+"""At most so many objects are searched: loaders and datasets may hold everything."""
 _FEW = 64
-"""Of a longer list only what gives samples, is called or draws is looked through. The rest of it is data."""
+"""In a longer list, only parts that give samples, can be called or draw are searched. The rest of it is data."""
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
-"""Classes that are named for something else than what they hold. (A module that is a transform is found itself.)"""
+"""Classes that code names for another reason than the values that they hold. (A module that is a transform is found itself.)"""
 _VALUES = (list, dict, set, deque)
 _DATA = frozenset((*_VALUES, tuple, np.ndarray, torch.Tensor))
 _CALLING = type(iter(int, 1))
 
 
 class Own:
-    """What `holders` and what they consist of move on with, by names that are the same in each life."""
+    """The changing state of `holders` and all their parts, by names that are the same after a restart."""
 
     def __init__(self, stateful: bool = False, /, **holders: Any) -> None:
-        """stateful: what has a `state_dict` is put back by that, where its class is not the script's."""
+        """stateful: an object with a `state_dict` is restored by that, unless its class is the script's."""
         self._stateful = stateful
         self._known = Known()
         self._holders: list[Holder] = []
         self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
         self._claimed: set[tuple[int, str]] = set()
-        """Variables of modules that have a place: several functions may name one."""
+        """Module variables that have a place: several functions may name one."""
         self._shared: list[tuple[str, Any]] | None = None
         self._functions = 0
-        """How many were read: those without a place, too."""
+        """How many functions were read, also those without a place."""
         todo = deque(holders.items())
         if holders:
             self._hold(Given("", holders, self._known, whole=True, told=True))
@@ -78,7 +76,7 @@ class Own:
         return [value for holder in self._holders[1:] for value in holder.values()]
 
     def things(self) -> list[Any]:
-        """All that has places."""
+        """Return all things that have places."""
         return [holder.thing for holder in self._holders]
 
     def collect(self) -> dict[str, Any]:
@@ -89,7 +87,8 @@ class Own:
             holder.restore(kept.get(holder.name, {}))
 
     def loaded(self, kept: Mapping[str, Any], load: Callable[[], None]) -> set[tuple[str, str]]:
-        """Restore `kept`, then call `load`, a loader's own: the places that it has set, by holder. It may ask for the next pass there."""
+        """Restore `kept`, then call `load`, the loader's own function. Return the places that it has set, by holder. They may tell the
+        loader where its next pass begins."""
         self.restore(kept)
         before = self.collect()
         load()
@@ -98,7 +97,7 @@ class Own:
         return {place for place in every if not _is_kept_alike(place, before, after)}
 
     def restore_but(self, kept: Mapping[str, Any], places: Collection[tuple[str, str]]) -> None:
-        """`restore`, but for these."""
+        """Restore `kept`, except for these places."""
         now = self.collect()
         wanted = {holder: dict(each) for holder, each in kept.items()}
         for holder, place in places:
@@ -108,20 +107,20 @@ class Own:
         self.restore(wanted)
 
     def shared(self) -> dict[str, bytes]:
-        """What the small values have that several processes share, by name. They have to be there at the first call."""
+        """Return the bytes of the small values that several processes share, by name. These values must exist at the first call."""
         if self._shared is None:
             self._shared = [each for holder in self._holders for each in holder.shared()]
         return {name: bytes_of(value) for name, value in self._shared}
 
     def lost(self) -> list[str]:
-        """What has changed since the last call and cannot be put back, by name."""
+        """Return the names of what has changed since the last call and cannot be restored."""
         found = [name for holder in self._holders for name in holder.lost]
         for holder in self._holders:
             holder.lost.clear()
         return found
 
     def _look(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
-        """What it consists of; it becomes a holder where it has places."""
+        """Yield the parts of the thing. If it has places, it becomes a holder."""
         match thing:
             case list() | tuple() | deque():
                 yield from ((at, part) for at, part in enumerate(thing) if len(thing) <= _FEW or _works(part))
@@ -150,7 +149,8 @@ class Own:
                 yield from self._object(name, thing)
 
     def _bound(self, name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-        """What a method belongs to, which may be a value: `Random(3).random`, `[1, 2].pop`. Not so the generators that are the rank's."""
+        """Yield what a method belongs to, which may be a value: `Random(3).random`, `[1, 2].pop`. The rank's own generators are left
+        out."""
         if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in OF_THE_RANK):
             return
         if isinstance(owner, (*GENERATORS, *_VALUES, Iterator)):
@@ -171,7 +171,7 @@ class Own:
         yield from self._class(name, kind)
 
     def _class(self, name: str, kind: Any) -> Iterator[tuple[Any, Any]]:
-        """What a class and those that it derives from hold for all their objects, and what their methods refer to."""
+        """Yield what a class and its base classes hold for all their objects, and what their methods refer to."""
         yield from methods(kind)
         for each in kind.__mro__:
             if (id(each), "") in self._claimed or not of_script(each):
@@ -195,7 +195,7 @@ class Own:
                 yield each.label, part
 
     def _claim(self, variable: Named) -> bool:
-        """Whether no function before has named it."""
+        """Return whether no earlier function has named the variable."""
         where = id(variable.around), variable.name
         if where in self._claimed:
             return False
@@ -209,17 +209,17 @@ def _is_kept_alike(place: tuple[str, str], one: Mapping[str, Any], other: Mappin
 
 
 def _gives(thing: Any) -> bool:
-    """Whether it gives samples, or says which."""
+    """Return whether it gives samples, or says which."""
     return not isinstance(thing, (type, ModuleType)) and any(
         hasattr(type(thing), name) for name in ("__iter__", "__getitem__")
     )
 
 
 def _works(part: Any) -> bool:
-    """Of a long list: whether it is no data. A dataset may list a million pairs of a file and a number."""
+    """Return whether a part of a long list is not data. A dataset may list a million pairs of a file and a number."""
     return type(part) not in _DATA and _acts(part)
 
 
 def _acts(thing: Any) -> bool:
-    """Whether it gives samples or makes them, or draws."""
+    """Return whether it gives samples, makes them, or draws."""
     return type(thing) not in PLAIN and (_gives(thing) or callable(thing) or isinstance(thing, GENERATORS))

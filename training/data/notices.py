@@ -1,4 +1,4 @@
-"""What a rank says of its data, each once: a place that was put back at a cost, or not at all."""
+"""What a rank reports about its data, each once: a place in the data was restored at a cost, or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOADER_DIFFERS = (
 )
 
 _MOST = 2
-"""So many steps without anything, at the beginning: batches that are read ahead."""
+"""At the beginning, so many steps may do nothing that can be seen: their batches are read ahead."""
 _READ_AHEAD = (
     "The first step of this loop computed no gradient before the loop took the next batch. If something around session.batches reads ahead "
     "(a prefetcher), a recovery leaves batches out. Put it inside, as in session.batches(lambda: Prefetcher(loader), …), or leave reading "
@@ -42,10 +42,10 @@ _GOES_ON = (
 
 class Notices:
     def __init__(self, first: bool = False) -> None:
-        """first: of the ranks. The others say only what may be so on them alone."""
+        """first: this is the first rank. The other ranks report only what may be true of them alone."""
         self._first = first
         self._lost: set[str] = set()
-        """What was told to have changed."""
+        """Names of what was reported as changed."""
         self._said: set[str] = set()
 
     def _once(self, which: str, sentence: str) -> None:
@@ -54,7 +54,7 @@ class Notices:
             say(sentence)
 
     def lost(self, names: Iterable[str]) -> None:
-        """names: of what has changed and cannot be kept."""
+        """Report what has changed and cannot be kept. names: of all such values."""
         new = [name for name in names if name not in self._lost]
         self._lost.update(new)
         if new and self._first:
@@ -85,7 +85,8 @@ class Notices:
         )
 
     def ended(self, promised: int | None, steps: int) -> None:
-        """Of an epoch. promised: steps by which the loop was told its end; None: it was not, or rightly."""
+        """Report an epoch that had another number of steps than promised. promised: the number that the loop was told; None: it was told
+        none, or a certain one."""
         if self._first and promised not in (None, steps):
             self._once(
                 "ended",
@@ -96,26 +97,26 @@ class Notices:
 
 
 class ReadAhead:
-    """Whether something around `session.batches` takes batches ahead of the training, as a prefetcher does. Each batch that is taken ends a
-    step, so the snapshots are of another batch than they say.
+    """Detects that something around `session.batches`, such as a prefetcher, takes batches ahead of the training. Each batch that is taken
+    ends a step, so the snapshots then belong to another batch than they say.
 
-    It cannot be told for certain from within. What shows is a first step without a gradient, before a step with one."""
+    This cannot be known for certain from within. The sign is a first step without a gradient, before a step with one."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]) -> None:
-        """Without an optimizer nothing is said. To be made in the thread of the loop."""
+        """Without an optimizer, nothing is reported. Make this object in the thread of the loop."""
         self._optimizers, self._say = list(optimizers), say
         self._thread = threading.get_ident()
         self._left = _MOST + 1 if self._optimizers else 0
-        """Steps that are still looked at."""
+        """Steps that are still watched."""
         self._nodes = 0
 
     def gives(self) -> None:
-        """Right before a batch is given to the loop."""
+        """Called right before a batch is given to the loop."""
         if self._left:
             self._nodes = _nodes()
 
     def gave(self, reported: bool) -> None:
-        """When the loop takes the next one. reported: it has reported figures meanwhile."""
+        """Called when the loop takes the next batch. reported: the loop has reported figures meanwhile."""
         if not self._left:
             return
         first = self._left == _MOST + 1
@@ -135,50 +136,50 @@ class ReadAhead:
 
 
 def _nodes() -> int:
-    """The number of the next node that this thread adds to a graph of gradients. A forward pass adds some, also where the optimizer leaves
-    its step out, or the gradients are gone by now."""
+    """Return the number of the next node that this thread adds to a graph of gradients. A forward pass adds some, even if the optimizer
+    leaves its step out or the gradients are gone by now."""
     return torch.autograd._get_sequence_nr()
 
 
 class Beside:
-    """Iterators that the loop goes on with from step to step, beside the batches that it is given."""
+    """Finds iterators that the loop continues from step to step, beside the batches that it is given."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say: Callable[[str], None] | None = say
-        """None: it was said."""
+        """None: it was reported."""
         self._made: list[weakref.ref[Any]] = []
         self._before: dict[int, Any] = {}
-        """How far each was before the present step; by id."""
+        """How far each iterator was before the present step, by id."""
         self._moved: set[int] = set()
-        """Those that have given something in a step and are still there."""
+        """Ids of iterators that have given something in a step and still exist."""
         self._of_the_script = True
-        """What is made now. Between two steps the Session makes its own."""
+        """Iterators that are made now are the script's. Between two steps the Session makes its own."""
 
     def made(self, iterator: Any) -> None:
-        """By a DataLoader: for whomever."""
+        """Note that a DataLoader has made an iterator."""
         if self._say is not None and self._of_the_script:
             self._made.append(weakref.ref(iterator))
 
     def begins(self) -> None:
-        """When the loop asks for its first step."""
+        """Called when the loop asks for its first step."""
         self._of_the_script = False
 
     def gives(self) -> None:
-        """Right before a batch is given to the loop."""
+        """Called right before a batch is given to the loop."""
         self._of_the_script = True
         self._made = [each for each in self._made if each() is not None]
         self._before = {id(each()): _reached(each()) for each in self._made}
         self._moved &= self._before.keys()
 
     def gave(self) -> None:
-        """When the loop takes the next one."""
+        """Called when the loop takes the next batch."""
         self._of_the_script = False
         for iterator in (each() for each in self._made):
             known = self._before.get(id(iterator))
             if iterator is None or known is None or _reached(iterator) == known:
                 continue
             order, given = _reached(iterator)
-            if order != known[0] or given < known[1]:  # another pass, by workers that stay
+            if order != known[0] or given < known[1]:  # another pass, by persistent workers
                 continue
             if self._say is not None and id(iterator) in self._moved:
                 self._say(_GOES_ON.format(samples=type(iterator._dataset).__name__))
@@ -188,5 +189,5 @@ class Beside:
 
 
 def _reached(iterator: Any) -> tuple[int, int]:
-    """Of torch's: its pass, and how many batches it has given in it."""
+    """Return the pass of a torch iterator, and how many batches it has given in it."""
     return id(iterator._sampler_iter), iterator._num_yielded

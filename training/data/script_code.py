@@ -1,4 +1,4 @@
-"""What of a data loader the script has written itself, and what that code names of the variables of its modules."""
+"""Which parts of a data loader the script has written itself, and which variables of its modules that code names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ..warm import side_effects
 
 BAGS = (SimpleNamespace, argparse.Namespace, threading.local)
-"""Other people's classes whose objects have the script's attributes."""
+"""Classes of libraries whose objects have attributes that the script sets."""
 _READS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"))
 _PARTS = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"))
 _BETWEEN = frozenset(("COPY", "DUP_TOP", "CACHE", "PUSH_NULL"))
-"""Between a name and its part, as in `config.level += 1`."""
+"""Instructions between a name and its part, as in `config.level += 1`."""
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
 installed = functools.cache(side_effects.installed)
-"""By file: many functions are in one."""
+"""Cached by file: a file has many functions."""
 
 
 class Named(NamedTuple):
@@ -41,7 +41,7 @@ class Named(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """None where there is none yet."""
+        """The variable's value; None: it does not exist yet."""
         return self.around.get(self.name)
 
     @property
@@ -50,18 +50,18 @@ class Named(NamedTuple):
 
 
 def names_of(function: FunctionType) -> list[Named]:
-    """Variables of modules of the script that a function names, in an order that is the same in each life."""
+    """Return the variables of the script's modules that a function names, in an order that is the same after a restart."""
     return [_found(function.__globals__, path) for path in _named_in(function.__code__)]
 
 
 @functools.cache
 def _named_in(code: CodeType) -> list[tuple[str, ...]]:
-    """Kept: each worker looks through the same code."""
+    """Return the paths that code names. Cached: each worker looks through the same code."""
     return sorted(set(_paths(code)))
 
 
 def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """What code names of its module: `config.level` as two parts."""
+    """Yield what code names of its module: `config.level` as two parts."""
     path: tuple[str, ...] = ()
     for each in dis.get_instructions(code):
         if each.opname in _BETWEEN:
@@ -78,7 +78,7 @@ def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _found(around: dict[str, Any], path: tuple[str, ...]) -> Named:
-    """The first on a path that is no module of the script, or the end of the path."""
+    """Return the first variable on a path that is not a module of the script, or the end of the path."""
     at = 1
     while at < len(path) and _is_script_module(module := around.get(path[at - 1])):
         around, at = vars(module), at + 1
@@ -90,7 +90,7 @@ def _is_script_module(thing: Any) -> bool:
 
 
 def methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """Those that the script has written, also of classes that it derives from."""
+    """Yield the methods that the script has written, also those of base classes."""
     for each in kind.__mro__:
         for name, method in vars(each).items():
             for function in _functions(method):
@@ -99,13 +99,13 @@ def methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _functions(method: Any) -> Iterator[FunctionType]:
-    """Those in a method, a property, a method whose results are kept."""
+    """Yield the functions in a method, a property, or a method whose results are cached."""
     if isinstance(method, property):
         parts: tuple[Any, ...] = (method.fget, method.fset, method.fdel)
     else:
         parts = (getattr(method, "__func__", getattr(method, "func", method)),)
     for part in parts:
-        if isinstance(part, FunctionType | functools._lru_cache_wrapper):  # a decorator's
+        if isinstance(part, FunctionType | functools._lru_cache_wrapper):  # made by a decorator
             part = vars(part).get("__wrapped__", part)
         if isinstance(part, FunctionType):
             yield part
@@ -113,12 +113,12 @@ def _functions(method: Any) -> Iterator[FunctionType]:
 
 @functools.cache
 def of_script(kind: Any) -> bool:
-    """Whether the script has written this very class, or one that it derives from."""
+    """Return whether the script has written this very class, or one that it derives from."""
     return not installed(side_effects.module_file(kind)) or any(methods(kind))
 
 
 def is_own(thing: Any) -> bool:
-    """Whether it is an object that has the script's own attributes, and is not the training's."""
+    """Return whether it is an object that has attributes of the script, and does not belong to the training."""
     kind: Any = type(thing)
     if kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
         return False
@@ -126,21 +126,21 @@ def is_own(thing: Any) -> bool:
 
 
 def apart(thing: Any) -> bool:
-    """Whether it is the training's, one of ours, or one of torch's iterators."""
-    if issubclass(type(thing), torch.nn.Module):  # whose own parameters() may be another function
+    """Return whether it belongs to the training or to this package, or is an iterator of torch's."""
+    if issubclass(type(thing), torch.nn.Module):  # its own parameters() may be another function
         return next(torch.nn.Module.parameters(thing), None) is not None
     ours = str(type(thing).__module__).startswith(f"{__package__.partition('.')[0]}.")
     return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
 
 
 def goes_on_with(kind: type, name: str) -> bool:
-    """Whether the class's `__iter__` takes an attribute of that name, and does not make it anew before; tqdm.auto's keeps one for
+    """Return whether the class's `__iter__` uses an attribute of that name without making it anew first. tqdm.auto's class keeps one for
     `async for` alone."""
     code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
     if code is None:
         return True
     for each in dis.get_instructions(code):
-        if each.opcode in _JUMPS:  # what is behind is done on a condition
+        if each.opcode in _JUMPS:  # what follows depends on a condition
             break
         if each.argval == name and each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
             return each.opname != "STORE_ATTR"

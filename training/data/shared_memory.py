@@ -1,7 +1,7 @@
 """Values that a rank shares with its data loader's workers.
 
-The rank puts them back, before it starts workers. A worker must not: it would put back what they were after its own last batch, while the
-others read them.
+The rank restores them before it starts workers. A worker must not restore them: it would write the values after its own last batch, while
+the others read them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..state.values import ctypes_values
 from ..state.values.ctypes_values import is_c, size_of
 
 _FEW = 256
-"""Among so many values shared ones are looked for."""
+"""Shared values are looked for among at most so many values."""
 _LARGE = 128
-"""Bytes: of what is no counter, but a cache."""
+"""A value of so many bytes is not a counter, but a cache."""
 _ELEMENTS = (torch.Tensor, np.ndarray)
 
 
 def is_shared(value: Any) -> bool:
-    """Whether other processes see what changes in it, or in a part of it."""
+    """Return whether other processes see what changes in it, or in a part of it."""
     kind = type(value)
     if kind in PLAIN:
         return False
@@ -40,7 +40,7 @@ def is_shared(value: Any) -> bool:
 
 
 def is_counter(value: Any) -> bool:
-    """Whether it is shared, and so small that its bytes can be looked at with each batch."""
+    """Return whether it is shared, and so small that each batch can look at its bytes."""
     kind = type(value)
     small = (size_of(value) if is_c(kind) else value.nbytes if isinstance(value, _ELEMENTS) else _LARGE) < _LARGE
     return small and is_shared(value)
@@ -54,7 +54,7 @@ def bytes_of(counter: Any) -> bytes:
 
 
 def _lies_in_shared(array: Any) -> bool:
-    """Whether its memory is that of `multiprocessing.Array`, of `SharedMemory` or of a file."""
+    """Return whether its memory is that of `multiprocessing.Array`, of `SharedMemory` or of a file."""
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base

@@ -1,4 +1,4 @@
-"""A data loader's sampler, from some batch of the epoch on."""
+"""A data loader's sampler that starts at some batch of the epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _DRAW_AT_THEIR_START = (
     sampler.BatchSampler,
     DistributedSampler,
 )
-"""For the whole epoch, from the rank's generators: so their order does not depend on what the training draws later."""
+"""Samplers that draw for the whole epoch at its start, from the rank's generators. So their order does not depend on what the training
+draws later."""
 _OVER = object()
 
 
@@ -30,7 +31,7 @@ def draws_at_its_start(found: Any) -> bool:
 
 
 class Behind:
-    """A loader's sampler. Where it is iterated next, the first `skip` batches are left out, after a call of `before`."""
+    """Wraps a loader's sampler. When it is iterated next, it calls `before` and then leaves out the first `skip` batches."""
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self._whole = sampler
@@ -39,22 +40,22 @@ class Behind:
         self.watched: Watched | None = None
         self._begun: Iterator[Any] = iter(())
         self._number = 0
-        """How many batches it has given,"""
+        """How many batches the sampler has given."""
         self.checksums = Checksums()
-        """and these."""
+        """Checksums of the batches that the sampler has given."""
         self._is_ours = False
         self.taken_over = False
-        """Another than us has begun it last."""
+        """The script, not the loop, has begun the sampler last."""
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """It is begun for the loop."""
+        """Within this block, the loop begins the sampler, not the script."""
         self._is_ours, self.taken_over = True, False
         yield
         self._is_ours = False
 
     def __iter__(self) -> Iterator[Any]:
-        """A loader may do this twice before it takes anything."""
+        """Begin the sampler. A loader may call this twice before it takes anything."""
         if not self._is_ours:
             self.taken_over = True
             return iter(self._whole)
@@ -80,11 +81,11 @@ class Behind:
         return len(self._whole)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        """What the sampler has: `set_epoch`, a sampler of its own, `batch_size`."""
+        """Return an attribute of the sampler: `set_epoch`, a sampler of its own, `batch_size`."""
         return getattr(self._whole, name)
 
     def leave_out(self) -> None:
-        """Now, where that has not been done: some samplers draw with their first batch."""
+        """Leave out the batches now, if that was not done yet: some samplers draw with their first batch."""
         skip, self.skip, self.before = self.skip, 0, None
         for _ in range(skip):
             self._next()

@@ -1,4 +1,4 @@
-"""What has places that hold values: objects, functions and classes, of which a data loader consists. `loader_state.py` finds them."""
+"""Holders: the objects, functions and classes of a data loader that have places for values. `loader_state.py` finds them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,26 @@ from .script_code import Named, is_own
 from .shared_memory import is_counter, is_shared
 
 _VALUES = frozenset((list, tuple, set, deque, np.ndarray, torch.Tensor, *MAPPINGS))
-"""What a variable of a module may be to be put back, beside plain values and generators. Objects there are more than the loader's."""
+"""Types of module variables that are restored, beside plain values and generators. Objects in module variables are not the loader's
+alone."""
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 
 
 class Holder:
-    """An object, whose attributes are places."""
+    """An object whose attributes are places."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
-        """whole: not only its generators. told: it is the script's: objects of any class are kept, and what is lost is said."""
+        """whole: all its values count, not only its generators. told: the thing is the script's. Objects of any class are kept, and what
+        cannot be restored is reported."""
         self.name, self.thing = name, thing
         self._holders, self._whole, self._told = holders, whole, told
         self._places: dict[str, Place] = {}
         self._last: dict[str, Any] = {}
-        """What the places held at last, where nothing of that changes by itself."""
+        """What the places held last, if nothing of it changes by itself."""
         self.lost: list[str] = []
         self.reads = True
-        """Files are this process's. Those that workers read are theirs, and their place is one for all processes."""
+        """Whether its files belong to this process. Files that workers read are the workers', and all processes share one position in
+        them."""
 
     def live(self) -> dict[str, Any]:
         found = getattr(self.thing, "__dict__", {})
@@ -54,7 +57,7 @@ class Holder:
         object.__delattr__(self.thing, name)
 
     def begin(self) -> None:
-        """What it holds now is what it was at first. To be called when all holders are known."""
+        """Take the present values as those at the beginning. Call this when all holders are known."""
         self._places = {
             name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
         }
@@ -75,7 +78,7 @@ class Holder:
         ]
 
     def shared(self) -> Iterator[tuple[str, Any]]:
-        """Counters and the like that several processes share."""
+        """Yield counters and similar values that several processes share."""
         yield from ((self._called(name), value) for name, value in self.live().items() if is_counter(value))
 
     def values(self) -> Iterator[Any]:
@@ -108,7 +111,7 @@ class Holder:
     def restore(self, kept: Mapping[str, Kept]) -> None:
         held = dict(self._looked_at())
         others = self.live().keys() - held.keys()
-        """What is not looked at: an iterator of torch's where there was none."""
+        """Attributes that are not looked at: an iterator of torch's where there was none."""
         for name in dict.fromkeys((*held, *self._places, *kept)):
             if name in others:
                 continue
@@ -123,7 +126,7 @@ class Holder:
 
 
 class Given(Holder):
-    """What the walk began with, as a list may be the loader; what a functools.partial hands on."""
+    """The objects with which the search began, as the loader may be a list; or the arguments of a functools.partial."""
 
     def live(self) -> dict[str, Any]:
         return dict(self.thing)
@@ -135,7 +138,7 @@ class Given(Holder):
 
 
 class Bag(Holder):
-    """An object of somebody else's class that has nothing but attributes, and all of them from the script."""
+    """An object of a library's class that has nothing but attributes, all of them set by the script."""
 
     def put(self, name: str, value: Any) -> None:
         vars(self.thing)[name] = value
@@ -145,7 +148,8 @@ class Bag(Holder):
 
 
 class Variables(Holder):
-    """Those that a function takes from around it, and, where it is the script's own, those of modules that it names, and its attributes."""
+    """Variables that a function takes from the functions around it. For a function of the script, also the module variables that it names,
+    and its attributes."""
 
     def __init__(self, name: str, thing: Any, holders: Known, names: list[Named], told: bool) -> None:
         super().__init__(name, thing, holders, whole=True, told=told)
@@ -155,7 +159,7 @@ class Variables(Holder):
 
     @property
     def holds(self) -> bool:
-        """Whether it has a place, or may get one: a variable that is not there yet."""
+        """Whether it has a place, or may get one for a variable that does not exist yet."""
         return bool(self.live()) or any(each.name not in each.around for each in self._named.values())
 
     def live(self) -> dict[str, Any]:
@@ -174,7 +178,7 @@ class Variables(Holder):
         return found
 
     def _attribute(self, name: str) -> str:
-        """Of the function itself, as no variable is called."""
+        """Return the name of an attribute of the function itself. No variable can have this name."""
         return f"{self.thing.__name__}().{name}"
 
     def put(self, name: str, value: Any) -> None:
@@ -197,14 +201,14 @@ class Variables(Holder):
 
 
 class OfClass(Holder):
-    """Values that a class of the script's own has for all its objects."""
+    """Values that a class of the script has for all its objects."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
         super().__init__(name, thing, holders, whole, told)
         self._objects = {name for name, value in vars(thing).items() if is_own(value)}
         self._names: list[str] = []
         self._count = -1
-        """How many attributes it had when `_names` was made: most of them are methods, and are not looked at each time."""
+        """How many attributes the class had when `_names` was made. Most are methods, so they are not looked at each time."""
 
     def live(self) -> dict[str, Any]:
         attributes = vars(self.thing)

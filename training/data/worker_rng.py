@@ -1,7 +1,7 @@
-"""The generators of a data loader's workers: told with each batch, and put back where new workers begin.
+"""The generators of a data loader's workers: reported with each batch, and restored where new workers begin.
 
-A worker draws for what it loads (crops, noise) from generators of its own, which go on from batch to batch. So that batches that were used
-already need not be loaded again, each comes with the state of the generators of the worker that has made it:
+A worker draws for what it loads (crops, noise) from its own generators, which go on from batch to batch. Each batch comes with the state of
+its worker's generators. So batches that were used already need not be loaded again:
 
 worker: samples ─▶ collate ─▶ (batch, worker, state) ─▶ `Heard` keeps the state, and the next workers get it; the loop gets the batch
 """
@@ -20,14 +20,15 @@ from ..state.rng import collect_host, restore_host
 from .loader_state import Own
 
 _own = Own()
-"""What this worker's dataset and collate function have for themselves."""
+"""The state that this worker's dataset and collate function have for themselves."""
 _shared: dict[str, bytes] | None = None
-"""What was in memory that it shares, after its last batch. None: the rank may rightly have changed it since, between two epochs."""
+"""What the memory that this worker shares held after its last batch. None: the rank may rightly have changed it since, between two
+epochs."""
 
 
 class Generators:
-    """What a worker's generators and counts were after a batch. (No tuple and no mapping: who puts batches into pinned memory leaves it
-    as it is.)"""
+    """The states of a worker's generators and counts after a batch. (Not a tuple or a mapping: torch's code for pinned memory leaves this
+    object as it is.)"""
 
     def __init__(self, moved: Sequence[str] = ()) -> None:
         """moved: names of shared values that were changed for this batch, or since the last one."""
@@ -38,11 +39,11 @@ class Generators:
             "own": _own.collect(),
         }
         self.lost = [*_own.lost(), *moved]
-        """What has changed, and cannot be put back."""
+        """What has changed, and cannot be restored."""
 
 
 class Made(NamedTuple):
-    """A batch, and who has made it. (A tuple with names is put into pinned memory part by part.)"""
+    """A batch, and the worker that made it. (torch puts a named tuple into pinned memory part by part.)"""
 
     batch: Any
     worker: int
@@ -50,10 +51,10 @@ class Made(NamedTuple):
 
 
 class Telling:
-    """A loader's `collate_fn`, in a worker."""
+    """A loader's `collate_fn` in a worker: it adds the states of the worker's generators to each batch."""
 
     def __init__(self, collate: Callable[[Any], Any], stays: bool = False) -> None:
-        """stays: the worker does, from epoch to epoch."""
+        """stays: the worker is persistent."""
         self.collate, self._stays = collate, stays
 
     def __call__(self, samples: Any) -> Any:
@@ -69,7 +70,7 @@ class Telling:
 
 
 class Beginning:
-    """A loader's `worker_init_fn`, and then the generators of those workers that `states` knows, as they were."""
+    """Calls a loader's `worker_init_fn`, and then restores the generators of those workers that `states` knows."""
 
     def __init__(self) -> None:
         self.begin: Callable[[int], None] | None = None
@@ -92,16 +93,16 @@ class Beginning:
 
 
 class Heard:
-    """What workers have told last."""
+    """What the workers have reported last."""
 
     def __init__(self) -> None:
         self.states: dict[int, Any] = {}
-        """The generators of each, after its last batch,"""
+        """The generators of each worker after its last batch."""
         self.lost: list[str] = []
-        """and what has changed, and cannot be put back."""
+        """What has changed, and cannot be restored."""
 
     def batch(self, made: Any) -> Any:
-        """Without what its worker tells with it."""
+        """Return the batch without what its worker reports with it, and keep the report."""
         if not isinstance(made, Made):
             return made
         self.states[made.worker] = made.generators.state
@@ -110,7 +111,7 @@ class Heard:
 
 
 def listen_to(live: Any, heard: Heard) -> None:
-    """From now on the iterator gives its batches alone, whoever goes through it, and `heard` has the rest."""
+    """Make the iterator give plain batches, whoever iterates over it. `heard` gets what the workers report."""
     if isinstance(live, _BaseDataLoaderIter):
         if not isinstance(live, _Listened):
             live.__class__ = _LISTENED(type(live))

@@ -1,13 +1,13 @@
-"""What workers that stay from epoch to epoch were started with.
+"""What persistent workers were started with.
 
-Such workers have the dataset and the collate function as these were where the workers were started. What the loop changes in them later
-(`set_epoch`, `dataset.strength = …`) does not reach the workers. So workers in their place are started from the same values:
+Such workers have the dataset and the collate function as these were when the workers were started. What the loop changes in them later
+(`set_epoch`, `dataset.strength = …`) does not reach the workers. So the workers that replace them are started from the same values:
 
 the first epoch: values ─▶ kept ─▶ workers          a recovery: kept ─▶ values ─▶ workers; then the values of the restored step
 
-A start of workers draws a seed from the rank's generators; a further pass by the same workers draws none. So a recovery starts those that
-had been started, and what that draws does not count. `Started` does this for loaders that `session.batches` does not know, as for an
-evaluation.
+A start of workers draws a seed from the rank's generators; a further pass by the same workers draws none. So a recovery starts the workers
+that had been started, and what this start draws does not count. `Started` does this for loaders that `session.batches` does not know, such
+as one for an evaluation.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..state.tensors.in_place import Nested
 from .loader_state import Own
 
 _SENT = ("dataset", "collate_fn", "worker_init_fn")
-"""Of a loader: what its workers get."""
+"""Attributes of a loader that its workers get."""
 
 
 class AtStart:
     def __init__(self, things: Iterable[Any], listened: Any) -> None:
-        """things: what the loader consists of: it may go through other loaders with such workers. listened: the one whose workers tell
-        their generators, which is put back otherwise."""
+        """things: what the loader consists of. Other loaders with persistent workers may be among it. listened: the loader whose workers
+        report their generators, which is restored otherwise."""
         self.loaders = stays = [each for each in things if isinstance(each, DataLoader) and each.persistent_workers]
         self._own = Own(**{f"{at}.{name}": getattr(each, name) for at, each in enumerate(stays) for name in _SENT})
         self._others: list[Any] = [each for each in stays if each is not listened and not hasattr(each, "state_dict")]
         self._kept: Nested | None = None
         """None: no workers were started."""
         self._before: list[bool] = []
-        """Of each other loader: whether it had workers when the epoch began."""
+        """For each other loader: whether it had workers when the epoch began."""
 
     def look(self) -> bool:
-        """At the begin of an epoch; whether another loader has workers of the one before."""
+        """Called at the beginning of an epoch. Returns whether another loader has workers of the epoch before."""
         self._before = self._have_workers()
         return any(self._before)
 
@@ -49,7 +49,7 @@ class AtStart:
         return [each._iterator is not None for each in self._others]
 
     def keep(self) -> None:
-        """To be called right before workers are started."""
+        """Keep what workers get. Called right before workers are started."""
         self._kept = self._own.collect()
 
     def state(self) -> Nested:
@@ -59,45 +59,47 @@ class AtStart:
         self._kept, self._before = state["own"], state["before"]
 
     def let_go(self) -> None:
-        """Of the workers of other loaders: a recovery starts them again, as in a new process."""
+        """Release the workers of other loaders: a recovery starts them again, as in a new process."""
         for each in self._others:
             each._iterator = None
 
     def put_back(self) -> None:
-        """All that workers get is what it was where those that were kept were started. Other loaders' workers are started: what that draws
+        """Restore all that workers get to what it was when the workers were started. Start the workers of other loaders: what this draws
         does not belong to the epoch."""
         if self._kept is not None:
             self._own.restore(self._kept)
         self.start(self._before)
 
     def start(self, had_workers: list[bool]) -> None:
-        """Workers of other loaders that had some, and have none."""
+        """Start workers of other loaders that had some, and have none."""
         for each, had in zip(self._others, had_workers, strict=False):
             if had and each._iterator is None:
                 each._iterator = start(each)
 
 
 _Key = tuple[str, int]
-"""Of a loader, the same in each life: what it is like, and its number among such ones, in the order of their first start."""
+"""Identifies a loader, also after a restart: its description, and its number among loaders of that description, in the order of their first
+start."""
 
 
 class Started:
-    """The loaders outside of `session.batches` that have started workers that stay. A source of state, of this rank alone."""
+    """The loaders outside of `session.batches` that have started persistent workers. A source of state, of this rank alone."""
 
     def __init__(self, made: Callable[[Any], None]) -> None:
         """made: called with each iterator that a DataLoader makes."""
         self._tell_of = made
         self.apart: Sequence[Any] = ()
-        """Loaders that are looked after otherwise."""
+        """Loaders that other code looks after."""
         self._known: dict[_Key, weakref.ref[Any]] = {}
         self._owed: set[_Key] = set()
-        """Loaders that had workers in the restored state, and have none yet,"""
+        """Loaders that had workers in the restored state, and have none yet."""
         self._there: list[weakref.ref[Any]] | None = None
-        """one of these each. What the loop makes anew each time has had none."""
+        """The loaders that existed at the restore: an owed one is among them. A loader that the loop makes anew each time has had no
+        workers."""
         self.notice()
 
     def notice(self) -> None:
-        """Each start of a loader from now on."""
+        """Notice each start of a loader from now on."""
         global _original
         _original = _original or DataLoader._get_iterator
         DataLoader._get_iterator = functools.wraps(_original)(lambda loader: self._made(loader))  # type: ignore[method-assign]
@@ -123,7 +125,8 @@ class Started:
                 yield key, loader
 
     def _made(self, loader: Any) -> Any:
-        """What torch's own `_get_iterator` gives, where the start of workers is to count."""
+        """Return what torch's own `_get_iterator` returns. If the loader had workers in the restored state, what their start draws does not
+        count."""
         if getattr(loader, "persistent_workers", False) and not any(loader is each for each in self.apart):
             key = self._key(loader)
             if key in self._owed:
@@ -152,19 +155,19 @@ _original: Any = None
 
 
 def _like(loader: Any) -> str:
-    """What it is like, as far as that is the same in each life."""
+    """Return a description of the loader, as far as it is the same after a restart."""
     dataset = loader.dataset
     kinds: Iterable[Any] = map(type, (loader, dataset, loader.sampler, loader.batch_sampler))
     try:
         length = -1 if isinstance(dataset, IterableDataset) else len(dataset)
-    except Exception:  # the script's own
+    except Exception:  # from a class of the script
         length = -1
     figures = length, loader.batch_size, loader.num_workers, loader.drop_last
     return " ".join([*(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), *map(str, figures)])
 
 
 def start(loader: Any) -> Any:
-    """An iterator with its workers, which load nothing yet. What that draws does not count."""
+    """Return an iterator with its workers, which load nothing yet. What the start draws does not count."""
     held, which = vars(loader), "sampler" if loader.batch_sampler is None else "batch_sampler"
     generator = loader.generator or torch.default_generator
     drawn, theirs, held[which] = generator.get_state(), held[which], []
@@ -178,7 +181,7 @@ def start(loader: Any) -> Any:
 
 
 def behind_the_start(then: Callable[[], None]) -> Callable[[], None]:
-    """What to call where a sampler begins. A new iterator of torch's begins its sampler before it starts workers, and once more behind
-    that: `then` is called there."""
+    """Return a function to be called where a sampler begins; it calls `then` from the second time on. A new iterator of torch's begins its
+    sampler before it starts workers, and again after that."""
     calls = iter((lambda: None,))
     return lambda: next(calls, then)()

@@ -1,1 +1,1 @@
-"""The loops of others, unmodified: what their hooks share, Megatron-LM, Megatron-Bridge."""
+"""Hooks for other projects' unmodified training loops: common part, Megatron-LM, Megatron-Bridge."""

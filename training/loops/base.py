@@ -1,7 +1,7 @@
-"""What the hooks of other people's training loops share: drive a session around a `train` function that is left and entered again.
+"""The common part of the hooks for other projects' training loops: drives a session around a `train` that is left and entered again.
 
-A rewind in place leaves `train` by an exception raised at the boundary on all ranks, restores, builds the data iterators anew
-from the restored counters, and calls `train` again. The start of a resumed process goes the same way.
+For a rewind in place, all ranks raise an exception at the boundary, which leaves `train`. They restore, build the data iterators anew from
+the restored counters, and call `train` again. A resumed process also restores, builds them anew, and then calls `train`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ VALIDATION = "valid_data_iterator"
 
 
 class RewindAsked(BaseException):
-    """Leaves `train` at a boundary, on all ranks at once. Not an Exception: no handler on the way may keep it."""
+    """Leaves `train` at a boundary, on all ranks at once. It is not an Exception, so that no handler on the way catches it."""
 
 
 class JumpAsked(BaseException):
-    """Likewise, at a boundary after which data is left out: iterators are built anew behind it."""
+    """Leaves `train` likewise, at a boundary after which data is left out. The iterators are built anew, to start after that data."""
 
 
 class Counters(Source):
-    """Counters kept as attributes of some object (Megatron's args, Bridge's train state), and others the loop keeps in locals."""
+    """Counters kept as attributes of an object (Megatron's args, Bridge's train state), and others that the loop keeps in locals."""
 
     def __init__(self, holder: Any, names: tuple[str, ...], live: dict[str, Any]) -> None:
-        """live: counters that the loop keeps in local variables, as last seen; written to `holder` at a restore, where the loop
-        takes them from when it starts."""
+        """live: counters that the loop keeps in local variables, as last seen. A restore writes them to `holder`, from which the loop takes
+        them when it starts."""
         self.holder, self.names, self.live = holder, names, live
 
     def collect(self) -> dict[str, Any]:
         return {**{name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}, **self.live}
 
     def settle(self) -> None:
-        """What the loop has only in its locals, so that it starts from there when it is entered again."""
+        """Write the loop's local counters to `holder`, so that the loop starts from them when it is entered again."""
         self.restore(self.live)
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class Counters(Source):
 
 
 class HookedLoop:
-    """One run of a foreign `train`. Subclasses know the loop's names."""
+    """One run of another project's `train`. Subclasses know the loop's names."""
 
     def __init__(self) -> None:
         self.session: Boundaries | None = None
@@ -69,15 +69,15 @@ class HookedLoop:
     # -- what a subclass says ---------------------------------------------------------------------------------------------
 
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What makes up the state, from the arguments of `train`."""
+        """Return the parts of the training state, from the arguments of `train`."""
         raise NotImplementedError
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        """Before the first step: switch off what would kill a rank where we rewind."""
+        """Switch off, before the first step, what would end a rank where a rewind is enough."""
         raise NotImplementedError
 
     def iteration(self) -> int:
-        """Steps done, where the loop starts from."""
+        """Return the number of steps done, from which the loop starts."""
         raise NotImplementedError
 
     def complete(self) -> bool:
@@ -85,11 +85,11 @@ class HookedLoop:
         raise NotImplementedError
 
     def skips(self) -> bool:
-        """Whether the data comes by the number of samples consumed, so that some can be left out."""
+        """Whether the loop finds its data by the number of consumed samples, so that some can be left out."""
         raise NotImplementedError
 
     def skip(self, batches: int) -> None:
-        """Count so many global batches as consumed, without using them; negative: take that back."""
+        """Count this many global batches as consumed, without using them. A negative number takes that back."""
         raise NotImplementedError
 
     def rebuild(self, given: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ class HookedLoop:
         batches = self.jump()
         if batches or restored:
             self.rebuild(given)
-        self.skip(-batches)  # what is recorded now is the state that the jump comes after
+        self.skip(-batches)  # `begin` records the state before the jump
         rewinds = self.session.rewinds
         self.session.begin(self.iteration())
         if self.session.rewinds == rewinds:
@@ -145,7 +145,7 @@ class HookedLoop:
             return result
 
     def jump(self) -> int:
-        """Leave out what is to be left out right here; how many batches."""
+        """Leave out the batches that are to be skipped at this step; return their number."""
         assert self.session is not None
         batches = self.session.jump(self.iteration())
         self.skip(batches)
@@ -158,7 +158,7 @@ class HookedLoop:
         return result
 
     def evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The last validation comes after `train`, whose caller still has the iterator that it began with: give it the present one."""
+        """Evaluate with the present iterator. The last validation comes after `train`, and its caller still has the first iterator."""
         bound = inspect.signature(original).bind(*args, **kwargs)
         if bound.arguments.get("data_iterator") is self.first_validation:
             bound.arguments["data_iterator"] = self.given.get(VALIDATION)
@@ -170,11 +170,11 @@ class HookedLoop:
         return original(*args, **kwargs)
 
     def boundary(self, step: int, original: Callable[[], bool], *, saves: bool, last: bool) -> bool:
-        """Ours, then the loop's `original`: whether to leave the loop. Raises RewindAsked. saves: the script writes its own checkpoint
-        at this step, which has to be judged before."""
+        """Run our boundary, then the loop's `original`; return whether to leave the loop. Raises RewindAsked, or JumpAsked. saves: the
+        script writes its own checkpoint at this step, so the step must be judged first."""
         ordered = self._pass(step, judged_now=last or saves, last=last)
         leaves = self._decides(original) if saves or not ordered else True
-        if leaves and not ordered and not last:  # for reasons of its own: the time is up, somebody has sent a signal
+        if leaves and not ordered and not last:  # the loop's own reasons: its time is up, or it got a signal
             self._pass(step, judged_now=True, last=True)
         if not (leaves or ordered or last) and self.session is not None and self.session.jump(step):
             raise JumpAsked
@@ -193,7 +193,7 @@ class HookedLoop:
         return directive is Directive.LEAVE
 
     def install_evaluation(self, *namespaces: dict[str, Any]) -> None:
-        """Where the loop itself and what comes after it look it up: often the same place."""
+        """Wrap the evaluation in the namespaces where the loop, and the code after it, look it up: often the same one."""
         for namespace in {id(each): each for each in namespaces}.values():
             if "evaluate_and_print_results" in namespace:
                 self.install(namespace, evaluate_and_print_results=self.evaluate)
@@ -206,7 +206,7 @@ class HookedLoop:
 
 
 def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
-    """One number for all losses of a step: the first one, or one that is not finite."""
+    """Return one number for all losses of a step: the first one, or one that is not finite."""
     numbers = [
         float(v) for v in losses.values() if (torch.is_tensor(v) and v.numel() == 1) or isinstance(v, (int, float))
     ]
@@ -214,8 +214,8 @@ def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
 
 
 def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
-    """With overlapped parameter gather, parameters are gathered before the next forward, which the loop leaves out on its first step:
-    do it here, from the restored main parameters."""
+    """Gather the parameters here, from the restored main parameters. With overlapped parameter gather, the loop does so before each
+    forward, but not on its first step."""
     for chunk in chunks:
         config = getattr(chunk, "ddp_config", None)
         if not getattr(config, "overlap_param_gather", False):

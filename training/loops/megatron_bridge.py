@@ -1,4 +1,4 @@
-"""Megatron-Bridge's loop, unmodified (0.3). Its train state is an object that the loop reads at every step, so setting it rewinds it."""
+"""Hooks for Megatron-Bridge's unmodified loop (0.3). The loop reads its train state at every step, so setting that object rewinds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MARK = "__mt_resilient__"
 
 
 def wrap(pretrain: ModuleType) -> None:
-    """Wrap the names that `_pretrain`, `setup` and `train` look up; `pretrain` is `megatron.bridge.training.pretrain`, executed."""
+    """Wrap the names that `_pretrain`, `setup` and `train` look up. `pretrain`: `megatron.bridge.training.pretrain`, executed."""
     if not hasattr(pretrain, _MARK):
         setattr(pretrain, _MARK, True)
         BridgeLoop(pretrain)

@@ -1,4 +1,4 @@
-"""First on PYTHONPATH in the ranks of `mt-resilient run`: attaches the rank, after handing over to the sitecustomize that this one hides.
+"""Attaches each rank of `mt-resilient run`, where it is first on PYTHONPATH. Before that, it runs the sitecustomize that it hides.
 
 Python imports it before anything of the user's. It must never keep a rank from starting.
 """
@@ -10,7 +10,7 @@ import sys
 
 
 def _chain() -> None:
-    """Run the next sitecustomize behind our own folder on sys.path, as Python would have."""
+    """Run the next sitecustomize after our own folder on sys.path, as Python would have."""
     here = os.path.dirname(os.path.abspath(__file__))
     places = [os.path.abspath(entry) for entry in sys.path]
     behind = sys.path[len(places) - places[::-1].index(here) :] if here in places else []
@@ -26,7 +26,7 @@ if "MT_RESILIENT_WARM" in os.environ:
         from mt_resilient.training.warm import forkserver
 
         forkserver.serve(_chain)
-    except BaseException:  # Python would go on with the script, which must not run in a process that is no rank
+    except BaseException:  # Python would go on and run the script, but this process is no rank
         import traceback
 
         traceback.print_exc()
@@ -37,7 +37,7 @@ if "MT_RESILIENT_HANDOFF" in os.environ:
     try:
         from mt_resilient.training.attach import import_hook
 
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # the launcher may have a RANK of an operator's
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # the launcher may have a RANK too, from an operator
             import_hook.activate()
         else:
             import_hook.listen_to_launcher()

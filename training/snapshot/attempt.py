@@ -1,4 +1,4 @@
-"""One snapshot as this rank takes part in it, from its beginning until all ranks know what has become of it."""
+"""This rank's part in one snapshot, from its beginning until all ranks know its outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .device_copy import Job
 
 @dataclass
 class Attempt:
-    """One snapshot that all ranks have begun at the same step; this rank's part of it."""
+    """This rank's part of one snapshot, which all ranks have begun at the same step."""
 
     step: int
     wanted: Wanted
@@ -18,9 +18,9 @@ class Attempt:
     missed: bool = False
     unsavable: bool = False
     bound: str = ""
-    """Why only this process can go back to it; empty where a new one can."""
+    """Why only this process can go back to the snapshot; empty if a new process can."""
     settled: bool = False
-    """All ranks know what has become of it."""
+    """Whether all ranks know the snapshot's outcome."""
 
     @property
     def held(self) -> Held:

@@ -1,10 +1,10 @@
-"""Device → slot on a stream of its own: the loop goes on at once, and waits only where it would write into what is being copied.
+"""Copy from device to slot on a separate stream. The loop continues at once, and waits only before it would write into what is copied.
 
-    boundary:  what the forward pass writes is copied first, and the loop's stream waits for that; it is small
-    thread:    the rest: fingerprints on the device, copies, and when they have arrived the slot is staged
-    optimizer: its first step after the boundary waits, on the device, for the copies (a hook that torch has for it)
+    boundary:  what the forward pass writes is copied first, and the loop's stream waits for this small copy
+    thread:    the rest: fingerprints on the device, then copies; when they have arrived, the slot is staged
+    optimizer: its first step after the boundary waits, on the device, for the copies (by a hook of torch)
 
-Nothing here holds up the loop but that wait, and it is over before it begins where a step takes longer than its snapshot.
+Only that last wait holds up the loop. If a step takes longer than its snapshot, the wait is over before it begins.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from .pinned_memory import PIECE_BYTES, Pinned
 from .strided_copy import Strip, Transfer
 
 _FIRST_S = 0.5
-"""How long the first snapshot waits for its memory. A large state's misses it."""
+"""How long the first snapshot waits for its memory. With a large state, it is missed."""
 _LOOK_S = 0.005
-"""Between looks for memory that is being made ready."""
+"""The pause between looks for memory that is being made ready."""
 _LOOK_BYTES = 256 << 20
-"""Come back before they are looked at, on another stream: a device takes fingerprints fifty times as fast as bytes arrive."""
+"""The bytes copied back before another stream takes their fingerprints. A device does that fifty times as fast as bytes arrive."""
 
 Copy = tuple[torch.Tensor, Sequence[Strip]]
 """A tensor on the device, and where its bytes go in its slot's image."""
@@ -47,41 +47,41 @@ Copy = tuple[torch.Tensor, Sequence[Strip]]
 
 @dataclass
 class Job:
-    """One snapshot on its way."""
+    """One snapshot on its way from the device to its slot."""
 
     slot: Slot
     view: View
     early: list[tuple[int, Copy]]
-    """By index of the piece. Written by the forward pass."""
+    """Copies of what the forward pass writes, by index of the piece."""
     late: Iterable[tuple[int, Copy]]
-    """Written by the optimizer only. Asked for by the thread."""
+    """Copies of what only the optimizer writes. The thread iterates over them."""
     checked: list[torch.Tensor]
-    """What may not hold NaN or Inf: trained parameters."""
+    """Tensors that may not hold NaN or Inf: trained parameters."""
     begun_s: float = field(default_factory=monotonic_s)
     took_s: float = 0.0
-    """From the boundary until all of it had arrived."""
+    """The time from the boundary until everything had arrived."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
     finite: bool = True
     issued: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     begun: Any = None
-    """Event of the loop's stream: the state is complete."""
+    """An event of the loop's stream: the state is complete."""
     arrived: Any = None
-    """Event of the copying stream."""
+    """An event of the copying stream: all copies have arrived."""
     words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     sources: list[torch.Tensor] = field(default_factory=list)
-    """What copies read, until they have arrived: of a tensor with gaps that is a copy of its own."""
+    """The tensors that copies read, held until these have arrived. For a tensor with gaps, this is a separate copy."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def give_up(self) -> None:
-        """By all ranks, since one has missed it. From here on it is not staged any more; whether it has been, its slot says."""
+        """Give the snapshot up, since one rank has missed it. It is not staged from now on. Its slot says whether it already was."""
         with self._turn:
             self.given_up = True
 
     def conclude(self) -> None:
-        """All of it has arrived."""
-        with self._turn:  # given up between the question and the answer, it would stay staged for good
+        """Stage the slot, or free it, once everything has arrived."""
+        with self._turn:  # if given up between check and staging, it would stay staged for good
             if self.finite and not self.given_up:
                 self.slot.staged()
                 self.held = Held.WHOLE
@@ -92,20 +92,20 @@ class Job:
 
 class Offload:
     def __init__(self, kind: str, arena: RankArena) -> None:
-        """kind: of the device that this process uses."""
+        """kind: the kind of device that this process uses."""
         self._module = device.module(kind)
         self._device = self._module.current_device()
         self._stream, self._reading = self._module.Stream(), self._module.Stream()
-        """For the copies, and for what looks at the state meanwhile: kernels would hold up the copies behind them."""
+        """Streams for the copies, and for the kernels that read the state meanwhile: on one stream, kernels would hold up later copies."""
         self._transfer = Transfer(kind, PIECE_BYTES)
         self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
         self._asked: tuple[int, int] = (0, 0)
         self._again = False
-        """What was asked for could not be had."""
+        """Whether the memory asked for could not be had."""
         self.starved = False
-        """There was not enough memory for a slot."""
+        """Whether there was not enough memory for a slot."""
         self._under_way: list[Job] = []
         register_optimizer_step_pre_hook(self._before_update)
         for work in (self._carry, self._make_room):
@@ -114,8 +114,8 @@ class Offload:
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
     def room(self, wanted: Header, table_bytes: int) -> list[Slot]:
-        """The slots that can take such a snapshot now; what has to be made ready is, meanwhile. Where a state has just grown, waits a
-        little: a small one's memory is ready before the step is over."""
+        """Return the slots that can take such a snapshot now. A thread makes missing memory ready meanwhile. If the state has just
+        grown, wait a little: the memory of a small state is ready before the step is over."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
         larger = asked[0] > self._asked[0] or asked[1] > self._asked[1]
@@ -131,7 +131,7 @@ class Offload:
             sleep(_LOOK_S)
 
     def start(self, job: Job) -> None:
-        """Take over `job`, whose slot is begun. The loop's stream is where the state is complete."""
+        """Take over `job`, whose slot is begun. The state is complete at this point of the loop's stream."""
         job.begun = self._module.Event()
         job.begun.record(self._module.current_stream())
         if job.early:
@@ -148,16 +148,16 @@ class Offload:
         return self._under_way
 
     def finish(self) -> None:
-        """Until all copies under way have arrived."""
+        """Wait until all copies under way have arrived."""
         for job in self.under_way():
             job.over.wait()
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
-        """Where in a slot's image the bytes of each piece lie."""
+        """Return where the bytes of each piece lie in a slot's image."""
         return self._transfer.plan(layout)
 
     def fill(self, slot: Slot, view: View, layout: Layout, into: Mapping[str, torch.Tensor]) -> None:
-        """As `fill.fill`, from a slot: each tensor as soon as its memory is registered, and fingerprints beside the copies."""
+        """Fill tensors from a slot, as `fill.fill` does. Copy each as soon as its memory is registered, and take fingerprints meanwhile."""
         pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
         self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
         here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}
@@ -188,7 +188,7 @@ class Offload:
             self._stream.synchronize()  # nothing reads the slot any more
 
     def _before_update(self, *_: Any) -> None:
-        """Whatever the loop's stream does from here on comes after the copies."""
+        """Make the loop's stream wait for the copies before it continues."""
         for job in self.under_way():
             job.issued.wait()
             if job.arrived is not None:
@@ -197,13 +197,13 @@ class Offload:
     # -- the threads -------------------------------------------------------------------------------------------------------
 
     def _after(self, before: Any, stream: Any) -> None:
-        """What comes on `stream` waits for what is on `before`."""
+        """Make later work on `stream` wait for the present work on `before`."""
         event = self._module.Event()
         event.record(before)
         stream.wait_event(event)
 
     def _look(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
-        """Fingerprints, where the state is."""
+        """Take fingerprints on the device, where the state is."""
         with self._module.stream(self._reading):
             self._reading.wait_event(job.begun)
             job.words += [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
@@ -222,7 +222,7 @@ class Offload:
             job = self._jobs.get()
             try:
                 self._carry_one(job)
-            except Exception:  # of the device: the loop meets it by itself
+            except Exception:  # an error of the device, which the loop meets as well
                 traceback.print_exc()
                 job.slot.free()
                 job.held = Held.MISSED

@@ -1,6 +1,6 @@
-"""A snapshot of a state on a device, handed over: what is on the CPU is copied here and now, the rest as `offload` does it.
+"""Hand over a snapshot of a state on a device. The part on the CPU is copied at once, the rest by `Offload`.
 
-What the forward pass writes goes first; what only an optimizer's step writes goes behind it, since that step can be made to wait.
+What the forward pass writes goes first. What only an optimizer's step writes follows, since that step can be made to wait.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..state.sources import Modules, Source
 from .device_copy import Job, Offload
 
 Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
-"""Of a layout, which pieces are on the CPU, which of the others the forward pass writes, and which only the optimizer."""
+"""A layout's pieces, then the indices: of those on the CPU, of those that the forward pass writes, and of the optimizer's alone."""
 
 
 class HandingOver:
     def __init__(self, stager: Stager, sources: Mapping[str, Source]) -> None:
         self._stager, self._sources = stager, sources
         self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
-        """An optimizer's step can be waited for."""
+        """Whether there is an optimizer whose step can be made to wait."""
         self._sides: Sides = ((), [], [], [])
         self._written: list[tuple[bool, frozenset[str]]] = []
-        """By what of the models the forward pass writes, they were divided."""
+        """What the forward pass writes in each model, as of the last division into `_sides`."""
 
     def begin(
         self, offload: Offload, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any]
     ) -> Job:
-        """state: as it was collected, by source; leaves: its tensors, in the order of the layout's pieces."""
+        """Begin the snapshot. state: as collected, by source. leaves: its tensors, in the order of the layout's pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
         written = [(model.gathered, model.buffers) for model, _ in models]
         if self._sides[0] is not layout.pieces or self._written != written:
@@ -43,7 +43,7 @@ class HandingOver:
             self._sides = _divided(leaves, layout, steady if self._hooked else ())
         _, here, early, late = self._sides
         self._stager.stage(leaves, layout, view, here)
-        self._stager.runs(layout, view.memory)  # whatever it held before, its gaps are zero
+        self._stager.runs(layout, view.memory)  # its gaps are zero, whatever it held before
         strips = offload.plan(layout)
         judged = (tensor for model, collected in models for tensor in model.judged(collected))
         job = Job(
@@ -58,12 +58,12 @@ class HandingOver:
 
 
 def _divided(leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> Sides:
-    """steady: ids of the tensors that nothing but an optimizer's step writes, where that can be waited for."""
+    """steady: ids of the tensors that only an optimizer's step writes, if that step can be made to wait."""
     away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
     late = [index for index in away if id(leaves[index]) in steady]
     return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
 
 
 def _steady(source: Source, collected: Any) -> list[torch.Tensor]:
-    """What of a source's `collected` state nothing writes but an optimizer's step."""
+    """Return the tensors in a source's `collected` state that only an optimizer's step writes."""
     return source.steady(collected) if isinstance(source, (Modules, Optimizers)) else []

@@ -1,7 +1,7 @@
-"""A slot's memory made ready for a device: grown, mapped, and registered piece by piece, so that copies need not wait for all of it.
+"""Make a slot's memory ready for a device: grow, map, and register it piece by piece, so that copies need not wait for all of it.
 
-For 1 GB on an H200's host, growing costs 0.2 s, mapping its pages 0.5 s, and registering 0.04 s, or 0.4 s where pages are not mapped
-yet: seconds for a large state, so a thread does it (`device_copy.py`).
+For 1 GB on an H200's host, growing costs 0.2 s, mapping its pages 0.5 s, and registering 0.04 s, or 0.4 s if pages are not mapped yet.
+That takes seconds for a large state, so a thread does it (`device_copy.py`).
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from ...resilience.clock import monotonic_s, sleep
 from .. import device
 
 PIECE_BYTES = 16 * STRIDE_BYTES
-"""Registered at a time, from the image's start on: no chunk lies in two pieces, which a copy may not cross."""
+"""The bytes registered at a time, from the image's start on. No chunk lies in two pieces: a copy may not cross pieces."""
 
 
 class Pinned:
     """The memory of one slot, as this process has mapped it. One thread prepares, others wait."""
 
     def __init__(self, kind: str, slot: Slot) -> None:
-        """kind: of the device."""
+        """kind: the kind of device."""
         self._kind, self._slot = kind, slot
         self._memory: memoryview | None = None
         self._pieces: list[memoryview | None] = []
-        """None: the runtime did not let us."""
+        """The registered pieces. None: the runtime refused to register this piece."""
         self._turn = threading.Condition()
         self._ready_bytes = 0
         self._failed = False
         self._head_bytes = 0
-        """Before the image."""
+        """The bytes before the image."""
 
     def prepare(self, wanted: Header, table_bytes: int, *, considerate: bool) -> None:
-        """Make room for such a snapshot and register it; `considerate`: in longer time, but so that the loop, which can launch
-        nothing while the runtime registers, has its turn. Raises MachineError when there is not enough memory."""
+        """Make room for such a snapshot and register it. considerate: take longer, with pauses for the loop, which can launch nothing
+        while the runtime registers. Raises MachineError if there is not enough memory."""
         try:
             self._prepare(wanted, table_bytes, considerate)
         except BaseException:
@@ -49,9 +49,9 @@ class Pinned:
         if self._memory is None or device.address(memory) != device.address(self._memory):
             self._release()
         self._memory = memory
-        self._head_bytes = head_bytes  # behind the release: `ready` may not find the new head and the old memory
+        self._head_bytes = head_bytes  # after the release: `ready` may not see the new head with the old memory
         if self._ready_bytes >= len(memory):
-            return  # nothing is registered anew: copies may be under way
+            return  # register nothing anew: copies may be under way
         for start in range(self._ready_bytes // PIECE_BYTES * PIECE_BYTES, len(memory), PIECE_BYTES):
             piece = memory[start : start + PIECE_BYTES]
             if considerate:
@@ -64,17 +64,17 @@ class Pinned:
                 self._turn.notify_all()
 
     def ready(self, wanted: Header, table_bytes: int) -> bool:
-        """Whether such a snapshot can be taken into this slot at once."""
+        """Whether this slot can take such a snapshot at once."""
         fits = self._head_bytes >= image_offset(table_bytes, wanted.pieces)
         return fits and self._ready_bytes >= wanted.image.memory_bytes
 
     def wait(self, nbytes: int) -> None:
-        """Until the first `nbytes` of the image are ready, or cannot be made so: copies then work as well, and are waited for."""
+        """Wait until the first `nbytes` of the image are ready or have failed. Copies without registration also work, but block."""
         with self._turn:
             self._turn.wait_for(lambda: self._failed or self._ready_bytes >= nbytes)
 
     def _replace(self, number: int, piece: memoryview) -> None:
-        """Register `piece` in the place of the shorter one that was the last of a smaller image."""
+        """Register `piece`, replacing the shorter last piece of a smaller image."""
         if number < len(self._pieces):
             self._unregister(self._pieces.pop())
         self._pieces.append(piece if device.register(self._kind, piece) else None)

@@ -1,4 +1,4 @@
-"""Which steps this rank can go back to: those that are sealed in memory, and those on disk."""
+"""The steps to which this rank can go back: those sealed in memory, and those on disk."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...resilience.errors import MachineError
 
 
 class Reachable:
-    """What other ranks can go back to may be older, or less."""
+    """The steps to which this rank can go back. Other ranks may have fewer or older ones."""
 
     def __init__(self, arena: RankArena, snapshots: str) -> None:
-        """snapshots: the address of those on disk."""
+        """snapshots: the address of the snapshots on disk."""
         self._arena, self._snapshots = arena, snapshots
 
     def newest(self, at_most: int) -> int:
-        """The newest step up to `at_most` that is sealed in memory, or else on disk; -1 for none. What other ranks have may be older."""
+        """Return the newest step up to `at_most` that is sealed in memory, or else on disk; -1 if none. Other ranks may have older ones."""
         for kept in (self._in_memory, self._on_disk):
             if older := [step for step in kept() if step <= at_most]:
                 return max(older)
         return -1
 
     def oldest(self, at_least: float) -> float:
-        """The oldest step from `at_least` on that is sealed in memory or on disk; infinite for none. As above."""
+        """Return the oldest step from `at_least` on that is sealed in memory or on disk; infinite if none. Other ranks may differ."""
         kept = (*self._in_memory(), *self._on_disk())
         return min((step for step in kept if step >= at_least), default=math.inf)
 
@@ -38,7 +38,7 @@ class Reachable:
         return [header.step for header in headers if header.state in (State.SEALED, State.LIVE)]
 
     def _on_disk(self) -> list[int]:
-        """None where storage does not answer."""
+        """Return the committed steps; no steps if storage does not answer."""
         try:
             return [a.stamp.step for a in catalog.look(place.at(self._snapshots)).durable]
         except MachineError:

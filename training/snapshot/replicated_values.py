@@ -1,6 +1,6 @@
-"""What a snapshot of another parallel layout holds beside tensors with places in the whole: taken over where all ranks say the same.
+"""The values of a snapshot of another parallel layout that have no place in a global tensor: taken over if they are equal on all ranks.
 
-What differs from rank to rank belongs to the ranks that there were, and cannot be taken over. It is named, and nothing is restored.
+A value that differs from rank to rank belongs to the former ranks, and cannot be taken over. The error names it, and nothing is restored.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ..state.sharding import WRAPPED, model_parts
 from ..state.tensors.in_place import Nested
 
 _GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
-"""What tells Megatron's groups apart (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), but for the layout."""
+"""Keys that identify Megatron's groups (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), not the layout."""
 
 
 def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:
-    """The sources `names`, which have to be the same on all ranks."""
+    """Return the states of the sources `names`, which have to be the same on all ranks."""
     found = {}
     for name in sorted(names):
         if any(_node(manifest, (name,)) for manifest in saved.manifests):
@@ -53,8 +53,8 @@ def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> d
 
 
 def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
-    """Those of the modules in the source `name`, by the names that these have here; empty where ranks did not hold the same, and begin
-    anew: a module may count for its rank."""
+    """Return the attributes of the modules in the source `name`, by these modules' present names. Empty if ranks held different ones:
+    these start afresh, as a module may count for its own rank."""
     try:
         kept = agreed(saved, name, ATTRIBUTES, everywhere=True)
     except LayoutError:
@@ -65,13 +65,13 @@ def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
     tag, told = kept
     own = {
         name: name if name[:1] == "." else here.get(_within(name)) for name in told
-    }  # a dot: of parameters and hooks
+    }  # a dot: entries of parameters and hooks
     return pytree.Tagged((tag, {own[name]: each for name, each in told.items()})) if None not in own.values() else {}
 
 
 def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") -> Any:
-    """What the ranks that have something at `path` say there; None where none has. Raises LayoutError where they do not say the same, or,
-    `everywhere`, not all of them have it. but: what is below it and left out."""
+    """Return the value at `path`, on which all ranks that have one agree; None if no rank has one. Raises LayoutError if they disagree
+    or, with `everywhere`, if a rank has none. but: a key below `path` to leave out."""
     told = [(manifest, node) for manifest in saved.manifests if (node := _node(manifest, path, but)) is not None]
     if everywhere and len(told) < len(saved.manifests):
         raise _refused(saved, f"{_named(path)} is not on all ranks")
@@ -89,8 +89,8 @@ def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") ->
 
 
 def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
-    """What the modules of the source `name` keep beside parameters and buffers, and what has changed about them, by the names that these
-    have here. A parameter goes by its place in the whole, a module by its name within what wraps all."""
+    """Return the extra state of the modules in the source `name`, and their changes, by their present names. A parameter is found by its
+    place in the whole, and a module by its name inside the outer wrappers."""
     frozen: dict[str, bool] = {}
     modes: dict[str, bool] = {}
     extra: Nested = {}
@@ -128,7 +128,7 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
 
 
 def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
-    """That buffers, which several ranks held, were not alike. (Parameters are: replicas are compared while they train.)"""
+    """Report buffers that differed between the ranks that held them. (Parameters are equal: replicas are compared while they train.)"""
     if all(getattr(chunk, "broadcast_buffers", False) for chunk in modules.chunks) or not _speaks():
         return
     parts = model_parts(modules.chunks)
@@ -149,7 +149,7 @@ def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
 
 
 def tell_of_sums(saved: Saved) -> None:
-    """That gradients were added up in it."""
+    """Report that the snapshot holds accumulated gradients."""
     if _speaks() and any(
         described.get(RANDOMNESS, {}).get("gradients", {}).get("sums") for described in saved.described
     ):
@@ -160,18 +160,18 @@ def tell_of_sums(saved: Saved) -> None:
 
 
 def _speaks() -> bool:
-    """Whether this rank says what all of them would."""
+    """Whether this rank reports what all ranks would report."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return not distributed or torch.distributed.get_rank() == 0
 
 
 def _within(module: str) -> str:
-    """Its name in the module that DistributedDataParallel and the like have wrapped."""
+    """Return the module's name inside the module that DistributedDataParallel and the like wrap."""
     return ".".join(dropwhile(WRAPPED.__contains__, module.split(".")))
 
 
 def has_places(saved: Saved, name: str) -> bool:
-    """Whether all that the saved optimizer keeps is found by the parameters' places: each state has a tensor, and each tensor a place."""
+    """Whether the parameters' places locate all that the saved optimizer keeps: each state has a tensor, and each tensor a place."""
     for part in optimizer_parts(saved, name):
         for state in part.state.values():
             held = list(pieces(state))
@@ -183,7 +183,7 @@ def has_places(saved: Saved, name: str) -> bool:
 
 
 def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], kept: Nested) -> None:
-    """Into the optimizer `kept`, the values that saved ones have for the same parameters: of groups and states, and the loss scaler's."""
+    """Put into `kept` the values that the saved optimizer has for the same parameters: of groups, of states, and of the loss scaler."""
     values, loose = parameter_values(saved, name), loose_groups(saved, name)
     for (index, key), parts in owned.items():
         number = int(key.split(".")[0])
@@ -201,7 +201,7 @@ def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], 
 
 
 def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """As Megatron finds a group again: by its multipliers. One that is of no kind is the only one."""
+    """Return the saved group with the same multipliers, as Megatron finds a group. A group without them must be the only one."""
     kind = {key: group[key] for key in _GROUP_KINDS if key in group}
     same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
     same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))
@@ -209,7 +209,7 @@ def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[
 
 
 def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str, Any]:
-    """The values of a group that has no state yet, where all ranks have the same in its place."""
+    """Return the values of a group that has no state yet, if all ranks have the same ones in its place."""
     parts = (described.get(name, {}).get(index, {}).get("groups", []) for described in saved.described)
     told = [groups[number] for groups in parts if number < len(groups)]
     if any(exactly(each) != exactly(told[0]) for each in told):
@@ -220,14 +220,14 @@ def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str,
 
 
 def _tells(said: Any) -> bool:
-    """Whether a module's extra state has anything in it: most have a method that gives nothing."""
+    """Whether a module's extra state holds anything: in most modules, its method returns nothing."""
     if isinstance(said, Mapping):
         return any(map(_tells, said.values()))
     return bool(said.nbytes) if isinstance(said, Piece) else said not in (None, b"")
 
 
 def _node(manifest: RankManifest, path: Collection[str], but: str = "") -> Any:
-    """What lies there in a rank's skeleton."""
+    """Return what lies at `path` in a rank's skeleton."""
     node = manifest.table.skeleton
     for key in path:
         node = next((inner for name, inner in (node or {}).get("dict", ()) if name == key), None)
@@ -247,7 +247,7 @@ def _pieces(manifest: RankManifest, path: Collection[str], but: str = "") -> lis
 
 
 def _values(manifest: RankManifest, node: Any, path: Collection[str], but: str = "") -> dict[str, Any]:
-    """All that lies there, tensors as their fingerprints."""
+    """Return all values at `path`, with fingerprints for tensors."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     return dict(pytree.values(node)) | {piece.name: prints[piece.name] for piece in _pieces(manifest, path, but)}
 
@@ -271,6 +271,6 @@ def _refused(saved: Saved, why: str) -> LayoutError:
 
 def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
     dtype = getattr(torch, piece.dtype)
-    if not content.size:  # torch lets nobody view that as another type
+    if not content.size:  # torch can't view an empty one as another type
         return torch.empty(piece.shape, dtype=dtype, device="cpu")
     return torch.from_numpy(content).view(dtype).view(piece.shape)

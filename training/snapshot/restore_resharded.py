@@ -1,8 +1,8 @@
-"""A state that was saved in another parallel layout, put into this one's live tensors.
+"""Restore a state that was saved in another parallel layout into this layout's live tensors.
 
-Tensors go by their places in global ones; the values of parameter groups by the parameters that are in them; and what is the same on all
-ranks (counters, schedulers, a model that says nothing of places) comes from rank 0. Generators have no place in another layout: they stay
-as the script has seeded them.
+Tensors are matched by their places in global tensors, and the values of parameter groups by the parameters in them. Values that are equal
+on all ranks (counters, schedulers, a model without known places) come from rank 0. Generators have no place in another layout: they stay as
+the script has seeded them.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Parts = dict[str, list[Part]]
 
 
 def parts_of(sources: Mapping[str, Source]) -> Parts:
-    """The places of all live tensors, by their names in a snapshot; none where a model does not say."""
+    """Return the places of all live tensors, by their names in a snapshot; no places if a model does not give them."""
     try:
         return _parts_of(sources)
-    except Exception as error:  # other people's code, on models that it may not know
+    except Exception as error:  # third-party code, on models that it may not know
         say(
             f"where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
             "snapshots can be restored in the same parallel layout only"
@@ -66,7 +66,7 @@ def _parts_of(sources: Mapping[str, Source]) -> Parts:
 
 
 def trained_of(sources: Mapping[str, Source]) -> set[str]:
-    """The parameters that optimizers have themselves (Megatron's may have shards of their own), by their names in a snapshot."""
+    """Return the names in a snapshot of the parameters that optimizers hold directly (Megatron's may hold shards of their own instead)."""
     optimizers = [source for source in sources.values() if isinstance(source, Optimizers)]
     listed = {id(each) for source in optimizers for *_, inner in source.parts() for _, each in parameters_of(inner)}
     models = (source.known_as(name) for name, source in sources.items() if isinstance(source, Modules))
@@ -74,7 +74,7 @@ def trained_of(sources: Mapping[str, Source]) -> set[str]:
 
 
 def _owned(source: Optimizers, sources: Mapping[str, Source]) -> dict[tuple[str, str], list[Part]]:
-    """Parts of the parameter that each of the optimizer's own ones belongs to."""
+    """Return the parts of the model's parameter to which each of the optimizer's own parameters belongs."""
     places: dict[int, list[Part]] = {}
     for name, model in sources.items():
         if isinstance(model, Modules):
@@ -90,11 +90,11 @@ def _prefixed(name: str, parts: Sequence[Part]) -> list[Part]:
 def restore_elsewhere(
     snapshot: Place, sources: Mapping[str, Source], alone: Collection[str], optional: Collection[str]
 ) -> None:
-    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. alone: names of sources to leave as they are; optional:
-    of those that may not be in it.
+    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. alone: names of sources to leave as they are. optional:
+    names of sources that the snapshot may lack.
 
-    Raises LayoutError, with nothing changed but tensors, when the snapshot does not hold all of it; SnapshotError, MachineError or OSError
-    as `load.open_rank` does.
+    Raises LayoutError, with only tensors changed, if the snapshot does not hold all of the state. Raises SnapshotError, MachineError or
+    OSError as `load.open_rank` does.
     """
     saved = Saved(snapshot)
     placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
@@ -140,8 +140,8 @@ def restore_elsewhere(
 
 
 def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved: Saved) -> bool:
-    """Whether the tensors of a model, or of its optimizer, lie in global ones, here and in the snapshot. Of a plain module among several
-    ranks nobody says it. Raises LayoutError where that is so of some parameters: they would stay as the script has made them."""
+    """Whether the tensors of a model, or of its optimizer, have known places here and in the snapshot. Those of a plain module on
+    several ranks have none. Raises LayoutError if only some parameters have none: they would stay as the script made them."""
     if isinstance(source, Modules):
         placed = model_parts(source.chunks)
         names = [key for key in source.tensors() if key not in source.buffers]
@@ -167,7 +167,7 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
 
 
 def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved) -> None:
-    """Make the state of each parameter that the snapshot has and a fresh optimizer does not."""
+    """Create the states of parameters that the snapshot has and a fresh optimizer lacks."""
     owned = _owned(source, sources)
     states = {key.split("/")[1] for key in saved.boxes if key.startswith(f"{name}/")} - {"main"}
     for index, _, inner in source.parts():

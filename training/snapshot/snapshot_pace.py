@@ -1,4 +1,4 @@
-"""What snapshots in memory cost this rank's loop, as measured; hence the stride that it can afford."""
+"""Measure what snapshots in memory cost this rank's loop, and derive the stride that it can afford."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from ...checkpoint.durable.save_interval import AUTO, stride
 
 _KEPT = 9
 _ENOUGH = 3
-"""Figures of each kind, before anything is concluded: the first ones are slow, and the median of the last few is what is believed."""
+"""The measurements of each kind that a conclusion needs: the first ones are slow, so the median of the last `_KEPT` counts."""
 _WINDOW = 0.9
-"""Of a step, from a boundary to the optimizer's update: what copies from a device may take without holding anything up."""
+"""The share of a step from a boundary to the optimizer's update. Copies from a device may take so long without holding anything up."""
 
 
 class Pace:
     def __init__(self, every_steps: int) -> None:
-        """every_steps: what the user has fixed, or AUTO."""
+        """every_steps: the interval that the user has fixed, or AUTO."""
         self._fixed = every_steps
         self.stride = 1 if every_steps == AUTO else every_steps
-        """Steps from one snapshot to the next, as the last one has shown."""
+        """The steps from one snapshot to the next, according to the latest measurement."""
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
         self._held_s: deque[float] = deque(maxlen=_KEPT)
         self._copied_s: deque[float] = deque(maxlen=_KEPT)
 
     def stepped(self, took_s: float) -> None:
-        """One step of the loop, without what it spent in our hands."""
+        """Record the time of one step of the loop, without the time spent in this program."""
         self._steps_s.append(took_s)
 
     def recorded(self, held_s: float) -> None:
-        """One snapshot has held the loop for so long at its boundary."""
+        """Record how long one snapshot has held the loop at its boundary."""
         self._held_s.append(held_s)
         self.stride = self._affordable()
 
     def copied(self, took_s: float) -> None:
-        """The copies from the device behind one of them took so long, from the boundary on."""
+        """Record how long a snapshot's copies from the device took, from the boundary on."""
         self._copied_s.append(took_s)
         self.stride = self._affordable()
 
@@ -53,8 +53,8 @@ class Pace:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No collection of garbage within: thousands of small objects come and go there, and one that they set off takes as long as the whole
-    process is large."""
+    """Disable garbage collection within. Thousands of small objects come and go there, and could trigger a collection, whose time grows
+    with the whole process."""
     collecting = gc.isenabled()
     gc.disable()
     try:

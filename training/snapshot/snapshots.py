@@ -1,6 +1,6 @@
 """The tape of this rank: record the state of a step into the arena, seal it, go back to it.
 
-State → leaves → slot; and slot, or the durable snapshot, → leaves → the same live state.
+Recording: state → leaves → slot. Going back: slot, or snapshot on disk → leaves → the same live state.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from .restore_resharded import parts_of, trained_of
 from .snapshot_pace import Pace, uncollected
 
 _RETRY_S = 0.05
-"""Between looks for a slot, where a snapshot may wait for one."""
+"""The pause between looks for a slot, if a snapshot may wait for one."""
 
 
 class Tape:
     def __init__(self, attachment: Attachment, sources: Mapping[str, Source], pace: Pace) -> None:
-        """pace: told what recording costs."""
+        """pace: gets the measured costs of recording."""
         self._at, self._pace = attachment, pace
         handoff = attachment.handoff
         self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
@@ -60,19 +60,19 @@ class Tape:
         self._handing_over = HandingOver(self._stager, self._sources)
         self._restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
-        """The two latest."""
+        """The two latest attempts."""
         self.unsettled = False
-        """All ranks do not know yet what has become of one of them."""
+        """Whether not all ranks know the outcome of these attempts yet."""
         self._recorded = self._proved = False
         self._complaint = ""
-        """Why the state could not be saved, as it was told last."""
+        """The last reported reason why the state could not be saved."""
         self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
-        """What this process has put into each slot, and its table: that need not be believed anew."""
+        """The layout and table that this process put into each slot: they need no further check."""
         self._objects: dict[Slot, dict[str, Any]] = {}
-        """And of which objects its models and optimizers were made then."""
+        """The objects of which the models and optimizers then consisted, by slot."""
         self.rewinds = 0
         self.owed = Wanted.NOWHERE
-        """Where a snapshot is due, while no attempt at it is under way."""
+        """Where a snapshot is due for which no attempt is under way."""
 
     @property
     def on_device(self) -> bool:
@@ -82,17 +82,17 @@ class Tape:
 
     @property
     def held(self) -> tuple[Held, Held]:
-        """How far this rank is with the newest attempt, and with the one before."""
+        """How far this rank is with the newest attempt, and with the attempt before."""
         newest, earlier = [*(attempt.held for attempt in reversed(self._attempts)), Held.WHOLE, Held.WHOLE][:2]
         return newest, earlier
 
     @property
     def finite(self) -> bool:
-        """No snapshot that was begun has shown NaN or Inf in the parameters."""
+        """Whether the latest snapshots have shown no NaN or Inf in the parameters."""
         return self._offload is None or all(attempt.job is None or attempt.job.finite for attempt in self._attempts)
 
     def settle(self, judgement: Judgement) -> None:
-        """What all ranks know now of the latest attempts: sealed, or given up."""
+        """Apply what all ranks now know of the latest attempts: seal each, or give it up."""
         if not self.unsettled:
             return
         for attempt, held in zip(reversed(self._attempts), (judgement.newest, judgement.earlier), strict=False):
@@ -111,20 +111,19 @@ class Tape:
             slot = self._arena.holding(attempt.step)
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
-            # What cannot be saved is not tried at each step: the next one that is due will tell.
+            # A state that cannot be saved is not tried at each step: the next snapshot that is due will tell.
             if held is not Held.UNSAVABLE:
                 self.owed = max(self.owed, attempt.wanted)
         self.unsettled = not all(attempt.settled for attempt in self._attempts)
 
     def may_record(self) -> bool:
-        """At most one attempt is unsettled when the next one begins: equal on all ranks, for it depends on what all know."""
+        """Whether at most one attempt is unsettled, so that the next may begin. Equal on all ranks: it depends on what all know."""
         return len(self._attempts) < 2 or self._attempts[-2].settled
 
     def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> bool:
-        """Begin a snapshot of the state after `step` steps, or find that it is there. On a device the copies go on behind it (`finish`
-        waits); a rank that is not `finite`, is halfway in its gradients, or has no slot or no memory for it within `patience_s`, has missed
-        it, counted on its page.
-        Whether this rank, with its parameters on the CPU, is finite."""
+        """Begin a snapshot of the state after `step` steps, unless it exists. Return whether this rank's parameters on the CPU are finite.
+        Copies from a device continue afterwards (`finish` waits). A rank misses the snapshot if it is not `finite`, is halfway in its
+        gradients, or gets no slot or memory within `patience_s`. Its page counts misses."""
         first, self._recorded = not self._recorded, True
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
@@ -132,7 +131,7 @@ class Tape:
             self._at.page.durable_step = step
         self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
         held = self._arena.holding(step)
-        if held is not None:  # the loop leaves at the very step that it has just recorded
+        if held is not None:  # the loop ends at the step that it has just recorded
             attempt.bound = next((before.bound for before in self._attempts[:-1] if before.step == step), "")
             if durable:
                 held.want_durable()
@@ -150,7 +149,7 @@ class Tape:
                 self._at.page.skipped += 1
                 return finite
             except SnapshotError as error:
-                if first:  # before the first step: nothing is lost yet, and it is the script's to mend
+                if first:  # before the first step nothing is lost yet, and the script can be fixed
                     raise StateError(str(error)) from None
                 attempt.unsavable = True
                 self._at.page.skipped += 1
@@ -169,23 +168,23 @@ class Tape:
         return finite
 
     def _parameters_finite(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank's parameters are free of NaN and Inf: the gradient norm does not tell. Megatron leaves copies of a
-        parameter on other tensor-parallel ranks out of it, so a NaN in one of those passes it by (met with TP2). On a device they are
-        looked at on their way out (`device_copy.py`), so that nobody waits."""
+        """Whether this rank's parameters on the CPU are free of NaN and Inf, which the gradient norm does not tell. Megatron's norm
+        leaves out copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (met with TP2). Parameters on a
+        device are checked while they are copied (`device_copy.py`), so that the loop need not wait."""
         models = ((source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules))
         tensors = (tensor for model, collected in models for tensor in model.judged(collected))
         with torch.no_grad():
             return all_finite(sums(tensor for tensor in tensors if tensor.device.type == "cpu"))
 
     def _complain(self, why: str, meaning: str) -> None:
-        """The state has become one that can't be saved, or not for others. Training goes on, and the reason is told once."""
+        """Report once that the state can no longer be saved, or only for this process, and why. Training goes on."""
         self._at.page.unsaved = why
         if why != self._complaint:
             self._complaint = why
             say(f"{why}. {meaning}")
 
     def _keep_the_last_one(self) -> None:
-        """No snapshot from now on is of use to a restart. The newest one that is, goes to disk."""
+        """Send the newest sealed snapshot to disk: no later snapshot can serve a restart."""
         sealed = [slot for slot in self._arena.slots if slot.header().state is State.SEALED]
         newest = max(sealed, key=lambda slot: slot.header().stamp, default=None)
         if newest is not None and not newest.header().durable:
@@ -240,8 +239,8 @@ class Tape:
         return True
 
     def _prove(self, table: Table, leaves: Sequence[Any]) -> None:
-        """That what goes into the first snapshot comes out of it again, but for the bytes of tensors, which fingerprints prove each time.
-        Raises SnapshotError."""
+        """Check that the first snapshot returns what went into it, except tensors' bytes, which fingerprints check each time. Raises
+        SnapshotError if not."""
         named = {piece.name: leaf for piece, leaf in zip(table.pieces, leaves, strict=True)}
         kept = unflatten(table.skeleton, named, array=lambda leaf: leaf)
         for name, source in self._sources.items():
@@ -250,14 +249,14 @@ class Tape:
         self._proved = True
 
     def finish(self) -> None:
-        """Until every attempt is whole or missed."""
+        """Wait until every attempt is whole or missed."""
         if self._offload is not None:
             self._offload.finish()
 
     # -- going back --------------------------------------------------------------------------------------------------------
 
     def go_back(self, step: int) -> None:
-        """Fill the live state with that of `step`, from the arena or the store. Raises Unrestorable, Unreadable or LayoutError."""
+        """Fill the live state with the state of `step`, from memory or disk. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
         self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
         slot = self._arena.holding(step)
@@ -266,8 +265,8 @@ class Tape:
         self._arena.drop_after(step)
 
     def _from_slot(self, slot: Slot) -> bool:
-        """From memory; False where it is not this rank's. What does not arrive as it left is freed: the next life takes this step from the
-        next tier, or another step."""
+        """Restore from memory. Return False if the slot does not hold this rank's state. Free a damaged slot: the next generation then
+        takes this step from the next tier, or another step."""
         offload = self._offload
         with slot.reading() as view:
             if view is None or (view.header.rank, view.header.world) != (self._at.rank, self._at.world):
@@ -288,10 +287,10 @@ class Tape:
         return True
 
     def start_from(self, origin: Place) -> int:
-        """Fill the live state with that of `origin`, a snapshot of another job, whatever its parallel layout; its step. Raises as
+        """Fill the live state from `origin`, a snapshot of another job, whatever its parallel layout. Return its step. Raises as
         `go_back` does."""
         return self._restorer.start_from(origin)
 
     def restore_randomness(self) -> None:
-        """Once more, right before the first step: building data iterators after a restore draws from the CPU generator."""
+        """Restore generators again, right before the first step: building data iterators after a restore draws from the CPU generator."""
         self._restorer.restore_randomness()

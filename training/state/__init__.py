@@ -1,1 +1,1 @@
-"""What the training state of a rank is: sources, places in global tensors, generators of random numbers."""
+"""The training state of a rank: sources, places in global tensors, generators of random numbers."""

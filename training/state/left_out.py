@@ -1,7 +1,7 @@
-"""What an object of the script's has in attributes, and its own `state_dict` may leave out: a count of steps, the last ten losses.
+"""Attributes of a script's object that its own `state_dict` may leave out: a count of steps, the last ten losses.
 
-Such an object comes back by its `load_state_dict`. Then each attribute that this has left alone gets what it had in the snapshot. What the
-`load_state_dict` sets is the script's business: where the step of the snapshot had something else, the rank says so.
+The object's `load_state_dict` restores it first. Then each attribute that this call has left alone gets its value from the snapshot. What
+`load_state_dict` sets stays as the script sets it. If the snapshot had something else, the rank says so.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .values.unpacking import difference, merged
 from .values.value_source import Known, Packed, Stateful
 
 _MOST = 2000
-"""Parts of an attribute that is looked at. A longer list is data."""
+"""The most parts of an attribute that is looked at. A longer list is data."""
 _MOST_BYTES = 1 << 20
-"""Of its tensors and arrays."""
+"""The most bytes of its tensors and arrays."""
 _GONE = ""
-"""Among the attributes that a snapshot has: names of those that the training has deleted."""
+"""The key, among a snapshot's attributes, for the names of those that the training has deleted."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
 _KNOWN = frozenset(map(id, (*CHANGING, *CHANGELESS, ENUM, VALUE)))
-"""Kinds, by id."""
+"""The ids of known kinds."""
 
 
 def may_leave_out(thing: Any) -> bool:
-    """Whether its `state_dict` may not tell all. A scheduler that derives torch's leaves nothing out; objects of frameworks, and what gives
-    batches, belong to a process."""
+    """Whether an object's `state_dict` may leave something out. A scheduler that inherits torch's leaves nothing out. Objects of
+    frameworks, and objects that yield batches, belong to one process."""
     kind: Any = type(thing)
     if kind.state_dict is torch.optim.lr_scheduler.LRScheduler.state_dict:
         return False
@@ -57,26 +57,26 @@ class Declared(Stateful):
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, thing, known)
         self._stays: dict[str, Any] = {}
-        """Parts that no snapshot holds, and each start makes again."""
+        """Parts that no snapshot holds, and that each start recreates."""
         self._beside = Packed(name, Known(known.lenders, self._stays))
         self._begun = False
-        """Whether the loop has; then"""
+        """Whether the loop has begun. The next four fields tell how the attributes were then."""
         self._plain: dict[str, Any] = {}
-        """numbers and texts, by attribute,"""
+        """Numbers and texts, by attribute."""
         self._looks: dict[str, list[Any]] = {}
-        """what other values consisted of,"""
+        """The parts of other values, by attribute."""
         self._copies: dict[str, Any] = {}
-        """and copies of them, packed;"""
+        """Packed copies of these values, by attribute."""
         self._alone: set[str] = set()
-        """those that share nothing with what else the Session has."""
+        """Names of those values that share nothing with other objects of the Session."""
         self._large: set[str] = set()
-        """Attributes that are not looked at again."""
+        """Attributes that are too large, or can't be read: they are not looked at again."""
         self._proved: set[tuple[str, type]] = set()
-        """Attributes that come back as they are, with their types."""
+        """Attributes that are proved to come back unchanged, with their types."""
         self._told: set[str] = set()
 
     def held(self) -> Iterator[tuple[str, Any]]:
-        """Models and what else has a state of its own, in its attributes and in objects of the script's there."""
+        """Yield models and other objects with a state of their own, in its attributes and in the script's objects there."""
         held = own_attributes(self.thing)
         found = ((name, *each) for name, value in held.items() for each in sources_in(value, 1))
         return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
@@ -92,7 +92,7 @@ class Declared(Stateful):
         packed = self.pack(said)
         try:
             beside = self._collect_beside(said)
-        except SnapshotError:  # something in it has become what can't be kept
+        except SnapshotError:  # a value has become one that can't be kept
             self._proved.clear()
             beside = self._collect_beside(said)
         return Tagged(("", [packed, beside])) if beside else packed
@@ -113,7 +113,7 @@ class Declared(Stateful):
         self._begin()
         said, told = kept[1] if _has_more(kept) else (kept, {})
         told, gone = {name: each for name, each in told.items() if name != _GONE}, frozenset(told.get(_GONE, ()))
-        for name in self._now().keys() & self._plain.keys():  # the load finds what it finds after a restart
+        for name in self._now().keys() & self._plain.keys():  # the load finds what it would find after a restart
             self._set(name, self._plain[name])
         before = self._now()
         looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}
@@ -139,24 +139,24 @@ class Declared(Stateful):
                 sets = "its load_state_dict sets it so, and not as the training had it"
                 self._say(name, f"is {now[name]!r:.40} now: {sets}")
         for name in free - values.keys():
-            if name in gone or name not in self._looks:  # it has come since the snapshot
+            if name in gone or name not in self._looks:  # it was added after the snapshot
                 object.__delattr__(self.thing, name)
         self._compare(told)
 
     def _has_changed(self, name: str, now: Mapping[str, Any]) -> bool:
-        """Whether an attribute is no more what it was when the loop began."""
+        """Whether an attribute has changed since the loop began."""
         return (
             name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
         )
 
     def _apart(self) -> Packed:
-        """Packs what holds nothing of the Session's but this object."""
+        """Return a packer for values that refer to no object of the Session but this one."""
         known = Known(stays=self._stays)
         known.add(self._name, self.thing)
         return Packed(self._name, known)
 
     def _packed(self, names: Collection[str]) -> dict[str, Nested]:
-        """Those of these attributes that share nothing, as they are now."""
+        """Return these attributes, packed as they are now; without those that refer to other objects of the Session."""
         found, now = {}, self._now()
         for name in names & now.keys():
             with suppress(SnapshotError):
@@ -164,7 +164,7 @@ class Declared(Stateful):
         return found
 
     def _compare(self, told: Mapping[str, Any]) -> None:
-        """Say what is otherwise than in the snapshot."""
+        """Report the first attribute that differs from the snapshot."""
         now = {**self._now(), **{name: value for name, value in told.items() if _is_plain(value)}}
         try:
             again = self._beside.pack({name: now[name] for name in told if name in now})
@@ -173,7 +173,7 @@ class Declared(Stateful):
         for name in told:
             if where := difference(told[name], again.get(name), f"{self._name}.{name}"):
                 self._say(name, f"is not as the training had it: its load_state_dict sets it ({where})")
-                return  # what is behind it may be told by other numbers
+                return  # later values may differ only by their numbers
 
     # -- attributes -------------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Declared(Stateful):
                         self._alone.add(name)
 
     def _now(self) -> dict[str, Any]:
-        """What may be state, by attribute."""
+        """Return the attributes that may be state."""
         return {
             name: value
             for name, value in own_attributes(self.thing).items()
@@ -211,7 +211,7 @@ class Declared(Stateful):
         return kind in _FILLED or id(kind_of(kind)) in _KNOWN or is_own_object(value)
 
     def _is_beside(self, name: str, value: Any, named: Mapping[Any, Any]) -> bool:
-        """Whether it goes into the snapshot beside what the `state_dict` says."""
+        """Whether the snapshot holds the attribute beside the `state_dict`."""
         if _is_plain(value):
             return not _same(named, name, value) and (name in named or not _same(self._plain, name, value))
         look = self._look(name, value)
@@ -229,7 +229,7 @@ class Declared(Stateful):
         return True
 
     def _look(self, name: str, value: Any) -> list[Any] | None:
-        """None: it has too many parts, or does not let itself be looked at."""
+        """Return the parts of an attribute's value. None if it has too many parts, or can't be read."""
         if name in self._large:
             return None
         try:
@@ -241,14 +241,14 @@ class Declared(Stateful):
     def _is_still(
         self, name: str, before: Mapping[str, Any], looks: Mapping[str, list[Any] | None], now: Mapping[str, Any]
     ) -> bool:
-        """Whether the `load_state_dict` has left it alone."""
+        """Whether `load_state_dict` has left the attribute alone."""
         if name not in looks:
             return _is_plain(now[name]) and _same(before, name, now[name])
         was, look = looks[name], None if _is_plain(now[name]) else self._look(name, now[name])
         return now[name] is before[name] and was is not None and look is not None and alike(was, look)
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self.thing, name, value)  # a class may have its own, as a wrapper does
+        object.__setattr__(self.thing, name, value)  # a class may define its own, as a wrapper does
 
     def _say(self, name: str, what: str) -> None:
         if name not in self._told:
@@ -265,7 +265,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _same(held: Mapping[Any, Any], name: str, value: Any) -> bool:
-    """Whether it has this plain value by this name."""
+    """Whether `held` has this plain value under this name."""
     return name in held and same(held[name], value)
 
 

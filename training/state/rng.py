@@ -44,8 +44,8 @@ class Randomness:
 
 
 class Alone:
-    """What is a rank's alone, as a source of state: its generators, and where there are some, those of its data, its gradients, and the
-    loaders that have started workers, the counts of its steps, and the generators in the script's variables."""
+    """The state that belongs to one rank alone, as a source. It holds the rank's generators and, if there are any, those of its data,
+    its gradients, the loaders that have started workers, its step counts, and the generators in the script's variables."""
 
     def __init__(self, generators: Randomness) -> None:
         self.generators = generators
@@ -74,7 +74,7 @@ class Alone:
 
 
 def collect_host() -> dict[str, Any]:
-    """The global generators of this process, but for those of devices."""
+    """Return the states of this process's global generators, except those of devices."""
     kept = {"python": packed(random.getstate()), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     return kept if numpy is None else {**kept, "numpy": numpy.random.get_state()}

@@ -1,12 +1,12 @@
-"""What the training state is, and how it is put back: live tensors by name, and the small things beside them.
+"""The training state, and how it is restored: live tensors by name, and the small values beside them.
 
-Restoring copies into the *live* tensors: Megatron's parameters, gradient buffers and optimizer shards are views of each other, and a
-tensor that is replaced instead of filled would silently leave them behind. It also keeps clear of the load paths of others (a native
+Restoring copies into the *live* tensors: Megatron's parameters, gradient buffers and optimizer shards are views of each other. A
+tensor that is replaced instead of filled would silently leave its views behind. It also avoids the load functions of others (a native
 Adam that shares one `step` among all parameters; weight-decay groups swapped between pipeline stages; both met in Megatron).
 
 A source is anything given to `Session(name=source)`: a module, or a list of them; an optimizer, plain or Megatron's; an object
-with `state_dict` and `load_state_dict`; or anything else that can be filled in place (docs/state.md). What such a thing holds of the others
-is a source of its own.
+with `state_dict` and `load_state_dict`; or anything else that can be filled in place (docs/state.md). A source that such
+a thing holds is a source of its own.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from .values.value_source import Attributes, Iterated, Known, Stateful, Values
 
 class Source(Protocol):
     def collect(self) -> Nested:
-        """Live tensors and plain values, nested; the caller copies the tensors before anything changes them."""
+        """Return live tensors and plain values, nested. The caller copies the tensors before anything changes them."""
         ...
 
     def restore(self, kept: Nested) -> None:
-        """Put back what `collect` gave. The tensors in `kept` are new ones, the source's to keep."""
+        """Put back what `collect` returned. The tensors in `kept` are new, and the source may keep them."""
         ...
 
 
 @runtime_checkable
 class Preparing(Source, Protocol):
-    """A source whose tensors are filled where they are: in `kept`, one that `collect` gives and that fits is that very tensor, filled."""
+    """A source whose tensors are filled in place. If a tensor from `collect` fits, `kept` has that very tensor, already filled."""
 
     def prepare(self, described: Nested) -> None:
-        """Before anything is touched: `described` is what `restore` will get, with a `Piece` for each tensor. Make room for what a fresh
-        start does not have yet. Raises LayoutError where it cannot fit."""
+        """Make room for what a fresh start does not have yet, before any state changes. `described` is what `restore` will get, with a
+        `Piece` for each tensor. Raises LayoutError if it cannot fit."""
         ...
 
 
 class Unfilled(LayoutError):
-    """A source has not taken its state, after others have taken theirs: this process is of no use any more, and the snapshot is kept."""
+    """A source refused its state after others had taken theirs. This process is of no use any more. The snapshot is kept."""
 
     def __init__(self, name: str, error: Exception) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -68,7 +68,7 @@ class Unfilled(LayoutError):
 
 
 def tensors_of(name: str, model: Modules) -> Iterable[torch.Tensor]:
-    """Those of a model, before the first step. Raises StateError where one can't be saved: a lazy module has none yet."""
+    """Return a model's tensors, before the first step. Raises StateError if one can't be saved: a lazy module has none yet."""
     try:
         return model.tensors().values()
     except SnapshotError as error:
@@ -76,7 +76,7 @@ def tensors_of(name: str, model: Modules) -> Iterable[torch.Tensor]:
 
 
 def collected(name: str, source: Source) -> Nested:
-    """What the source holds. Raises SnapshotError also where a `state_dict` of the script fails: without us, nothing would call it."""
+    """Return what the source holds. Raises SnapshotError also if the script's `state_dict` fails: without us, nothing would call it."""
     try:
         return source.collect()
     except SnapshotError:
@@ -90,10 +90,10 @@ def collected(name: str, source: Source) -> Nested:
 
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
-    """Hand what was `kept` to the sources. Raises Unfilled where one has something against it; what fails for want of memory or files is
-    tried again by others. Models come first, then what the script loads itself, which may write into these: they get their state again. The
-    script's own values are behind: they may borrow memory of the others. What a rank has for itself is last: gradients belong to tensors
-    among these values."""
+    """Restore the sources from what was `kept`. Raises Unfilled if a source refuses its state. Callers retry what fails for lack of
+    memory or files. Models come first, then objects that load their own state. These may write into models, which therefore get their
+    state again. The script's own values follow: they may borrow memory of the others. The rank's own state is last: gradients belong to
+    tensors among these values."""
     there = {name: source for name, source in sorted(sources.items(), key=_turn) if name in kept}
     models = {name: source for name, source in there.items() if isinstance(source, Modules)}
     loading = {name: source for name, source in there.items() if isinstance(source, Declared)}
@@ -134,8 +134,8 @@ def _turn(named: tuple[str, Source]) -> int:
 
 
 def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool = True) -> dict[str, Source]:
-    """The sources of what a session is given, and of what that holds: `models={"g": G}` has the further source `models.g`. The session
-    itself may be in there too. Raises TypeError as `source_of` does, and SnapshotError for what can't be saved."""
+    """Return the sources of what a session is given, and of what that holds: `models={"g": G}` has the further source `models.g`. Given
+    objects may hold the session itself. Raises TypeError as `source_of` does, and SnapshotError for what can't be saved."""
     known = Known()
     known.add("the session", session)
     things = {name: thing for name, thing in given.items() if thing is not None}
@@ -197,7 +197,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
 
 
 def _growing(found: Mapping[str, Source]) -> Iterator[tuple[str, Source]]:
-    """Each once, those too that come meanwhile."""
+    """Yield each source once, including those that are added meanwhile."""
     seen: set[str] = set()
     while rest := [name for name in found if name not in seen]:
         for name in rest:
@@ -206,14 +206,14 @@ def _growing(found: Mapping[str, Source]) -> Iterator[tuple[str, Source]]:
 
 
 def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
-    """The adapter for `thing`. Raises TypeError naming it when there is none."""
+    """Return the adapter for `thing`. Raises TypeError with its name if there is none."""
     kind: Any = type(thing)
     known = known or Known()
     if isinstance(thing, torch.nn.Module):
         return Modules([thing], known.lenders, name)
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
         return Modules(thing, known.lenders, name)
-    if Source in kind.__mro__:  # a script's class may have methods of these names, and mean others
+    if Source in kind.__mro__:  # a script's class may have methods with these names and other meanings
         return cast(Source, thing)
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):
         return Optimizers(thing, name, known.lenders)
@@ -229,13 +229,13 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
 
 
 def _may_be_apart(thing: Any) -> bool:
-    """Whether it may be put back apart from what is around it: a sampler may count what its load tells it to leave out."""
+    """Whether an object may be restored apart from its holder. A sampler may not: it may count what its load tells it to skip."""
     if not declares(thing):
         return True
     if hasattr(type(thing), "__iter__") or hasattr(type(thing), "__getitem__"):
         return False
     try:
         Stateful("", thing, Known()).collect()
-    except Exception:  # its own affair, as long as nobody has given it to the Session
+    except Exception:  # no matter, as long as the script has not given it to the Session
         return False
     return True

@@ -1,6 +1,6 @@
-"""What Hugging Face Accelerate counts, as a source of state: its counts say at which batches the gradients synchronize.
+"""Step counts of Hugging Face Accelerate, as a source of state: they decide at which batches the gradients synchronize.
 
-Accelerate's own `save_state` keeps the `step` of an Accelerator too. The other things in there are sources of their own here.
+Accelerate's own `save_state` keeps the `step` of an Accelerator too. The other objects that it saves are sources of their own here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _COUNTED = {
 
 class StepCounts:
     def __init__(self, named: Mapping[str, Any]) -> None:
-        """named: those that the Session was given."""
+        """named: the counting objects that the Session was given."""
         self._things = dict(named)
 
     def look(self, tell: Callable[[str], None]) -> None:
-        """Add all others in this process, when the loop begins: a script may make them behind the Session."""
+        """Add all other counting objects in this process, when the loop begins: a script may not give them to the Session."""
         known = {id(thing) for thing in self._things.values()}
         found = len(_others(known))
         if found > 1:  # some may be garbage
@@ -55,12 +55,12 @@ class StepCounts:
 
 
 def counts_steps(thing: Any) -> bool:
-    """Whether it is one of Accelerate's objects that count steps."""
+    """Whether the object is one of Accelerate's that count steps."""
     return isinstance(thing, tuple(_kinds()))
 
 
 def _kinds() -> dict[type, tuple[str, ...]]:
-    """The classes that count, as far as they are imported, with the names of what they count."""
+    """Return the imported classes that count steps, with the names of their counts."""
     found = {getattr(sys.modules.get(module), name, None): counted for (module, name), counted in _COUNTED.items()}
     return {kind: counted for kind, counted in found.items() if kind is not None}
 

@@ -1,1 +1,1 @@
-"""What the script has in variables of its own, beside the Session: kept, or named where no snapshot holds it."""
+"""State in the script's own variables, beside the Session: kept, or named in the log if no snapshot holds it."""

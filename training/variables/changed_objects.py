@@ -1,9 +1,9 @@
-"""Objects in the script's variables that change while it trains, and that no snapshot holds: the ranks name them after the first steps.
+"""Finds objects in the script's variables that change in training and that no snapshot holds. Rank 0 names them after the first steps.
 
-An average of the weights, a target network, an environment, an optimizer that the Session was not given: the loop binds their variables to
-the same objects all the time, and these change within. Where the byte code shows how, `loop_variables.py` names them at the start. Here the
-first rank marks each one after step 1 and compares the marks after a few steps. It reads no more than samples of each, and calls no code
-of the script's.
+Such objects are an average of the weights, a target network, an environment, an optimizer that the Session was not given. Their variables
+keep the same objects all the time, and these change inside. If the byte code shows how, `loop_variables.py` names them at the start. Here
+rank 0 marks each object after step 1 and compares the marks after a few steps. It reads only samples of each, and calls no code of the
+script's.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ from .script_generators import draws
 from .script_objects import attributes, for_the_eye, items_of, part_at, reached, scopes_of
 
 _LOOKS = (3, 10, 100, 1000)
-"""Steps after which the marks are compared: a target network may follow its model each hundred steps."""
+"""Steps after which the marks are compared: a target network may be updated only every hundred steps."""
 _SAMPLES = 256
-"""Numbers of a tensor, and parts at either end of a list or mapping."""
+"""How many numbers of a tensor are read, and how many parts at either end of a list or mapping."""
 _MOST = 3000
-"""Objects within one variable."""
+"""How many objects and numbers are read within one variable."""
 _MOST_OF_ALL = 100_000
-"""Objects and numbers at one look: 0.1 s."""
+"""How many are read in all variables, which takes 0.1 s."""
 _PLACES = 500
-"""Variables, and attributes of objects in them."""
+"""How many variables, and attributes of objects in them, are marked."""
 _HELD = 300_000
-"""Objects of the Session: a module of torch's is about 20."""
+"""How many objects of the Session are known. A module of torch's is about 20."""
 _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, logging.Logger, io.IOBase, threading.Thread),
     *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
 )
-"""What keeps no state of the training's, or goes back with the data."""
+"""Classes of objects that hold no state of the training, or that are rewound with the data."""
 _OURS = __package__.partition(".")[0]
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class _Place(NamedTuple):
     anchor: Callable[[], int]
-    """Gives the id of the object that has to be the same one at the next look. It keeps no object alive: a loss has a graph behind it."""
+    """Gives the id of the object that must be the same one at the next comparison; 0 if it is gone. It keeps no object alive: a loss keeps
+    its graph."""
     mark: bytes
 
 
 class ChangedObjects:
-    """What has changed in the variables of one rank's script."""
+    """Finds what has changed in the variables of one rank's script."""
 
     def __init__(self) -> None:
         self._first: dict[str, _Place] = {}
@@ -69,8 +70,8 @@ class ChangedObjects:
         self._steps = 0
 
     def stepped(self, frame: FrameType | None, held: Iterable[Any], named: Collection[str]) -> list[str]:
-        """Names of objects that have changed since step 1, each once; to be called after each step. frame: of the loop. held: what the
-        Session holds. named: variables that have been named."""
+        """Return the names of objects that have changed since step 1, each once. Call it after each step. frame: the loop's. held: what the
+        Session holds. named: variables that were named before."""
         self._steps += 1
         if self._steps not in (1, *_LOOKS):
             return []
@@ -102,12 +103,12 @@ def _anchored(thing: Any) -> Callable[[], int]:
 
 
 def _is_followed(thing: Any) -> bool:
-    """Whether a weak reference tells that it is gone. A list or mapping may have the id of one that was there before."""
+    """Whether a weak reference can tell that the object is gone. A new list or mapping may get the id of an earlier one."""
     return type(thing).__weakrefoffset__ != 0
 
 
 class _Known:
-    """What the Session holds, and memory of its tensors."""
+    """The objects that the Session holds, and the memory of its tensors."""
 
     def __init__(self, held: Iterable[Any]) -> None:
         self._ids = reached(held, _HELD)
@@ -116,7 +117,7 @@ class _Known:
         self._left = _MOST_OF_ALL
 
     def may_change(self, value: Any) -> bool:
-        """Whether it may have a state that is the script's, and that the Session does not have."""
+        """Whether an object may hold state of the script's that the Session does not hold."""
         kind: Any = type(value)
         if kind in PLAIN or id(value) in self._ids or issubclass(kind, _LEFT_ALONE) or for_the_eye(kind.__name__):
             return False
@@ -127,8 +128,8 @@ class _Known:
         return issubclass(kind, itertools.count) or not any("__next__" in vars(each) for each in kind.__mro__)
 
     def mark(self, value: Any) -> bytes | None:
-        """Of what is within: two marks differ where it has changed, as far as samples show. None: it does not let itself be looked at, or
-        all that was looked at has become too much."""
+        """Return a mark of an object's content. Two marks differ if the content has changed, as far as samples show. None: the object
+        cannot be read, or this look has read enough."""
         told, seen = hashlib.blake2b(digest_size=16), 0
         waiting, met = deque([value]), set()
         with suppress(Exception):
@@ -149,7 +150,7 @@ class _Known:
 
 
 def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, Any]]:
-    """The name of a variable, or of an attribute of an object of the script's in one, the object that has it, and its value."""
+    """Yield the name of a variable, or of an attribute of a script's object, with the anchor and the value."""
     met: set[int] = set()
     for variables, rebound in scopes_of(frame):
         for name, value in [*variables.items()]:
@@ -174,7 +175,7 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
 
 
 def _binds_anew(kind: type, attribute: str) -> bool:
-    """Whether a method of the class, but for `__init__`, puts another object there."""
+    """Whether a method other than `__init__` binds the attribute to another object."""
     return any(
         (*function.__code__.co_varnames[:1], (".", attribute)) in set_anew_in(function.__code__)
         for name, function in methods(kind)
@@ -183,7 +184,7 @@ def _binds_anew(kind: type, attribute: str) -> bool:
 
 
 def _goes_on_with(kind: type, attribute: str) -> bool:
-    """Whether a method of the class may read what an earlier call has set there."""
+    """Whether a method of the class may read what an earlier call has set in this attribute."""
     codes = (function.__code__ for _, function in methods(kind))
     return any(
         each.path[:2] == (code.co_varnames[0], (".", attribute))
@@ -207,12 +208,12 @@ def _parts(value: Any) -> list[Any]:
 def _memory(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
-    except Exception:  # sparse, fake, of another package
+    except Exception:  # a sparse or fake tensor, or another package's
         return 0
 
 
 def _sample(value: Any) -> bytes:
-    """Of an array or tensor with its numbers in a row: some of them."""
+    """Return some numbers of an array or tensor, if its numbers lie in a row."""
     if isinstance(value, np.ndarray):
         flat = value.reshape(-1) if value.flags.c_contiguous and value.dtype != object else np.empty(0)
         return repr(value.shape).encode() + flat[:: max(1, flat.size // _SAMPLES)][: 2 * _SAMPLES].tobytes()

@@ -1,7 +1,7 @@
-"""Variables that the script's training loop, and what it calls, carry from step to step, and no snapshot holds: they are named once.
+"""Finds variables that the script's loop, and what it calls, carry from step to step, and no snapshot holds. They are named once.
 
-Which these are follows from the byte code: what it may read of the step before, since it has not set it yet in this one, and what it
-changes in place. Random generators are kept: `script_generators.py`. What changes in place elsewhere: `changed_objects.py`.
+The byte code shows them. The loop may read a variable's value of the step before, since it has not set it yet in this one. Or it changes
+the value in place. `script_generators.py` keeps random generators. `changed_objects.py` finds what changes in place elsewhere.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .script_objects import attributes, for_the_eye, is_a, items_of, of_a_script
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
-"""What a clock gave so lately is a time that the loop measures from."""
+"""A number that a clock gave within this time is the start of a measurement, not state."""
 _FILLED = (list, dict, set, deque, torch.Tensor, np.ndarray)
 _DECORATORS = 8
 _CALLED = 500
-"""Functions that are looked through."""
+"""How many functions are looked through."""
 _REACHED = 5000
-"""Objects that the Session holds, of which the loop may use one by a name of its own."""
+"""How many objects of the Session are known: the loop may use one by a name of its own."""
 
 
 def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
-    """Variables that the loop of the script, and the functions that it calls, take from one step to the next, and no snapshot holds. held:
-    what the Session holds."""
+    """Return the variables that the script's loop, and functions that it calls, carry from step to step, and no snapshot holds. held: what
+    the Session holds."""
     while frame is not None and not of_a_script(frame):
         frame = frame.f_back
     if frame is None:
@@ -60,14 +60,14 @@ def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
 
 
 def _is_of_no_weight(carried: Carried, around: Mapping[str, Any]) -> bool:
-    """Whether a function keeps a constant there that it makes once, a warning that it has given, or something for the eye."""
+    """Whether a function's variable does not matter: a constant made once, a flag for a warning, or something for logs or progress bars."""
     variable = carried.path[0]
     made_once = len(carried.path) == 1 and (around.get(variable) is None or around[variable] is False)
     return made_once or for_the_eye(variable)
 
 
 def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[FunctionType]:
-    """Functions of the script that a loop calls, or one of these, by their names: also methods, and `forward` of modules."""
+    """Return the script's functions that a loop calls by name, directly or through one another: also methods, and `forward` of modules."""
     found: dict[FunctionType, None] = {}
     waiting: deque[tuple[CodeType, int, Mapping[str, Any]]] = deque([(code, at, around)])
     while waiting and len(found) < _CALLED:
@@ -85,7 +85,7 @@ def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[Fu
 
 
 def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
-    """What a call of `value`, or of its method, may begin with: each with the object whose method it is."""
+    """Yield the functions that a call of `value`, or of its method, may begin with, and the object that each is a method of."""
     kind: Any = type(value)
     if issubclass(kind, functools.partial):
         yield from _functions(value.func, "")
@@ -111,7 +111,7 @@ def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
 
 
 def _unwrapped(function: Any) -> FunctionType | None:
-    """The function that decorators stand around, as `torch.no_grad()` does; None: it is none of Python's."""
+    """Return the function inside decorators such as `torch.no_grad()`; None if it is not a Python function."""
     for _ in range(_DECORATORS):
         function = (
             attributes(inner).get("__wrapped__", inner) if (inner := getattr(function, "__func__", function)) else None
@@ -120,8 +120,8 @@ def _unwrapped(function: Any) -> FunctionType | None:
 
 
 def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
-    """What stays from call to call: variables of modules and of functions around it, and defaults of parameters. The names of these follow
-    once more."""
+    """Return the variables that stay from call to call: those of modules and of functions around it, and defaults of parameters. Also
+    return the defaults' names."""
     code, given = function.__code__, function.__defaults__ or ()
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     variables = {**function.__globals__, **{name: part_at(cell, (".", "cell_contents")) for name, cell in cells}}
@@ -136,12 +136,12 @@ def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
 @dataclass
 class _Look:
     known: Collection[int]
-    """Ids of what the Session has."""
+    """Ids of what the Session holds."""
     met: set[tuple[int, str]] = field(default_factory=set)
-    """Methods that are being looked at."""
+    """Methods that are being examined."""
 
     def name_of(self, carried: Carried, around: Mapping[str, Any]) -> str:
-        """What a sentence calls it; empty: it is no state, or the Session has it."""
+        """Return the name for the log's sentence; empty: it is no state, or the Session has it."""
         (name, *steps), method, anew = carried
         value, label, whole = around.get(name), name, False
         if method is None and not steps:
@@ -166,7 +166,7 @@ class _Look:
         return f"{label}.{key}"
 
     def _changes_itself(self, value: Any, method: str) -> bool:
-        """Whether the method of an own object goes on with what it has set in the object before."""
+        """Whether the method of a script's object goes on from what it has set in that object before."""
         function = _unwrapped(inspect.getattr_static(type(value), method, None))
         if (id(value), method) in self.met or function is None or not is_own(value):
             return False
@@ -186,7 +186,7 @@ def _part(value: Any, step: tuple[str, Any]) -> Any:
 
 
 def _may_change(value: Any, known: Collection[int]) -> bool:
-    """Whether it is the script's to keep, and the Session does not."""
+    """Whether an object may hold state that the script keeps and the Session does not."""
     kind: Any = type(value)
     if (
         id(value) in known
@@ -205,7 +205,7 @@ def _may_change(value: Any, known: Collection[int]) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    """Whether it is a counter, or a generator of the script's that gives no batches: of these the data tells."""
+    """Whether it is a counter, or a generator of the script's that gives no batches: `data/notices.py` reports those that do."""
     if not is_a(value, GeneratorType):
         return is_a(value, itertools.count)
     held = value.gi_frame.f_locals.values() if value.gi_frame is not None else ()

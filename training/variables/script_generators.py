@@ -1,7 +1,7 @@
-"""Random generators in the script's own variables, kept by the names of these.
+"""Keeps random generators that the script has in its own variables, by the variables' names.
 
-When the loop begins, functions that have begun and modules of the script are looked through, with what their variables hold. Each snapshot
-looks the names up again: a name may have another generator by then, or its first one.
+When the loop begins, the script's running functions and its modules are searched, with what their variables hold. Each snapshot looks the
+names up again: by then a name may have another generator, or its first one.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from .script_objects import (
 )
 
 _MOST = 64
-"""Generators: some kB each, in each snapshot."""
+"""How many generators are kept: each takes some kB in each snapshot."""
 _ASKED = 16
-"""Objects that are asked at each snapshot whether they have got one."""
+"""How many objects are asked at each snapshot whether they have got a generator."""
 _LONGEST = 256
-"""Lists and mappings with more parts are not looked through."""
+"""Lists and mappings with more parts are not searched."""
 _DEEPEST = 7
-"""A function that a decorator holds in its closure: seven steps to a default argument."""
+"""How many steps deep objects are searched: a default argument of a function in a decorator's closure is seven steps away."""
 _LOOKED_AT = 2000
 _NEWLY = 200
-"""Objects that are looked at: at the start, and where a snapshot finds new variables."""
+"""How many objects are searched: at the start (`_LOOKED_AT`), and when a snapshot finds new variables."""
 _OF_THE_DATA = (Dataset, Sampler, DataLoader)
-"""What these hold deep within goes back with the data."""
+"""What objects of these classes hold deep inside is rewound with the data."""
 _NOTHING = frozenset((*PLAIN, torch.Tensor, torch.nn.Parameter, np.ndarray, ModuleType))
 
 
 class _Place(NamedTuple):
     scope: int
     steps: tuple[Step, ...]
-    """The first is a variable; none: all variables."""
+    """The first step is a variable. Without steps: all variables."""
 
     def part(self, step: Step) -> _Place:
         return _Place(self.scope, (*self.steps, step))
@@ -72,9 +72,9 @@ class _Place(NamedTuple):
 class _Scope:
     label: str
     code: CodeType | None
-    """Of a function."""
+    """The code of a function; None for a module."""
     held: dict[str, Any] | None
-    """Of a module."""
+    """The variables of a module; None for a function."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _Holder:
     place: _Place
     names: set[str] = field(default_factory=set)
     empty: list[str] = field(default_factory=list)
-    """Of the names, those of None."""
+    """Those of the names whose value is None."""
 
     def noted(self, held: Mapping[str, Any]) -> _Holder:
         self.names, self.empty = {*held}, [name for name, value in [*held.items()] if value is None]
@@ -92,7 +92,7 @@ class _Holder:
 
 
 class Generators:
-    """Those in variables of the script, as a source of state of this rank alone."""
+    """The generators in the script's variables, as a source of state of this rank alone."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
@@ -104,7 +104,7 @@ class Generators:
         self._last: dict[str, Any] = {}
 
     def look(self, frame: FrameType | None) -> None:
-        """When the loop begins. frame: what asks for its first step."""
+        """Search the script's variables when the loop begins. frame: the code that asks for the loop's first step."""
         self._scopes = [*_scopes(frame)]
         self._holders = {scope.label: _Holder(_Place(at, ())) for at, scope in enumerate(self._scopes)}
         self._now(frame, _LOOKED_AT)
@@ -114,11 +114,11 @@ class Generators:
         return self._source.collect()
 
     def restore(self, kept: Nested) -> None:
-        """`put_back` has to follow."""
+        """Note what to restore. `put_back` must follow."""
         self._kept = kept
 
     def put_back(self) -> None:
-        """Once the data is where it was: a loader may have drawn on its way there."""
+        """Restore the generators, once the data is where it was: a loader may have drawn from them on its way there."""
         if self._kept is None:
             return
         live = self._now(sys._getframe())
@@ -138,7 +138,7 @@ class Generators:
             self._found[name] = each if type(each) in GENERATORS else packed(each.getstate())
 
     def _put(self, name: str, made: Any) -> None:
-        """A generator that the script makes later than this: into a variable of a module or an attribute, if that holds none yet."""
+        """Put a generator that the script makes later into its place, a variable of a module or an attribute, if none is there yet."""
         label, _, last = name.rpartition(".")
         holder = self._holders.get(label)
         if holder is None or type(made) not in GENERATORS:
@@ -150,7 +150,7 @@ class Generators:
             held[last] = made
 
     def _now(self, frame: FrameType | None, most: int = _NEWLY) -> dict[str, Any]:
-        """By name, each once, those that the names have now."""
+        """Return the generators that the names have now, by name, each generator once."""
         variables = self._variables(frame)
         self._look_again(variables, most)
         found: dict[int, tuple[str, Any]] = {}
@@ -162,7 +162,7 @@ class Generators:
         return dict(self._last)
 
     def _variables(self, frame: FrameType | None) -> dict[int, dict[str, Any]]:
-        """By scope. A function is there as long as the frame is within it."""
+        """Return the variables by scope. A function's variables are there only while the frame is within the function."""
         found = {at: scope.held for at, scope in enumerate(self._scopes) if scope.held is not None}
         waiting = {id(scope.code): at for at, scope in enumerate(self._scopes) if scope.code is not None}
         while frame is not None and waiting:
@@ -178,7 +178,7 @@ class Generators:
         return value
 
     def _look_again(self, variables: Mapping[int, Mapping[str, Any]], most: int) -> None:
-        """At what has come to the holders since the last look."""
+        """Search what the holders have got since the last look."""
         queue: deque[tuple[str, _Place, Any]] = deque()
         for label, holder in self._holders.items():
             held = self._resolved(holder.place, variables)
@@ -215,7 +215,7 @@ class Generators:
 
 
 def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
-    """Functions that have begun and not ended, the innermost first, then modules: of the script."""
+    """Yield the script's running functions, the innermost first, then its modules."""
     met = set()
     while frame is not None:
         code = frame.f_code
@@ -229,7 +229,7 @@ def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
 
 
 def draws(value: Any) -> bool:
-    """Whether it is a generator that a snapshot can hold, and not one of the rank's."""
+    """Whether it is a random generator that a snapshot can hold, and not one of the rank's global ones."""
     kind: Any = type(value)
     if kind not in GENERATORS and (not issubclass(kind, random.Random) or issubclass(kind, random.SystemRandom)):
         return False

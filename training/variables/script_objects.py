@@ -1,4 +1,4 @@
-"""What the script's variables and objects hold, seen without a call of the script's code: no property, `__getitem__` or `__iter__` of its
+"""Reads what the script's variables and objects hold, without calling the script's code: no property, `__getitem__` or `__iter__` of its
 classes, and no `isinstance`, which asks a proxy for its `__class__`.
 """
 
@@ -34,7 +34,7 @@ from ..data.script_code import BAGS, installed, is_own
 from ..state.values.class_adapters import slots_of
 
 _PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
-"""Where most modules are from. To ask of each whether it is installed takes 20 ms."""
+"""Folders of most modules. To ask for each module whether it is installed takes 20 ms."""
 _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__closure__")
 _HOLDING: dict[Any, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
@@ -71,14 +71,14 @@ def is_a(value: Any, kinds: Any) -> bool:
 
 
 def for_the_eye(name: str) -> bool:
-    """Whether a class, or variable, of this name is one for logs, timers and progress bars."""
+    """Whether a class or variable of this name is for logs, timers and progress bars."""
     words = {each.lower() for each in _WORDS.findall(name)}
     return not words.isdisjoint(_FOR_THE_EYE) or name.lower().endswith(("logger", "writer", "timer", "profiler"))
 
 
 def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any]]]:
-    """Variables of the script's functions that have begun, the innermost first, then those of its modules. With each come the names that a
-    loop binds anew which has begun there."""
+    """Yield the variables of the script's running functions, the innermost first, then those of its modules. With each come the names that
+    its running loop binds to other objects."""
     every: set[Any] = set()
     while frame is not None:
         if of_a_script(frame):
@@ -94,7 +94,7 @@ def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any
 
 
 def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
-    """By id, objects within these, those of few steps first."""
+    """Return objects within these, by id. Those that are fewer steps away come first."""
     found: dict[int, Any] = {}
     waiting = deque(held)
     while waiting and len(found) < most:
@@ -114,7 +114,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     held = frame.f_locals
     found = dict(held)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
-        held.clear()  # it stays with the frame, and would keep what the script lets go
+        held.clear()  # the dict stays with the frame, and would keep objects that the script drops
     return found
 
 
@@ -127,7 +127,7 @@ def is_script_file(file: Any) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Without a call of its code."""
+    """Return an object's `__dict__` without calling its code."""
     try:
         return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
     except AttributeError:
@@ -135,7 +135,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def part_at(value: Any, step: Step) -> Any:
-    """None where there is none, or where only code of the script's could tell."""
+    """Return the part at this step. None if there is none, or if only the script's code could tell."""
     kind, key = step
     try:
         if kind == "[":
@@ -158,7 +158,7 @@ def _at(value: Any, key: Any) -> Any:
 
 
 def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
-    """Keys and parts of a list, tuple, deque, set or mapping, without a call of its code: what else has none."""
+    """Return keys and parts of a list, tuple, deque, set or mapping, without calling its code. Other objects have none."""
     kind: Any = type(value)
     if issubclass(kind, dict):
         return dict.items(value)
@@ -166,8 +166,8 @@ def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Where the script may have put something, for which no code of it is called: attributes of its objects, classes and functions."""
-    kind: Any = type(value)  # isinstance would call code of the script's: a proxy
+    """Return attributes of the script's objects, classes and functions, without calling their code: the script may keep something there."""
+    kind: Any = type(value)  # isinstance would call the script's code for a proxy
     if issubclass(kind, (FunctionType, functools._lru_cache_wrapper)):
         own = issubclass(kind, FunctionType) and not installed(value.__code__.co_filename)
         named = _OF_FUNCTIONS if own else ()

@@ -1,6 +1,6 @@
-"""What the warm process prints while it imports, for each rank to print at its start, where it would have imported the same.
+"""Captures what the warm process prints while it imports. Each rank prints it at its start, as its own imports would have.
 
-Imports → memory for stdout, the log for stderr → both are read → stdout and stderr of ranks.
+Imports → stdout into memory, stderr into the log → both are read → stdout and stderr of ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _STREAMS = (1, 2)
 
 
 class Printed:
-    """Takes stdout and stderr from now on, until it is told to end."""
+    """Captures this process's stdout and stderr, from its creation to `end`."""
 
     def __init__(self, log: int) -> None:
-        """log: where stderr goes, so that the words of a process that crashes can be read, and stdout once it ends."""
+        """log: the file for stderr, so that the output of a process that crashes can be read. `end` adds stdout to it."""
         kept = memory("mt-resilient-printed")
         for number, descriptor in zip(_STREAMS, (kept, log), strict=True):
             os.dup2(descriptor, number, inheritable=True)
@@ -27,7 +27,7 @@ class Printed:
         self._begins = sizes()
 
     def end(self) -> dict[int, bytes]:
-        """What was printed, by stream. Both go to the log from now on."""
+        """Return what was printed, by stream. From now on both streams go to the log."""
         found = {
             number: Path(f"/proc/self/fd/{number}").read_bytes()[begins:]
             for number, begins in zip(_STREAMS, self._begins, strict=True)
@@ -42,7 +42,7 @@ def sizes() -> list[int]:
 
 
 def print_again(printed: Mapping[int, bytes]) -> None:
-    """Where nobody takes it, as `warnings` and `logging` do: without a word."""
+    """Print this again, by stream. A stream that cannot be written is skipped silently, as `warnings` and `logging` do."""
     for number, text in printed.items():
         with suppress(OSError), open(number, "wb", closefd=False) as stream:
             stream.write(text)

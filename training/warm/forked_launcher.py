@@ -1,4 +1,4 @@
-"""The forked launcher: torchrun's own machinery in this process, with ranks that are forked where it would start their interpreter."""
+"""The forked launcher: runs torchrun's own code in this process. Forked ranks replace the interpreters that torchrun would start."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .process_title import show
 
 
 def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
-    """Do what `torchrun` does with `order["argv"]`; its exit code. waiting: its ranks, forked; empty: torchrun starts them."""
+    """Do what `torchrun` does with `order["argv"]`; return its exit code. waiting: its forked ranks; if empty, torchrun starts them."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-    atexit._clear()  # of what has been imported for ranks: theirs to call
+    atexit._clear()  # these handlers come from imports for ranks, and only ranks call them
     gc.unfreeze()
     os.environ.clear()
     os.environ.update(order["env"])
@@ -33,7 +33,7 @@ def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
         start = SubprocessHandler._popen
 
         def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            # Where it would start another program than this one's, as through numactl, it does.
+            # If the command is another program than this process's, such as numactl, torchrun starts it.
             forked = waiting and list(args) == sys.orig_argv
             return Fork(waiting.pop(0), env, handler) if forked else start(handler, args, env)
 
@@ -64,7 +64,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 class Fork:
-    """A forked rank, as far as torchrun's use of `subprocess.Popen` goes."""
+    """A forked rank, with the part of `subprocess.Popen` that torchrun uses."""
 
     def __init__(self, waiting: Waiting, environment: dict[str, str], handler: Any) -> None:
         self.args = sys.orig_argv
@@ -77,7 +77,7 @@ class Fork:
         return self._wait(os.WNOHANG)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if timeout is None:
             code = self._wait(0)
             return code if code is not None else 0

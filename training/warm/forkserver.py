@@ -1,11 +1,11 @@
-"""The warm process: a rank's own interpreter, held at its start, from which launchers and ranks are forked.
+"""The warm process: a rank's own interpreter, stopped at its start, from which launchers and ranks are forked.
 
     agent ──one JSON line a launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ rank, rank, …
 
-It is started with a rank's command line, and stops inside `site`, before Python runs the script. There it runs the script's opening: its
-first imports. A forked rank returns from `serve`; Python itself then runs the script, from its first line to the exit code.
-The launcher forks its ranks before it does anything else, while it has made no store, socket or thread. Each waits until torchrun's own
-code starts a rank, and gets that rank's environment then.
+The agent starts it with a rank's command line. It stops inside `site`, before Python runs the script, and there runs the script's opening:
+its first imports. In a forked rank, `serve` returns. Python itself then runs the script, from its first line to the exit code.
+The launcher forks its ranks first, before it creates any store, socket or thread. Each waits until torchrun's own code starts a rank, and
+then receives that rank's environment.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ NAME = "mt-warm"
 _NAME = Path("/proc/self/comm")
 _LENGTH = struct.Struct("<Q")
 Waiting = tuple[int, socket.socket]
-"""A process that is to become a rank: its pid, and where it is told so."""
+"""A process that waits to become a rank: its pid, and the socket that carries the launcher's order."""
 
 
 def serve(site: Callable[[], None]) -> None:
-    """Never returns but in a rank. site: what runs in a rank before the script.
+    """Serve the agent; return only in a forked rank. site: what a rank runs before the script.
 
-    The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; the file of the ranks' noted `modules`,
-    missing to fork launchers only; and what `preload` is told."""
+    The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; `modules`, the file of the modules that
+    ranks have imported (missing if only launchers are forked); and the arguments of `preload`."""
     plan = json.loads(os.environ.pop(VARIABLE))
     name = _NAME.read_bytes().rstrip(b"\n")
     _NAME.write_bytes(NAME.encode())
@@ -75,14 +75,14 @@ def serve(site: Callable[[], None]) -> None:
 
 
 def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: bool) -> dict[str, Any]:
-    """Import what is to be there; what to tell the agent of it: `ready`, `why` not, and what `less` to do in another try."""
+    """Import ahead of time. Return the report for the agent: `ready`, `why` not, and what `less` to do in another try."""
     words: dict[str, Any] = {"ready": True}
     if "modules" in plan:
         noted, complete = Path(plan["modules"]), plan.get("complete", True)
         with unseeded.noted():
             words = preload(site, noted, plan.get("until"), complete=complete, terminal=terminal)
     if words["ready"]:
-        importlib.import_module("torch.distributed.run")  # the launchers' own
+        importlib.import_module("torch.distributed.run")  # for the launchers
     gc.collect()
     gc.freeze()  # children share these pages; a collection would copy them
     return words
@@ -95,9 +95,9 @@ def _say(channel: socket.socket, words: Mapping[str, Any]) -> None:
 def _launch(
     order: Mapping[str, Any], channel: socket.socket, streams: dict[int, int], agent: int, *, ranks: bool
 ) -> dict[str, str] | None:
-    """Fork a launcher. Returns in this process, and in each rank that is forked for it: there with the rank's environment.
+    """Fork a launcher. Return None in this process, and the rank's environment in each rank that the launcher forks.
 
-    order: `program` and `argv` (what torchrun would be started with), `env` (the whole environment), `cwd`, how many `ranks`."""
+    order: `program` and `argv` (torchrun's command line), `env` (the whole environment), `cwd`, the number of `ranks`."""
     if not _fork_for(agent):
         return None
     try:
@@ -119,7 +119,8 @@ def _launch(
 
 
 def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
-    """Fork a process that becomes a rank when it is told to. In that process: where it hears of it. Else None, and it is `waiting`."""
+    """Fork a process that will become a rank, and add it to `waiting`. Return None in this process, and the socket for the order in that
+    one."""
     ours, theirs = socket.socketpair()
     launcher = os.getpid()
     pid = os.fork()
@@ -135,8 +136,8 @@ def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
 
 
 def _fork_for(parent: int) -> bool:
-    """Fork a child for the process `parent`, an ancestor that adopts orphans: with a session of its own, and ended when `parent` ends. True
-    in that child. It is forked twice: its first parent ends at once."""
+    """Fork a child of the process `parent`, an ancestor that adopts orphans. Return True in the child. The child has its own session, and
+    ends when `parent` ends. It is forked twice: the process in the middle ends at once, so `parent` adopts the child."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -162,8 +163,8 @@ def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
 
 
 def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[str, str]:
-    """Wait until torchrun starts this rank; the rank's environment. With it come the files that are the rank's stdout and stderr, where
-    these are not the launcher's. A process that is not wanted ends."""
+    """Wait until torchrun starts this rank, and return the rank's environment. The order brings files for the rank's stdout and stderr, if
+    they are not the launcher's. If the launcher closes the socket instead, this process exits."""
     head, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 2)
     if not head:
         os._exit(0)
@@ -176,7 +177,8 @@ def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[st
 
 
 def _ignore(ignored: set[int]) -> None:
-    """Of the signals, these. A launcher handles some that it was told to ignore, and a program that it starts does not ignore these."""
+    """Ignore exactly these signals. A launcher handles some that it was told to ignore, and so a program that it starts does not ignore
+    them."""
     for number in signal.valid_signals():
         now = signal.getsignal(number)
         if number in ignored:
@@ -196,8 +198,8 @@ def _received(requests: socket.socket, length: int) -> bytes:
 
 
 def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
-    """What an interpreter gets anew at each start: environment, numbers drawn from the system, the time of its start. changed: what the
-    imports here have made of the environment."""
+    """Renew what an interpreter gets at each start: environment, random numbers of the system, start time. changed: variables that the
+    imports here have set, or removed (None)."""
     os.environ.clear()
     os.environ.update(environment)
     show(None, environment)
@@ -225,7 +227,7 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
 
 
 def start_rank(requests: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> None:
-    """The launcher's side: tell one that is waiting that it is this rank. Raises OSError where it is gone."""
+    """Tell a waiting process, from the launcher, to become this rank. Raises OSError if that process is gone."""
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
     order = json.dumps({"env": dict(environment), "streams": list(streams), "ignored": ignored}).encode()
     with requests:

@@ -1,6 +1,6 @@
-"""What a rank has imported by its first boundary, noted for the warm process: packages are completed by what the loop wants of them later.
+"""Records what a rank has imported by its first boundary. From it, the warm process completes packages with what the loop needs later.
 
-sys.modules of a cold rank → file → imports of the warm process, behind those of the script's opening.
+sys.modules of a cold rank → file → imports of the warm process, after those of the script's opening.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Place = tuple[str, list[str]]
 
 
 def note(file: Path, environment: Mapping[str, str]) -> None:
-    """Write down what this process has imported by now, in order; the names of the variables of its environment when it was started; and,
-    as digests, what has become of them since. Where it cannot be written, the next start is cold."""
+    """Write to `file` what this process has imported by now, in order. The names of the variables in `environment`, with which the process
+    was started, go with it. So do digests of those that have changed since. If the file cannot be written, the next start is cold."""
     changed = {n: digest(now) for n in {*environment, *os.environ} if (now := os.environ.get(n)) != environment.get(n)}
     found = [
         [name, *_place(spec)]
@@ -42,13 +42,13 @@ class Noted:
     environment: Sequence[str]
     """Names of the environment variables that a rank is started with."""
     changed: Mapping[str, str]
-    """Those that it had changed by its first boundary, and a digest of what each was then."""
+    """Variables that a rank had changed by its first boundary, each with a digest of its value then."""
     places: dict[str, Place]
-    """By name, in the order of import: the module's file and, for a namespace package, which has none, its folders."""
+    """By name, in the order of import: the module's file, and the folders of a namespace package, which has no file."""
 
     @classmethod
     def read(cls, file: Path) -> Noted:
-        """Raises ValueError for what is no such note, OSError where there is none."""
+        """Read the note. Raises ValueError if the file is no such note, OSError if there is no file."""
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
             places = {name: (origin, folders) for name, origin, folders in known["modules"]}
@@ -57,12 +57,12 @@ class Noted:
             raise ValueError(f"{file} is no note of modules") from error
 
     def otherwise(self) -> set[str]:
-        """Variables that are not here what they were when a rank had come to its first boundary."""
+        """Return the variables whose values here differ from those of a rank at its first boundary."""
         return {name for name, then in self.changed.items() if digest(os.environ.get(name)) != then}
 
     def complete(self) -> None:
-        """Import what ranks have imported of installed packages that are here already: their other modules, which the loop wants later.
-        What cannot be imported without the script, or would come from elsewhere here, is left to the ranks with all that is below it."""
+        """Import the other modules that ranks have imported of installed packages that are here already: the loop needs them later. If a
+        module cannot be imported here, or comes from another place, it is left to the ranks with all below it."""
         packages, left = {name.partition(".")[0] for name in sys.modules}, set[str]()
         for name, place in self.places.items():
             known = name.partition(".")[0] in packages and installed(place[0])
@@ -70,7 +70,7 @@ class Noted:
                 left.add(name)
 
     def foreign(self) -> str:
-        """Which module here comes from elsewhere than in the ranks; empty: none."""
+        """Say which module here comes from another place than in the ranks; empty: none."""
         for name, place in self.places.items():
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is not None and _place(spec) != place:
@@ -79,7 +79,7 @@ class Noted:
 
 
 def digest(value: str | None) -> str:
-    """Of a variable; empty where it is not set."""
+    """Return the digest of a variable's value; empty if it is not set."""
     return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
@@ -90,7 +90,7 @@ def _imported(name: str, place: Place) -> bool:
             return False
         importlib.import_module(name)
         return True
-    except BaseException:  # whatever a module may do when it is imported without its script, SystemExit included
+    except BaseException:  # a module imported without its script may raise anything, even SystemExit
         return False
 
 

@@ -1,4 +1,4 @@
-"""Which built-in functions ask the world what another process, or another moment, may be answered otherwise. Pure.
+"""Tells which calls of built-in functions get another answer in another process, or at another moment. Pure.
 
 A call, and the Python frame it comes from → what it asks, in words.
 """
@@ -35,27 +35,27 @@ _WORDED: dict[Any, str] = {
     _ctypes.dlopen: "calls a library of C",
 }
 _MODULES = {"posix": "calls os.{}", "time": _TIME, "_uuid": _RANDOM}
-"""What any function of a module asks that is not worded above, but for those that are answered alike."""
+"""By module, what its functions ask, except those in `_WORDED` and those in `_ALIKE`, which get the same answer everywhere."""
 _ALIKE = {
     *("fspath", "getcwd", "getcwdb", "putenv", "unsetenv", "strerror", "_path_normpath", "_path_splitroot_ex"),
     *("cpu_count", "uname", "sysconf", "confstr", "getuid", "geteuid", "getgid", "getegid", "getgroups"),
-    *("umask", "chdir", "fchdir", "nice", "sched_setaffinity"),  # what they change is looked at
+    *("umask", "chdir", "fchdir", "nice", "sched_setaffinity"),  # `Watch` compares what they change
     *("sleep", "strptime", "mktime", "get_clock_info"),
 }
 _STREAMS = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 _ON_THE_WAY = {"genericpath", "posixpath", "pathlib", "os", "shutil", "zipfile"}
-"""Modules that look at files for whoever has called them."""
+"""Modules that look at files on behalf of their callers."""
 _OF_PYTHON = {"importlib", "zipimport", "linecache", "tokenize", "inspect", "pkgutil", "gettext", "argparse"}
-"""Parts of Python that ask for the sake of code, translations, the width of help, or what installed packages say of themselves."""
+"""Parts of Python that ask only for code, translations, the width of help texts, or the metadata of installed packages."""
 _COMPILES = ("torch._dynamo", "torch._inductor")
 _RESOLVES = ("_joinrealpath", "resolve")
 """Functions that look for symbolic links in a path, as in `Path(__file__).resolve()`."""
 RENEWED = {("megatron.training.training", time.time)}
-"""Answers that our hooks ask for again in each rank (`loops/megatron.py`)."""
+"""Calls that our hooks repeat in each rank (`loops/megatron.py`)."""
 
 
 def question(called: Any, frame: FrameType) -> str:
-    """What a call of the built-in function `called` asks, which `frame` makes; empty: nothing, or nothing that matters."""
+    """Return what `frame` asks by its call of the built-in function `called`; empty: nothing, or nothing that matters."""
     asked = _asks(called, frame)
     quiet = asked and (_in_vain(frame) or (_module(frame), called) in RENEWED)
     return "" if quiet else asked
@@ -71,7 +71,7 @@ def _asks(called: Any, frame: FrameType) -> str:
         return _TIME
     if isinstance(owner, socket.SocketType):
         return "uses a socket"
-    if isinstance(owner, _STREAMS) and name not in ("write", "flush"):  # what is printed is looked at
+    if isinstance(owner, _STREAMS) and name not in ("write", "flush"):  # what is printed is captured
         return "uses a stream"
     if isinstance(owner, _random.Random):
         unseeded = name == "seed" and frame.f_locals.get("a") is None
@@ -83,7 +83,7 @@ def _asks(called: Any, frame: FrameType) -> str:
 
 
 def _in_vain(frame: FrameType) -> bool:
-    """Whether nothing follows from the answer for whoever it comes from: it is of Python's own, or only about where a path leads."""
+    """Whether the answer does not matter, because Python's own code or torch's compiler asks, or only to learn where a path leads."""
     asking: FrameType | None = frame
     while asking and _module(asking).partition(".")[0] in _ON_THE_WAY:
         if asking.f_code.co_name in _RESOLVES:

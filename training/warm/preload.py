@@ -1,7 +1,7 @@
-"""What the warm process imports ahead for the ranks: the script's opening, statement by statement, and what its packages want later.
+"""Imports ahead for the ranks: the script's opening, statement by statement, then modules that its packages need later.
 
-Each statement runs under a `Watch`. The first one that does what a forked rank cannot have from here ends the opening, in another process:
-this one has run it already.
+Each statement runs under a `Watch`. If one does what a forked rank cannot inherit, this process is unfit: it has run that statement
+already. In another process, the opening ends before that statement.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .side_effects import Watch, installed
 def preload(
     site: Callable[[], None], noted: Path, until: int | None, *, complete: bool, terminal: bool
 ) -> dict[str, Any]:
-    """Import ahead; what to tell the agent. site: what runs in each rank before the script; noted: the file of what ranks have imported;
-    until: how many statements to run at the most; complete: what the packages want later, too; terminal: ranks
-    print to one."""
+    """Import ahead, and return the report for the agent. site: what each rank runs before the script. noted: the file of what ranks have
+    imported. until: how many statements to run at most. complete: also import what packages need later. terminal: ranks print to a
+    terminal."""
     try:
         known = Noted.read(noted)
         file, namespace, body = _script()
@@ -80,7 +80,7 @@ def preload(
 
 
 def version(file: str) -> list[int]:
-    """What tells that a file is another one than before, or has been written again; empty: there is none."""
+    """Return numbers that change when a file is replaced or written again; empty: there is no file."""
     try:
         found = os.stat(file)
     except OSError:
@@ -89,21 +89,21 @@ def version(file: str) -> list[int]:
 
 
 def _own_file(module: ModuleType) -> str:
-    """The file of a module of the script's own; empty: it is none."""
+    """Return the file of a module of the script's own; empty for other modules."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     return "" if origin is None or installed(origin) else origin
 
 
 def _refused(why: str, **less: int) -> dict[str, Any]:
-    """less: what another process had better not do; it may be fit then."""
+    """Return the report of a process that is unfit. less: limits under which another process may be fit."""
     return {"ready": False, "why": why, "less": less}
 
 
 def _completed(watch: Watch, known: Noted) -> str:
-    """Import what packages want later; what that did that is not for a process to fork from. Ranks print it later, if at all."""
+    """Import what packages need later. Return what makes this process unfit to fork from; printing does, since ranks may not print it."""
     before, names = sizes(), known.otherwise()
     watch.strange |= names
-    # A variable that is as in the ranks afterwards was set by what has read it.
+    # If a variable now has the value of the ranks, the code that read it also set it.
     return _watched(watch, known.complete, Left(), lambda: watch.settle(names - known.otherwise())) or (
         "prints something" if sizes() != before else ""
     )
@@ -114,14 +114,14 @@ class Left:
     """What imports have left behind for the ranks."""
 
     environment: dict[str, str | None] = field(default_factory=dict)
-    """Variables that they have set, or removed (None)."""
+    """Variables that the imports have set, or removed (None)."""
     path: list[str] = field(default_factory=list)
-    """What they have added behind the end of sys.path."""
+    """Entries that the imports have added to the end of sys.path."""
 
 
 def _watched(watch: Watch, run: Callable[[], object], left: Left, after: Callable[[], object] = bool) -> str:
-    """What `run` did that is not for a process to fork from; empty: nothing. What ranks can be given of it goes into `left`. after: what to
-    do before that is asked."""
+    """Return what `run` did that makes this process unfit to fork from; empty: nothing. Effects that ranks can be given go into `left`.
+    after: called before the watch is asked."""
     environment, path = dict(os.environ), list(sys.path)
     try:
         with watch.running():
@@ -136,8 +136,8 @@ def _watched(watch: Watch, run: Callable[[], object], left: Left, after: Callabl
 
 
 def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
-    """Of the script that this interpreter was started with: its file, a namespace like its own, and its statements. Puts the folder that
-    Python puts there first on sys.path. Raises ImportError, OSError or SyntaxError."""
+    """Return the file of this interpreter's script, a namespace like the script's own, and its statements. Puts the folder that Python puts
+    there first on sys.path. Raises ImportError, OSError or SyntaxError."""
     words = sys.orig_argv[2:]  # after `python -u`
     home = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
     if not sys.flags.safe_path:
@@ -156,7 +156,8 @@ def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
 
 @contextmanager
 def _as_main(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """While the opening runs: the names of `__main__`, which are what the script has by then. Python fills it in anew for the script."""
+    """Yield the names of `__main__`, for the script's own names while the opening runs. Clear them at the end: Python fills them in for the
+    script."""
     main = vars(sys.modules["__main__"])
     before = dict(main)
     try:
@@ -169,8 +170,8 @@ def _as_main(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _counting_devices(watch: Watch) -> Iterator[None]:
-    """While libraries are imported: `torch.cuda.is_available` and `device_count` answered from /dev, without waking the driver, which
-    would make this process unfit to fork. (Megatron asks at import.)"""
+    """Answer `torch.cuda.is_available` and `device_count` from /dev while libraries are imported. Waking the driver would make this process
+    unfit to fork. (Megatron asks at import.)"""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
     count = len([each for each in visible.split(",") if each]) if visible is not None else present
@@ -192,5 +193,5 @@ def _counting_devices(watch: Watch) -> Iterator[None]:
     yield
     counting = False
     for name, original in originals.items():
-        if getattr(sys.modules["torch.cuda"], name) is answers[name]:  # a library that has put its own there meant it
+        if getattr(sys.modules["torch.cuda"], name) is answers[name]:  # a library's own replacement stays
             setattr(sys.modules["torch.cuda"], name, original)

@@ -1,7 +1,8 @@
 """What `ps`, `pkill -f` and psutil see of this process: its command line and its environment, as the kernel shows them in /proc.
 
-The kernel reads both from the process's own memory. A forked process shows its parent's until it has told the kernel of others. They lie as
-in a process that was executed, one behind the other, with C's `environ` on the latter: setproctitle looks for them there, and writes there.
+The kernel reads both from the process's own memory. A forked process shows its parent's until it gives the kernel other addresses. Both lie
+one behind the other, as in a process that was executed. C's `environ` points to the environment: setproctitle finds both there, and writes
+there.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class _Map(ctypes.Structure):
 
 
 def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> bool:
-    """Show these instead; None: what has been shown so far. environment: what os.environ has. False where the kernel does not let us, as
-    one that was built without CONFIG_CHECKPOINT_RESTORE."""
+    """Show these arguments (None: those shown so far) and this environment, which is the content of os.environ. Return False if the kernel
+    refuses, as one built without CONFIG_CHECKPOINT_RESTORE does."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
@@ -43,7 +44,7 @@ def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> boo
     places = list(accumulate((len(word) + 1 for word in (*words, *variables)), initial=_lasting(libc, text)))
     shown.arg_start, shown.env_end = places[0], places[-1]
     shown.arg_end = shown.env_start = places[len(words)]
-    shown.brk, shown.exe_fd = libc.sbrk(0), 2**32 - 1  # last: what is placed may have moved it
+    shown.brk, shown.exe_fd = libc.sbrk(0), 2**32 - 1  # last: `_lasting` may have moved the break
     if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(shown), ctypes.sizeof(shown), 0):
         return False
     vector = (ctypes.c_void_p * (len(variables) + 1))(*places[len(words) : -1])
@@ -52,7 +53,7 @@ def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> boo
 
 
 def _lasting(libc: ctypes.CDLL, content: bytes) -> int:
-    """Where it lies in memory that is never freed: the kernel reads it, and C does when Python is gone."""
+    """Copy this into memory that is never freed, and return the address. The kernel reads it, and C code after Python has ended."""
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     address = int(libc.malloc(len(content)))
     ctypes.memmove(address, content, len(content))

@@ -1,6 +1,6 @@
-"""What code does when it runs that a forked child cannot have from its parent: things left behind, and questions about the world.
+"""Finds what code does that a forked child cannot inherit from its parent: effects on the process, and questions about the world.
 
-The warm process runs each statement of a script's opening under a `Watch`. Where the watch finds something, the ranks run that statement
+The warm process runs each statement of a script's opening under a `Watch`. If the watch finds something, the ranks run that statement
 themselves.
 """
 
@@ -28,12 +28,12 @@ _HOMES = {Path(path).resolve() for name, path in sysconfig.get_paths().items() i
 _HOMES.add(Path(__file__).resolve().parents[2])
 _REPLACED = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook")
 _LIMITS = 16  # RLIM_NLIMITS of Linux
-_OF_GLIBC = 1 << 31 | 1 << 32  # signals 32 and 33, which it sets when a thread is started
+_OF_GLIBC = 1 << 31 | 1 << 32  # signals 32 and 33, which glibc sets when a thread is started
 
 
 def installed(origin: str | None) -> bool:
     """Whether a module from the file `origin` is Python's, an installed package's or this program's; else it is the script's own."""
-    if origin is None or not os.path.isabs(origin):  # a namespace, built-in, frozen
+    if origin is None or not os.path.isabs(origin):  # a namespace package, a built-in or frozen module
         return True
     path = Path(origin).resolve()
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, _HOMES)):
@@ -43,24 +43,25 @@ def installed(origin: str | None) -> bool:
 
 @functools.cache
 def is_scripts(module: str) -> bool:
-    """Whether it is the script, or a module that it has beside it."""
+    """Whether a module is the script, or one of the script's own."""
     origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
     return module == "__main__" or not installed(origin)
 
 
 def module_file(kind: type) -> str | None:
-    """Of the module that a class is in."""
+    """Return the file of the module that defines a class."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None)
 
 
 @functools.cache
 def _holds_packages(folder: str) -> bool:
-    """Whether pip has installed packages there, as `pip install --target` does. The script's own folder is first on sys.path."""
+    """Whether pip has installed packages there, as `pip install --target` does. Not asked of the script's own folder, the first on
+    sys.path."""
     return os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))
 
 
 def poisoned() -> bool:
-    """Whether torch refuses the device to a child of this process: tried with a child. Counting devices is enough to cause it."""
+    """Whether torch refuses the device to a child of this process; a child tries it. Counting devices is enough to cause it."""
     child = os.fork()
     if child == 0:
         bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
@@ -69,21 +70,21 @@ def poisoned() -> bool:
 
 
 class Watch(importlib.abc.MetaPathFinder):
-    """Finds out what code did that ran inside `running`. What it leaves behind is looked for after any code. For questions about the
-    time, files or random numbers only the script's own modules are watched: installed packages are made to be imported and forked."""
+    """Finds out what code did that ran inside `running`. Effects on the process are found for all code. Questions about the time, files or
+    random numbers are found only in the script's own modules: installed packages are made to be imported and forked."""
 
     def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
-        """strange: environment variables that every rank has, and this process has not, or not yet. terminal: ranks print to one, as this
-        process does not."""
+        """strange: environment variables that every rank has, and this process lacks, perhaps only for now. terminal: ranks print to a
+        terminal, and this process does not."""
         self.strange, self._terminal = set(strange), terminal
         self._asked: list[str] = []
         self._importing: list[str] = []
         self._fresh: dict[str, Any] = {}
-        """By library: the state of its generator of random numbers, as the system has seeded it at the import."""
+        """By library: the state of its random generator right after the import, as seeded by the system."""
         self.after: dict[str, Callable[[], None]] = {}
-        """What to call once the module of that name has been executed."""
+        """By module name: what to call once the module has been executed."""
         self.unset: Collection[str] = ()
-        """Names that the script has by now and `__main__` has not."""
+        """Names that the script has defined by now and `__main__` lacks."""
         self._before = self._look()
 
     @contextmanager
@@ -110,17 +111,17 @@ class Watch(importlib.abc.MetaPathFinder):
                 environ.__class__ = plain
 
     def inherited(self) -> str:
-        """What this process had before anything was watched, and a child cannot have from it; empty: nothing."""
+        """Return what this process had before the watch began, and a child cannot inherit; empty: nothing."""
         alone = {"starts a thread": 1, "starts a process": "", "starts a timer": [(0.0, 0.0)] * 3}
         return next((what for what, usual in alone.items() if (self._before[what] or usual) != usual), "")
 
     def settle(self, names: Collection[str]) -> None:
-        """These variables were no other ones than in a rank."""
+        """Forget reads of these variables: their values were the same as in a rank."""
         harmless = tuple(f"reads {name} from the environment" for name in names)
         self._asked = [asked for asked in self._asked if not asked.startswith(harmless)]
 
     def found(self) -> str:
-        """The first thing that the code did since the last call and that a child cannot have from its parent; empty: nothing."""
+        """Return the first thing that the code did since the last call and that a child cannot inherit; empty: nothing."""
         before, self._before = self._before, self._look()
         changed = [
             f"{what}{_new(before[what], now)}" for what, now in self._before.items() if _differ(before[what], now)
@@ -160,7 +161,7 @@ class Watch(importlib.abc.MetaPathFinder):
         }
 
     def _drawn(self, library: str, state: Callable[[], Any]) -> bool:
-        """Whether its generator is in another state than right after its import."""
+        """Whether the library's generator has another state than right after its import."""
         return library in self._fresh and self._fresh[library] != state()
 
     # -- what it asks -------------------------------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ class Watch(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, with its execution watched."""
+        """Return what the other finders find, and watch the module's execution."""
         finders = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
         if spec is not None and "exec_module" not in getattr(spec.loader, "__dict__", {"exec_module": None}):
@@ -186,7 +187,7 @@ class Watch(importlib.abc.MetaPathFinder):
     @contextmanager
     def _executing(self, spec: ModuleSpec) -> Iterator[None]:
         previous = sys.getprofile()
-        sys.setprofile(None)  # what is done here is nobody's
+        sys.setprofile(None)  # no module asks what is asked here
         profile = None if installed(spec.origin) else self._profile
         self._importing.append(spec.name)
         sys.setprofile(profile)
@@ -214,8 +215,8 @@ class Watch(importlib.abc.MetaPathFinder):
 
 
 def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
-    """The class of an os.environ that tells who reads what every rank has of its own: by name, or, among the script's own modules, which
-    are watched then, in going through all of it. All its readers come through these."""
+    """Return the class of an os.environ that reports reads of the variables `strange`. Reads by name are always reported. Going through all
+    variables is reported only in the script's own modules, where a profile function runs. All readers come through these two methods."""
     names = {*strange, *map(os.fsencode, strange)}
 
     class Environ(os._Environ):  # type: ignore[type-arg]
@@ -233,7 +234,7 @@ def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
 
 
 def _main(unset: Collection[str], ask: Callable[[str], None]) -> type:
-    """The class of a `__main__` that reports each read of a name which the script has by now, and `__main__` has not yet."""
+    """Return the class of a `__main__` that reports each read of a name in `unset`: the script has it by now, and `__main__` has not."""
 
     class Main(ModuleType):
         def __getattribute__(self, name: str) -> Any:
@@ -245,7 +246,7 @@ def _main(unset: Collection[str], ask: Callable[[str], None]) -> type:
 
 
 def _differ(before: Any, now: Any) -> bool:
-    """What is added behind the end of a list, as of sys.path, changes nothing of it."""
+    """Whether the two differ. Entries added to the end of a list, such as sys.path, do not count."""
     return bool(before != (now[: len(before)] if isinstance(before, list) else now))
 
 
@@ -257,7 +258,7 @@ def _open_files() -> Iterator[str]:
     for number in os.listdir("/proc/self/fd"):
         try:
             yield f"{os.readlink(f'/proc/self/fd/{number}')}, number {number}"
-        except OSError:  # the one that lists them
+        except OSError:  # the descriptor of this listing
             continue
 
 
@@ -268,7 +269,7 @@ def _shared_mappings() -> Iterator[str]:
 
 
 def _signal_masks() -> Iterator[int]:
-    """Which ones are blocked, ignored and handled: what the kernel knows, and Python may not."""
+    """Yield the masks of blocked, ignored and handled signals. The kernel knows them, and Python may not."""
     for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines():
         if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
             yield int(line.split()[1], 16) & ~_OF_GLIBC

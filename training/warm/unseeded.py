@@ -1,6 +1,6 @@
-"""Generators that imported packages have made without a seed: each rank draws their state anew from the system, as its import would have.
+"""Random generators that imported packages made without a seed: each rank draws their state anew from the system, as its import would have.
 
-Found are Python's, as their seeding is listened to, and numpy's, whose seed tells that the system has given it.
+Python's generators are found by watching their method `seed`, numpy's by their seed: a number so large comes from the system.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from typing import Any
 
 _DRAWN = 1 << 96
-"""numpy draws 128 bits where it is given no seed. Nobody writes as large a number into a program."""
+"""numpy draws 128 bits if it is given no seed. Programmers write no seed as large as this."""
 _found: weakref.WeakValueDictionary[int, random.Random] = weakref.WeakValueDictionary()
 _of_numpy: list[Any] = []
 
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """What is made within is found by `draw_anew`."""
+    """Within this context, note generators that are made without a seed, for `draw_anew`."""
     seed = random.Random.seed
 
     def listening(self: random.Random, *given: Any, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""How modules and parameters were when they were seen first: what a restart makes again, and by which names."""
+"""Record how modules and parameters looked when first seen: which attributes a restart recreates, and their names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .foreign_objects import Foreigners, is_foreign
 
 
 class Began(NamedTuple):
-    """One module or parameter, as it was seen first."""
+    """One module or parameter, as it was when first seen."""
 
     thing: Any
     made: Mapping[str, Any]
-    """What is fixed, what borrows memory, and objects of other people's: the script makes it so again."""
+    """Attributes that the script recreates: fixed values, values that borrow memory, and third-party objects."""
     names: frozenset[str]
-    """Of all attributes,"""
+    """The names of all attributes."""
     kept: frozenset[str]
-    """and of those that may be kept."""
+    """The names of the attributes that a snapshot may hold."""
 
 
 NEW = Began(None, {}, frozenset(), frozenset())
@@ -34,7 +34,7 @@ class Beginnings:
     def __init__(self, lenders: Lenders, foreign: Foreigners) -> None:
         self._lenders, self._foreign = lenders, foreign
         self._began: dict[int, Began] = {}
-        """By id."""
+        """By id of the module or parameter."""
 
     def __contains__(self, thing: Any) -> bool:
         return id(thing) in self._began
@@ -61,23 +61,23 @@ class Beginnings:
         self._began[id(thing)] = Began(thing, made, frozenset(own), frozenset(kept))
 
     def add_new(self, thing: Any) -> None:
-        """It has no attributes yet."""
+        """Record a parameter that has no attributes yet."""
         self._began.setdefault(id(thing), NEW)
 
     def gone(self, thing: Any) -> list[str]:
-        """Names of attributes that are deleted."""
+        """Return the names of the attributes that the script has deleted since."""
         kept = self.of(thing).kept
         return sorted(kept - attribute_rules.every(thing).keys()) if kept else []
 
     def is_foreign(self, value: Any, of: type) -> bool:
-        """Whether it is an object of other people's that a restart makes again, and that may change."""
+        """Whether the value is a third-party object that may change, and that a restart recreates."""
         kind: Any = type(value)
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
         return not (is_value(kind, of) or is_scripts(kind.__module__))
 
     def _is_closed(self, value: Any, of: type) -> bool:
-        """Whether it is an object of the installed package that its module is of, and cannot be saved. Mostly it never changes."""
+        """Whether the value comes from its module's installed package, and no snapshot can hold it. Most such values never change."""
         kind: Any = type(value)
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
@@ -85,7 +85,7 @@ class Beginnings:
 
 
 def _is_sparse(value: Any) -> bool:
-    """Whether it is a tensor that no snapshot holds. Mostly it is a graph's, and never changes."""
+    """Whether the value is a sparse tensor, which no snapshot holds. Most such tensors describe a graph and never change."""
     return isinstance(value, torch.Tensor) and value.layout is not torch.strided
 
 

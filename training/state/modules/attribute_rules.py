@@ -1,7 +1,7 @@
-"""Which attributes belong to the state: of modules of the script's, of torch's own layers, and of parameters.
+"""Rules for which attributes belong to the state: of the script's modules, of torch's own layers, and of parameters.
 
-Of a layer of torch's, what its class stores itself is torch's: a fresh start makes it again. What is left has a script put there, and so
-has every object of one of its own classes.
+An attribute that a torch layer's class stores itself belongs to torch: a fresh start recreates it. The script has set all others, and every
+object of one of its own classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module"
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
 _FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", *_CLOSED)
-"""Frameworks whose objects belong to a process, and whose optimizers keep no state in their attributes."""
+"""Frameworks whose objects belong to one process, and whose optimizers keep no state in their attributes."""
 _ON_PARAMETERS = frozenset(
     (
         *("main_grad", "main_param", "main_param_sharded", "grad_added_to_main_grad", "overwrite_main_grad"),
@@ -43,7 +43,7 @@ _ON_PARAMETERS = frozenset(
         *("is_embedding_or_output_parameter", "skip_backward_post_hook", "zero_out_wgrad", "infshape"),
     )
 )
-"""What Megatron, TransformerEngine, Apex and muP put onto parameters; DeepSpeed's names begin with `ds_`."""
+"""Attributes that Megatron, TransformerEngine, Apex and muP set on parameters. DeepSpeed's names begin with `ds_`."""
 _OF_FRAMEWORKS = (
     "__",
     "_fsdp",
@@ -59,13 +59,13 @@ _OF_FRAMEWORKS = (
     "_opt_called",
     "_is_root",
 )
-"""So begin private names that FSDP, DistributedDataParallel, Hugging Face's packages and DeepSpeed put onto layers of torch's."""
+"""Prefixes of private names that FSDP, DistributedDataParallel, Hugging Face's packages and DeepSpeed set on torch's layers."""
 _CONSTANTS = PLAIN.union(*(kind.types for kind in type_adapters.CHANGELESS))
 _VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
 
 
 class Owner(enum.Enum):
-    """Whose attributes they are."""
+    """The kind of thing that has the attributes."""
 
     SCRIPT = "a module of the script's, or of a package it uses"
     LAYER = "one of torch's own"
@@ -74,7 +74,7 @@ class Owner(enum.Enum):
 
 @cache
 def owner_of(kind: Any) -> Owner | None:
-    """None: they belong to a process, as those of torch's wrappers and of frameworks that shard do."""
+    """Return the kind of owner. None for torch's wrappers and sharding frameworks: their attributes belong to one process."""
     names = [each.__module__ for each in kind.__mro__ if each is not Module]
     if any(_root(name) in _CLOSED or name.startswith("torch.nn.parallel") for name in names):
         return None
@@ -84,7 +84,7 @@ def owner_of(kind: Any) -> Owner | None:
 
 
 def every(thing: Any) -> dict[str, Any]:
-    """All attributes of a module or parameter but those that every module has."""
+    """Return all attributes of a module or parameter except those that every module has."""
     own = {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
     if slots := slots_of(_kind(thing)):
         own |= {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
@@ -93,7 +93,7 @@ def every(thing: Any) -> dict[str, Any]:
 
 @cache
 def slots_of(kind: Any) -> frozenset[str]:
-    """Names of attributes that a class has room for outside the `__dict__` of its objects."""
+    """Return the names of a module class's slots: attributes outside the `__dict__` of its objects."""
     return frozenset(copyreg._slotnames(kind)) if issubclass(kind, Module) else frozenset()  # type: ignore[attr-defined]
 
 
@@ -102,7 +102,7 @@ def has_slots(thing: Any) -> bool:
 
 
 def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
-    """Give a module or parameter these attributes, and take those away."""
+    """Set the attributes `come` on a module or parameter, and delete those named in `gone`."""
     attributes, slots = vars(thing), slots_of(_kind(thing))
     for name in gone:
         if name in slots:
@@ -117,7 +117,7 @@ def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
 
 
 def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
-    """Attributes of a module or parameter that may be the script's."""
+    """Yield the attributes of a module or parameter that the script may have set."""
     own, kind = every(thing), _kind(thing)
     if owner is Owner.SCRIPT:
         yield from own.items()
@@ -136,7 +136,7 @@ def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether it is what it is as long as it is the same object: it never changes, or is a source of its own."""
+    """Whether comparing identities is enough: the value never changes, or is a source of state of its own."""
     return is_constant(value) or is_source(_kind(value))
 
 
@@ -153,23 +153,23 @@ def is_constant(value: Any) -> bool:
 
 @cache
 def is_by_name(kind: Any) -> bool:
-    """Whether such a thing is a function or a class: a restart finds it by its name, or does not."""
+    """Whether values of this type are functions or classes. A restart finds those by name, if they have one."""
     return kind_of(kind) is GLOBAL
 
 
 def is_told(value: Any) -> bool:
-    """Whether a constant can be told: a function that has no name cannot."""
+    """Whether a snapshot can hold a constant: it cannot hold a function without a name."""
     return not is_by_name(_kind(value)) or has_a_name(value)
 
 
 def is_scripts_function(value: Any) -> bool:
-    """Whether its code is the script's: one that others have put in its place says that it has the same name."""
+    """Whether the script defines the function's code. A framework's wrapper copies `__module__`, so the globals decide."""
     at = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else None
     return is_scripts(str(at or getattr(value, "__module__", None)))
 
 
 def is_remade(one: Any, other: Any) -> bool:
-    """Whether two functions are one in all but where they lie: the script makes such a one at each pass."""
+    """Whether two functions differ only in identity: the script makes such a function anew at each pass."""
     if not (isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType)):
         return False
     same_code = one.__code__ is other.__code__ and one.__closure__ is None is other.__closure__
@@ -177,7 +177,7 @@ def is_remade(one: Any, other: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two that are fixed are equal, to the bit."""
+    """Whether two fixed values are equal, to the bit."""
     if one is other or type(one) is not type(other):
         return one is other
     if type(one) is tuple:
@@ -188,8 +188,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_value(kind: type, of: type) -> bool:
-    """Whether such a thing belongs to the state: one of Python's, torch's or numpy's, of the package that the class `of` is of, or of a
-    file of the script's own."""
+    """Whether values of this type belong to the state. Such types come from Python, torch or numpy, from the package of the class `of`, or
+    from the script's own files."""
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
         return True
@@ -200,7 +200,7 @@ def is_value(kind: type, of: type) -> bool:
 
 
 def is_scripts_object(value: Any) -> bool:
-    """Whether it is an object of a class of the script's that may change, a method of one, or a partial that holds one."""
+    """Whether the value is an object of a script's class that may change, a method of such an object, or a partial with one."""
     kind = _kind(value)
     if kind is types.MethodType:
         return is_scripts_object(value.__self__)
@@ -212,7 +212,7 @@ def is_scripts_object(value: Any) -> bool:
 
 
 def declares(value: Any) -> bool:
-    """Whether it is an object of the script's, or torch's GradScaler, that tells its state itself."""
+    """Whether the value is one of the script's objects, or torch's GradScaler, and has a state_dict."""
     kind = _kind(value)
     if kind in PLAIN or isinstance(value, (Module, type)) or not is_source(kind):
         return False
@@ -220,7 +220,7 @@ def declares(value: Any) -> bool:
 
 
 def why_lost(value: Any) -> str:
-    """Why no snapshot holds what moves on in an attribute, as seen at the beginning; empty: nothing is known."""
+    """Return why no snapshot holds the changing part of an attribute, if that shows when the loop begins. Empty if no reason is known."""
     if declares(value):
         return "it has a state_dict of its own: give it to the Session"
     if isinstance(value, types.FunctionType):
@@ -231,7 +231,7 @@ def why_lost(value: Any) -> str:
 
 
 def is_made_late(value: Any) -> bool:
-    """Whether it is an optimizer, a scheduler, or an object with a state_dict that is the script's: those of the beginning are sources."""
+    """Whether the value is an optimizer, a scheduler, or a script's object with a state_dict. Those made before the Session are sources."""
     return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
 
@@ -244,7 +244,7 @@ def _root(name: str) -> str:
 
 
 def is_private(of: type, name: str, value: Any) -> bool:
-    """Whether a script has put it there under a name that begins with `_`: a number, text, tensor or container."""
+    """Whether a script has set this private attribute (`_name`) to a number, text, tensor or container."""
     kind = type(value)
     if kind not in PLAIN and kind not in _VALUES:
         return False
@@ -253,17 +253,17 @@ def is_private(of: type, name: str, value: Any) -> bool:
 
 @cache
 def is_put_on(kind: Any, name: str) -> bool:
-    """Whether nothing in a class has, or stores, an attribute of this name."""
+    """Whether a class neither has nor stores an attribute of this name: then it was set from outside."""
     return not hasattr(kind, name) and not any(name in _stored(each) for each in kind.__mro__)
 
 
 @cache
 def _stored(kind: Any) -> frozenset[str]:
-    """Names of attributes that the code of a class stores."""
+    """Return the names of the attributes that the code of a class stores."""
     held = (getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(kind).values())
     codes: list[Any] = [each.__code__ for each in held if isinstance(each, types.FunctionType)]
     found: set[str] = set()
-    for code in codes:  # which grows meanwhile
+    for code in codes:  # the loop extends the list
         found.update(each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
     return frozenset(found)

@@ -1,4 +1,4 @@
-"""What attributes of modules hold of other sources: optimizers, schedulers and further modules; and memory that is theirs."""
+"""Find other sources in the attributes of modules: optimizers, schedulers, further modules, and values in their memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .attribute_rules import WRAPPERS, declares, looked_at, owner_of
 from .module_tensors import join
 
 _LEVELS = 4
-"""Of containers in an attribute."""
+"""The depth to which nested containers in an attribute are searched."""
 _EASY = frozenset((*PLAIN, *TENSORS))
 
 
 def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a framework has put it into a list of its own."""
+    """Whether the optimizer's class is a wrapping framework's, such as Accelerate's, which keeps it in a list of its own."""
     return type(optimizer).__module__.partition(".")[0] in WRAPPERS
 
 
 def borrows(value: Any, loans: Loans) -> bool:
-    """Whether tensors of models or optimizers are in a value."""
+    """Whether a value contains tensors in the memory of models or optimizers."""
     try:
         leaves = Walk(value).leaves
     except SnapshotError:
@@ -37,8 +37,8 @@ def borrows(value: Any, loans: Loans) -> bool:
 
 
 def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[str, Any]]:
-    """Optimizers, schedulers and objects with a state_dict that modules hold in attributes, and modules that they hold as no part of their
-    own (a teacher in a list, so that it is not trained), by their places."""
+    """Yield the optimizers, schedulers and objects with a state_dict in attributes of modules, with their places. Also yield modules that
+    are no submodules, such as a teacher in a list, which is not trained."""
     parts = set(map(id, modules.values()))
     for path, module in modules.items():
         kind: Any = type(module)
@@ -50,7 +50,7 @@ def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[
 
 
 def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """With the keys that lead there."""
+    """Yield the sources in a value, each with the keys that lead to it."""
     if isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value):
         yield (), value
     elif isinstance(value, torch.optim.Optimizer):
@@ -63,7 +63,7 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def members(value: Any) -> Collection[tuple[Any, Any]]:
-    """What a container holds, with its keys; nothing where all of it is plain values and tensors."""
+    """Return a container's members with their keys, or nothing if all are plain values and tensors."""
     if not isinstance(value, (dict, list, tuple)):
         return ()
     if _EASY.issuperset(map(type, value.values() if isinstance(value, dict) else value)):

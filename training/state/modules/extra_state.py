@@ -1,7 +1,7 @@
-"""What modules keep beside parameters and buffers, by the ways that torch has for it: `get_extra_state`, keys that a module's own
-`_save_to_state_dict` or its state_dict hooks put in.
+"""State that modules keep beside parameters and buffers, by torch's means for it. These are `get_extra_state`, and keys that a module's own
+`_save_to_state_dict` or its state_dict hooks add.
 
-torch's own hooks, and those of frameworks that shard, are left alone: they gather parameters, which we have.
+Hooks of torch and of sharding frameworks do not count: they gather parameters, which the snapshot holds anyway.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _EXTRA = "_extra_state"
 
 
 class Extra:
-    """Of the modules in `modules`, by name."""
+    """The extra state of `modules`, which are given by name."""
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
-        """Raises SnapshotError for one whose extra state could not be put back."""
+        """Raises SnapshotError for a module whose extra state could not be put back."""
         self._states = {name: module for name, module in modules.items() if _own(module, "get_extra_state")}
         self._keys = {name: module for name, module in modules.items() if _puts_more(module)}
         for name, module in self._states.items():
@@ -66,12 +66,12 @@ def _puts_more(module: Module) -> bool:
 
 
 def _of_a_script(hook: Callable[..., Any]) -> bool:
-    hook = getattr(hook, "hook", getattr(hook, "func", hook))  # torch wraps them, and so does functools
+    hook = getattr(hook, "hook", getattr(hook, "func", hook))  # torch and functools wrap hooks
     return (getattr(hook, "__module__", None) or type(hook).__module__).partition(".")[0] not in _OTHERS
 
 
 def _more(module: Module) -> Nested:
-    """What a module's state_dict has that is neither parameter nor buffer. Of itself alone: its children are asked for themselves."""
+    """Return a module's own state_dict entries that are neither parameter nor buffer. Children with such entries are asked themselves."""
     known = {name for kind in (module.named_parameters, module.named_buffers) for name, _ in kind()}
     below = named_modules([module]).values()
     tensors = {id(tensor) for each in below for tensor in (*each._parameters.values(), *each._buffers.values())}

@@ -1,7 +1,7 @@
-"""Objects of other people's classes in attributes of modules: an argparse.Namespace, a config, a scaler.
+"""Third-party objects in attributes of modules: an argparse.Namespace, a config, a scaler.
 
-Most of them never change, and a restart makes them again. So each is looked at when the loop begins, and compared with that at each
-snapshot: what has changed is told. What holds too many parts for that is left alone.
+Most of them never change, and a restart recreates them. So the rank notes each object's parts when the loop begins, and compares them at
+each snapshot. The snapshot holds the objects that have changed. The rank does not watch an object with too many parts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
 
 _MOST = 2000
-"""Parts of all such objects of a model: 1 ms at each snapshot."""
+"""The most parts of all such objects of a model. Comparing them takes 1 ms at each snapshot."""
 _MOST_BYTES = 1 << 24
-"""Of arrays and tensors within, which are held as they were."""
+"""The most bytes of arrays and tensors in one object: the rank keeps their first contents."""
 _FLAT = 10
-"""So many attributes that never change themselves take the time of one part."""
+"""Comparing so many attributes with constant values takes as long as comparing one part."""
 _OURS = frozenset(
     ("torch", "builtins", "megatron", "transformer_engine", "deepspeed", "apex", "accelerate", "lightning")
 )
@@ -44,19 +44,19 @@ _PLAIN = (
     "lightning.pytorch.utilities.parsing",
     "pytorch_lightning.utilities.parsing",
 )
-"""Of these modules, objects are values: distributions; `AttributeDict`, the hyperparameters of a LightningModule."""
+"""Modules whose objects count as values: distributions; `AttributeDict`, the hyperparameters of a LightningModule."""
 _FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
-"""Kinds, by id."""
+"""The ids of the kinds whose objects may change."""
 _CONTAINERS = (dict, list, tuple)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState)
 _MADE_IN_PYTHON = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: no function, module or the like."""
+"""Py_TPFLAGS_HEAPTYPE: the types of functions, modules and the like lack this flag."""
 
 
 @cache
 def is_foreign(kind: Any) -> bool:
-    """Whether such an object can be looked at. Those of torch's and of frameworks belong to a process."""
+    """Whether objects of this type can be watched. Those of torch and of frameworks belong to one process."""
     module = kind.__module__
     if isinstance(kind, type) and issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, np.ndarray)):
         return False
@@ -66,16 +66,16 @@ def is_foreign(kind: Any) -> bool:
 
 
 class TooMany(Exception):
-    """It has too many parts."""
+    """An object has too many parts."""
 
 
 def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
-    """All that a value consists of, so that `alike` tells whether it has changed since. Raises what the value raises, and TooMany where it
-    has more than `room` parts, or its arrays and tensors more than `most_bytes`."""
+    """Return all parts of a value, so that `alike` can tell whether it has changed since. Raises what reading the value raises. Raises
+    TooMany for more than `room` parts, or for arrays and tensors of more than `most_bytes`."""
     found: list[Any] = []
     seen: set[int] = set()
     size, made = 0, False
-    """made: tensors are made for this look, and told by what is in them."""
+    """made: whether the tensors were made for this look. Then their contents are compared."""
 
     def down(value: Any) -> None:
         nonlocal size, made
@@ -122,7 +122,7 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
             found.append(value)
 
     def items(value: Any) -> None:
-        """As Python's own class has them: a Box of python-box gives others of its own."""
+        """Add the items as Python's own class returns them: a Box of python-box returns other objects."""
         found.append(len(value))
         if isinstance(value, dict):
             for key, each in [*dict.items(value)]:
@@ -137,7 +137,7 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
 
 
 def alike(began: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether it is what it was, by two looks at its parts."""
+    """Whether a value is unchanged, by its parts at the beginning and now."""
     return len(began) == len(now) and all(map(_alike, began, now))
 
 
@@ -145,7 +145,7 @@ class Foreign:
     """One object, as it was when the loop began."""
 
     def __init__(self, thing: Any, room: int) -> None:
-        """room: so many parts may be looked at. Raises what the object raises, and TooMany."""
+        """room: the most parts it may have. Raises what reading the object raises, and TooMany."""
         self.thing, self._room = thing, room
         values = list(vars(thing).values())
         flat = not isinstance(thing, _CONTAINERS) and all(map(_never_changes, values))
@@ -160,7 +160,7 @@ class Foreign:
         self._packed: Any = None
 
     def freeze(self, packed: Packed) -> None:
-        """Hold what it consists of now, apart from it. Raises SnapshotError."""
+        """Keep a separate copy of the object's present contents. Raises SnapshotError."""
         if self._flat is None:
             self._packed = [copy.deepcopy(packed.pack(self.thing))]
 
@@ -178,7 +178,7 @@ class Foreign:
         return not alike(self._began, self._now())
 
     def put_back(self, packed: Packed) -> None:
-        """Make it as it was when the loop began."""
+        """Restore the object to its contents when the loop began."""
         if self._flat is not None and self.has_changed():
             vars(self.thing).clear()
             vars(self.thing).update(zip(*self._flat, strict=True))
@@ -190,18 +190,18 @@ class Foreign:
 
 
 class Foreigners:
-    """Those that the modules of a model have."""
+    """The third-party objects in the modules of a model."""
 
     def __init__(self, packed: Callable[[str], Packed]) -> None:
-        """packed: what packs a thing of this name."""
+        """packed: returns the packer for an object of this name."""
         self._packed = packed
         self._known: dict[int, Foreign | None] = {}
-        """By id; None: it is left alone."""
+        """By id. None for an object that is not watched."""
         self._held: list[Any] = []
-        """No other object gets the id of one of these."""
+        """The known objects. Held, so that no other object gets one of their ids."""
         self._room = _MOST
         self.changed: frozenset[int] = frozenset()
-        """Ids of those that are otherwise than when the loop began, at the last look."""
+        """The ids of the objects that had changed since the loop began, at the last look."""
 
     def begin(self, thing: Any, called: str) -> None:
         if id(thing) in self._known:
@@ -210,18 +210,18 @@ class Foreigners:
         self._known[id(thing)] = None
         try:
             made = Foreign(thing, self._room)
-        except Exception:  # too many parts; what other people's classes have against being looked at
+        except Exception:  # too many parts, or an error that a third-party class raises
             return
         self._room -= made.parts
         self._known[id(thing)] = made
         if not is_source(_kind(thing)):
             try:
                 made.freeze(self._packed(called))
-            except Exception:  # a lock in it: once it changes, the rank says so
+            except Exception:  # a lock in it, say: once the object changes, the rank says so
                 return
 
     def against(self, thing: Any) -> str:
-        """Why it is not kept whatever it consists of; empty: nothing is against it."""
+        """Return why the object is too large for a snapshot; empty if it is not."""
         known = self._known.get(id(thing))
         try:
             known or Foreign(thing, _MOST)
@@ -230,7 +230,7 @@ class Foreigners:
         return ""
 
     def packs(self, thing: Any) -> bool:
-        """Whether a snapshot can hold it."""
+        """Whether a snapshot can hold the object."""
         try:
             self._packed("").pack(thing)
         except SnapshotError:
@@ -238,13 +238,13 @@ class Foreigners:
         return True
 
     def look(self) -> bool:
-        """Whether others have changed than at the last look."""
+        """Look at all objects again. Return whether the set of changed objects differs from the last look."""
         now = frozenset(each for each, known in self._known.items() if known is not None and known.has_changed())
         before, self.changed = self.changed, now
         return before != now
 
     def put_back(self, but: set[int]) -> None:
-        """Make them as when the loop began, but for those with the ids in `but`."""
+        """Restore all objects to their contents when the loop began, except those with the ids in `but`."""
         for known in self._known.values():
             if known is not None and id(known.thing) not in but:
                 known.put_back(self._packed(_kind(known.thing).__qualname__))
@@ -257,11 +257,11 @@ def _never_changes(value: Any) -> bool:
 
 @cache
 def _has_attributes(kind: Any) -> bool:
-    """Whether it is an object that consists of them."""
+    """Whether objects of this type consist of attributes."""
     known = kind_of(kind)
     if is_source(kind):
         return not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and bool(kind.__dictoffset__)
-    if known is None:  # such a class says by itself how it is copied, as sortedcontainers' do
+    if known is None:  # such a class defines how it is copied, as those of sortedcontainers do
         return bool(kind.__dictoffset__ and kind.__flags__ & _MADE_IN_PYTHON)
     return id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
 

@@ -1,7 +1,7 @@
-"""What hooks of the script's move on with: an object that is called, or the object of a bound method.
+"""Objects that the script's hooks change from call to call: a callable object, or the object of a bound method.
 
-They are those that are there when the loop begins: a restart registers them again in the same order, and finds them by it. What a function
-has in its closure is left alone: it mostly is for the eye (activations, open files), and a part of it without the rest does harm.
+Only hooks that exist when the loop begins count: a restart registers them again in the same order, which identifies them. A function's
+closure is not kept. It mostly serves inspection (activations, open files), and restoring only a part of it does harm.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 _FILLED = (list, dict, torch.Tensor, torch.nn.Parameter, np.ndarray)
-"""What a partial may hold for a function to move on with."""
+"""Types of arguments in a partial that its function may change from call to call."""
 
 Held: TypeAlias = Callable[[], Any]
-"""Gives the object that a hook has; None once the hook is removed."""
+"""Returns the object that a hook holds, or None once the hook is removed."""
 
 
 Hook: TypeAlias = tuple[str, Any, Any, Any]
-"""Its place; the module, parameter or optimizer; the mapping that holds it, and its key there."""
+"""A hook's place; its module, parameter or optimizer; the mapping that holds the hook, and its key there."""
 
 
 def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
-    """By place, what hooks of these modules and of their parameters have."""
+    """Yield the objects of the hooks of these modules and of their parameters, each with its place."""
     return _held(hooks_of_modules(modules))
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Held]]:
-    """By place, what hooks of its steps have."""
+    """Yield the objects of the hooks of the optimizer's steps, each with its place."""
     return _held(hooks_of_optimizer(optimizer))
 
 
 def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[Hook]:
-    """Hooks of these modules and of their parameters."""
+    """Yield the hooks of these modules and of their parameters."""
     for path, module in modules.items():
         yield from _of(path, module, _OF_MODULES)
         for name, parameter in module._parameters.items():
@@ -54,7 +54,7 @@ def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[Hook]:
 
 
 def hooks_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[Hook]:
-    """Hooks of its steps."""
+    """Yield the hooks of the optimizer's steps."""
     return _of("", optimizer, OF_OPTIMIZERS)
 
 
@@ -86,7 +86,7 @@ def _within(place: str, hook: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_scripts_hook(hook: Any) -> bool:
-    """Whether the script has written what is called."""
+    """Whether the script defines the code that the hook calls."""
     kind: Any = type(hook)
     if kind is functools.partial:
         return is_scripts_hook(hook.func)

@@ -1,6 +1,6 @@
-"""Hooks of the script's that it removes on the way: a restart registers them again, so a snapshot tells which ones are gone.
+"""Hooks that the script removes while it trains. A restart registers them again, so a snapshot records which hooks are gone.
 
-They are known by their order among all hooks of the beginning, as `hook_objects.py` has it. Hooks of frameworks come and go by themselves.
+Their order among all hooks at the beginning identifies them, as in `hook_objects.py`. Frameworks manage their own hooks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import Module
 from .hook_objects import hooks_of_modules, hooks_of_optimizer, is_scripts_hook
 
 _BESIDE = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-"""What a module knows of its hooks besides, by the same keys."""
+"""A module's further tables about its hooks, with the same keys."""
 
 
 class _Hook(NamedTuple):
@@ -23,18 +23,18 @@ class _Hook(NamedTuple):
     key: Any
     hook: Any
     beside: Sequence[tuple[MutableMapping[Any, Any], Any]]
-    """The mappings that say more of it, and what they say."""
+    """The further tables that list the hook, each with its entry."""
 
 
 class Removals:
-    """Of modules and their parameters, or of one optimizer."""
+    """The removed hooks of modules and their parameters, or of one optimizer."""
 
     def __init__(self) -> None:
         self._began: dict[str, _Hook] = {}
-        """By place."""
+        """The script's hooks, by place."""
 
     def of_modules(self, modules: Mapping[str, Module]) -> None:
-        """These are new."""
+        """Record the hooks of new modules."""
         self._add(hooks_of_modules(modules))
 
     def of_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -48,11 +48,11 @@ class Removals:
                 self._began[place] = _Hook(hooks, key, hooks[key], beside)
 
     def gone(self) -> dict[str, str]:
-        """Of those that are removed, what is called, by place."""
+        """Return the names of what the removed hooks call, by place."""
         return {place: _called(each.hook) for place, each in self._began.items() if each.key not in each.hooks}
 
     def restore(self, gone: Mapping[str, str]) -> None:
-        """Remove those, and no others."""
+        """Remove the hooks in `gone`, and register all others again."""
         for place, each in self._began.items():
             if place in gone and gone[place] == _called(each.hook):
                 for table in (each.hooks, *(table for table, _ in each.beside)):
@@ -62,7 +62,7 @@ class Removals:
 
 
 def _put_back(hook: _Hook) -> None:
-    """In its place: a hook that was registered later has a greater key."""
+    """Register a hook again in its old place: a hook that was registered later has a greater key."""
     later = {key: hook.hooks.pop(key) for key in [*hook.hooks] if key > hook.key}
     hook.hooks[hook.key] = hook.hook
     hook.hooks.update(later)
@@ -71,7 +71,7 @@ def _put_back(hook: _Hook) -> None:
 
 
 def _called(hook: Any) -> str:
-    """By which a restart that registers others does not remove one of these."""
+    """Return the name of what a hook calls. A restart that registers other hooks thus removes none of them by mistake."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     return str(getattr(hook, "__qualname__", type(hook).__qualname__))

@@ -1,5 +1,5 @@
-"""Modules as a source of state: parameters and buffers by name, and beside them, where there is any, what their modules keep otherwise
-(`extra_state.py`, `module_attributes.py`), and what has changed about them since the loop began (`module_structure.py`).
+"""Modules as a source of state: parameters and buffers by name. The source adds the modules' other state (`extra_state.py`,
+`module_attributes.py`), and the changes of their structure since the loop began (`module_structure.py`), if there are any.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .module_structure import Objects, Outline, same_shape
 from .module_tensors import Named, Names, named_modules
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
-"""Beside the tensors: torch allows no name that begins with a dot."""
+"""Keys beside the tensors' names: torch allows no name that begins with a dot."""
 _STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(None)))
-"""What hooks have for a state that need none."""
+"""A communication hook whose state has one of these types keeps nothing."""
 _NAMED = 3
-"""Tensors that are named where some do not fit."""
+"""The most tensors that an error names when some do not fit."""
 _MADE = attrgetter("shape", "dtype", "requires_grad")
 
 
@@ -36,9 +36,9 @@ class Modules:
     """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None, name: str = "") -> None:
-        """lenders: whose memory attributes may borrow; by default, only these modules'. name: the session's, for what it says of them."""
+        """lenders: sources whose memory attributes may borrow; by default, only these modules. name: the session's, for messages."""
         self._name = name
-        self.chunks = chunks if type(chunks) is list else list(chunks)  # the script may put others into its list
+        self.chunks = chunks if type(chunks) is list else list(chunks)  # the script may replace modules in its list
         self._lenders = Lenders() if lenders is None else lenders
         if lenders is None:
             self._lenders.add("", self.lent)
@@ -48,30 +48,31 @@ class Modules:
         """None until the loop begins."""
         self._extra, self._attributes = Extra({}), Attributes({}, self._lenders, name)
         self._stale = True
-        """The modules look otherwise than when `_extra` was made."""
+        """Whether the modules have changed since `_extra` was made."""
         self._seen: list[Any] = []
         self._changes: Nested = {}
         self.bound = ""
-        """Why no new process could take what was collected last; empty where it could."""
+        """Why no new process could restore the last collected state; empty if one could."""
         self.buffers: frozenset[str] = frozenset()
-        """Names of those in what was collected last."""
+        """The names of the buffers in the last collected state."""
         self._made: list[Any] = []
         self._trained: list[str] = []
         self._unjudged: frozenset[str] = frozenset()
 
     def named(self) -> tuple[Named, Named]:
-        """Parameters and buffers as the modules have them."""
+        """Return the parameters and the buffers, by name, as the modules have them."""
         parameters, buffers = self._names.of(self.chunks)
         self._stale = self._stale or self._names.anew
         return parameters, buffers
 
     def known_as(self, source: str) -> Named:
-        """Parameters by their names in the session, in which the modules are `source`."""
+        """Return the parameters by their names in the session, where the modules are called `source`."""
         return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
 
     def hooked(self, wrappers: Iterable[DistributedDataParallel] = ()) -> str:
-        """The communication hook of DistributedDataParallel that has a state (PowerSGD's errors, say); empty: none. torch's private ones,
-        as for mixed precision, keep nothing from step to step. wrappers: further ones, which count if they have a module of these."""
+        """Return the name of DistributedDataParallel's communication hook that has a state (PowerSGD's errors, say), or nothing. torch's
+        private states, as for mixed precision, keep nothing between steps. wrappers: further wrappers, which count if they have one of
+        these modules."""
         mine = {id(module) for chunk in self.chunks for module in chunk.modules()}
         around = (each for each in wrappers if not mine.isdisjoint(map(id, each.modules())))
         hooks = (hook for each in (*self.chunks, *around) for hook in getattr(each, "_comm_hooks", ()))
@@ -79,32 +80,32 @@ class Modules:
         return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
 
     def lent(self) -> Named:
-        """Tensors whose memory others may borrow."""
+        """Return the tensors whose memory other sources may borrow."""
         parameters, buffers = self.named()
         return parameters | buffers
 
     def trained_attributes(self, *, anew: bool = False) -> list[torch.Tensor]:
-        """Tensors in attributes that may have gradients: at the last snapshot, or now (anew)."""
+        """Return the tensors in attributes that may have gradients: at the last snapshot, or now (anew)."""
         if anew:
             self._attributes.collect()
         return self._attributes.trained
 
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
-        """All that were there at the last look."""
+        """All modules that the last look found."""
         return self._names.modules
 
     def by_path(self) -> Mapping[str, torch.nn.Module]:
-        """All modules, also before the loop begins."""
+        """Return all modules by path. It may be called before the loop begins."""
         return named_modules(self.chunks)
 
     def by_name(self) -> Mapping[str, torch.nn.Module]:
-        """All modules."""
+        """Return all modules by name, after another look."""
         self.named()
         return self._look().modules
 
     def tensors(self) -> Named:
-        """What lies here of each, live. Raises SnapshotError for what cannot be saved."""
+        """Return this rank's part of each tensor, live. Raises SnapshotError for a tensor that cannot be saved."""
         parameters, buffers = self.named()
         named = here = parameters | buffers
         if all_ordinary(named):
@@ -120,16 +121,16 @@ class Modules:
         return here
 
     def parameters(self, collected: Nested) -> list[torch.Tensor]:
-        """Those in what was `collected` last."""
+        """Return the parameters in the state that was `collected` last."""
         return [each for name, each in collected.items() if name not in self.buffers and name[:1] != "."]
 
     def judged(self, collected: Nested) -> list[torch.Tensor]:
-        """Those in what was `collected` last in which NaN or Inf is news: that are trained, and were free of it when the loop began."""
+        """Return the parameters in the state `collected` last that must be finite: they train, and were finite when the loop began."""
         names = (name for name in self._trained if name in collected and name not in self._unjudged)
         return [collected[name] for name in names]
 
     def excuse(self) -> None:
-        """The loop begins: what is not finite now is so on purpose, such as a padding row of NaN."""
+        """Exempt what is not finite as the loop begins: it is so on purpose, such as a padding row of NaN."""
         tensors = self.tensors()
         with torch.no_grad():
             self._unjudged = frozenset(
@@ -138,11 +139,11 @@ class Modules:
 
     @property
     def gathered(self) -> bool:
-        """The parameters are, during the forward pass: it writes all of them then, and not the buffers alone."""
+        """Whether the forward pass gathers the parameters. Then it writes all of them, and not only the buffers."""
         return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """What in what was `collected` last only an optimizer's step writes."""
+        """Return the tensors in the state `collected` last that only an optimizer's step writes."""
         return [] if self.gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
@@ -158,7 +159,7 @@ class Modules:
     def prepare(self, described: Nested) -> None:
         live, outline = self.tensors(), self._look()
         told = described.get(CHANGED, {})
-        if self.bound and not told.get(BOUND):  # else they have been put back by whoever has their objects
+        if self.bound and not told.get(BOUND):  # otherwise the holder of their objects has put them back already
             outline.put_back(outline.began)
             live, outline = self.tensors(), self._look()
         pieces: dict[str, Piece] = {name: piece for name, piece in described.items() if name[:1] != "."}
@@ -174,7 +175,7 @@ class Modules:
         outline.follow(told, pieces)
 
     def follow(self, described: Nested) -> None:
-        """Make flags and modes as in a snapshot of another layout. Raises LayoutError where tensors have changed since the loop began."""
+        """Set flags and modes as in a snapshot of another layout. Raises LayoutError if a tensor's shape had changed while it trained."""
         told = described.get(CHANGED, {})
         if changed := [
             name for name, (began, now, *_) in told.get("tensors", {}).items() if not same_shape(began, now)
@@ -186,11 +187,11 @@ class Modules:
         self._look().follow({key: value for key, value in told.items() if key != "tensors"}, {})
 
     def objects(self) -> Objects:
-        """All of which the modules were made at the last look."""
+        """Return the objects of which the modules consisted at the last look."""
         return self._look().now
 
     def put_back(self, objects: Objects) -> None:
-        """Make the modules of these."""
+        """Put these objects back into the modules."""
         self.named()
         if self.objects() != objects:
             self._look().put_back(objects)
@@ -203,7 +204,7 @@ class Modules:
         self._extra.restore(kept.get(EXTRA, {}))
 
     def _look(self) -> Outline:
-        """How the modules are made, looked at again where they have changed."""
+        """Return the modules' structure, read again if they have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
             self._attributes = Attributes(self._outline.modules, self._lenders, self._name)

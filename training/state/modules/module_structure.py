@@ -1,9 +1,9 @@
-"""How modules are made when the training loop begins, and what of it is otherwise later: this belongs to the state.
+"""The structure of modules when the training loop begins, and its later changes: these belong to the state.
 
-A script that starts again makes its modules as at the beginning. What has changed since then, and can be made so again, is told with each
-snapshot: buffers that have come, gone or grown, parameters of another shape, `requires_grad`, train and eval mode. Modules that have come,
-gone or become others only the script can make. A snapshot of them serves the processes that have them: a rewind in place takes them back as
-they were.
+A restarted script builds its modules as at the beginning. Each snapshot records the later changes that can be made again: buffers that were
+added, removed or resized, parameters of another shape, `requires_grad`, train and eval mode. Only the script can build modules that were
+added, removed or replaced. A snapshot with such modules serves only the processes that have them: a rewind in place puts them back as they
+were.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .module_tensors import join, named_modules
 
 _PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 _COUNTS = ("_size", "_keys")
-"""What a ParameterList and a ParameterDict know of their members beside these."""
+"""Attributes in which a ParameterList and a ParameterDict count their members, beside `_PARTS`."""
 _ABSENT, _NONE, _STRIDES = "absent", "None", "strides"
 
 Shapes: TypeAlias = dict[str, str]
-"""By name, dtype and shape of a parameter or buffer, and its strides where others than usual; or one of the first two above."""
+"""By name, the dtype and shape of a parameter or buffer, with its strides if they are unusual; or `_ABSENT` or `_NONE`."""
 
 
 class Objects:
-    """Of which modules are made at a moment."""
+    """The objects of which modules consist at one moment."""
 
     def __init__(self, modules: Iterable[Module], chunks: Sequence[Module]) -> None:
         self.chunks = list(chunks)
@@ -45,7 +45,7 @@ class Objects:
         ]
 
     def __eq__(self, other: object) -> bool:
-        """The same ones, but for buffers and hooks: a buffer is assigned to, and nobody else has it."""
+        """Whether both are the same objects. Buffers and hooks do not count: scripts assign buffers anew, and nothing else holds them."""
         return isinstance(other, Objects) and self._ids == other._ids
 
     __hash__ = None  # type: ignore[assignment]
@@ -66,10 +66,10 @@ class Outline:
         self._hidden = {name for name in self._shapes if not self._persists(name)}
         self._modes = {name: module.training for name, module in self.modules.items()}
         self.began = self.now = Objects(self.modules.values(), chunks)
-        """Of which they were made when the loop began, or that have come into their places since; and are made now."""
+        """`began`: the objects of the beginning, or those that took their places since. `now`: the present objects."""
 
     def look(self) -> str:
-        """Look at the modules anew. What is otherwise than when the loop began, and could not be made so by a new process; or nothing."""
+        """Look at the modules again. Return the change since the loop began that a new process could not repeat, or nothing."""
         self.modules = named_modules(self._chunks)
         now, self.now = self._kinds_now(), Objects(self.modules.values(), self._chunks)
         if len(self._chunks) != self._number:
@@ -87,7 +87,7 @@ class Outline:
         return "their order is another one"
 
     def changes(self) -> Nested:
-        """What is otherwise now, as plain values: empty where nothing is."""
+        """Return what has changed since the loop began, as plain values; empty if nothing has."""
         shapes, told = self._shapes_now(), {}
         changed = {
             name: [self._shapes.get(name, _ABSENT), shapes.get(name, _ABSENT), self._persists(name)]
@@ -104,7 +104,7 @@ class Outline:
         return told
 
     def put_back(self, objects: Objects) -> None:
-        """Make the modules of these very objects."""
+        """Put exactly these objects back into the modules."""
         self._chunks[:] = objects.chunks
         for module, kind, parts in objects.made:
             if type(module) is not kind:
@@ -120,13 +120,13 @@ class Outline:
         self.modules = named_modules(self._chunks)
 
     def may_change(self, told: Nested) -> set[str]:
-        """Names of the tensors that `follow` makes as they were told: both this process and the snapshot's have begun with the same."""
+        """Return the names of the tensors that `follow` sets: those changed here, and those in `told` that began alike in both runs."""
         said = {name for name, (began, *_) in told.get("tensors", {}).items() if self._began(name) == began}
         now = self._shapes_now()
         return said | {name for name in (*self._shapes, *now) if self._shapes.get(name) != now.get(name)}
 
     def follow(self, told: Nested, described: Mapping[str, Piece]) -> None:
-        """Make tensors, flags and modes as they were told; what was not told is as when the loop began."""
+        """Set tensors, flags and modes as recorded in `told`. Set all others as when the loop began."""
         for name in self.may_change(told):
             wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), name not in self._hidden])
             self._make(name, wanted[1], bool(wanted[2]), described.get(name))
@@ -145,7 +145,7 @@ class Outline:
     def _make(self, name: str, wanted: str, persists: bool, piece: Piece | None) -> None:
         path, _, key = name.rpartition(".")
         module = self.modules.get(path)
-        if module is None:  # gone, and its tensors with it
+        if module is None:  # the module is gone, and its tensors with it
             return
         live = module._parameters.get(key) if key in module._parameters else module._buffers.get(key)
         if wanted == _ABSENT:
@@ -153,7 +153,7 @@ class Outline:
             module._non_persistent_buffers_set.discard(key)
         elif live is not None and piece is not None and shape_of(live) != wanted:
             live.data, live.grad = _room(piece, live.device, wanted), None
-        elif wanted == _NONE or (live is None and piece is not None):  # a tied one goes by its first name
+        elif wanted == _NONE or (live is None and piece is not None):  # tied tensors: only the first name has a piece
             there = (
                 None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()), wanted)
             )
@@ -161,7 +161,7 @@ class Outline:
             module.register_buffer(key, there, persistent=persists)
 
     def _kinds_now(self) -> dict[str, str]:
-        """What only the script can make: modules and parameters, by name, and which names are of one tensor."""
+        """Return what only the script can build, by name: modules, parameters, and names that share one tensor."""
         kinds = {name: f"a {type(m).__module__}.{type(m).__qualname__}" for name, m in self.modules.items()}
         first: dict[int, str] = {}
         for name, each in (parameters := self._parameters()).items():
@@ -189,7 +189,7 @@ class Outline:
         }
 
     def _flagged(self) -> dict[str, torch.Tensor]:
-        """What may be told to require gradients."""
+        """Return the tensors whose `requires_grad` can be set."""
         return self._parameters() | {name: each for name, each in self._buffers().items() if each.is_leaf}
 
     def _shapes_now(self) -> Shapes:
@@ -209,12 +209,12 @@ def shape_of(tensor: torch.Tensor) -> str:
 
 
 def same_shape(one: str, other: str) -> bool:
-    """Whether two differ in no more than their strides."""
+    """Whether two shapes differ at most in their strides."""
     return one.partition(f" {_STRIDES} ")[0] == other.partition(f" {_STRIDES} ")[0]
 
 
 def _lies_in_order(tensor: torch.Tensor) -> bool:
-    """Whether it lies in memory as its shape says; or in a way of its own that no other tensor is made in, as an expanded one."""
+    """Whether the tensor is contiguous. Also true if no new tensor can be given its strides, as for an expanded one."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return True
     dense = sorted(zip(tensor.stride(), tensor.shape, strict=True))
@@ -227,7 +227,7 @@ def _lies_in_order(tensor: torch.Tensor) -> bool:
 
 
 def _device(module: Module, parameters: Mapping[str, torch.Tensor]) -> torch.device:
-    """Where a module computes: a new buffer of it belongs there."""
+    """Return the device on which a module computes: its new buffers belong there."""
     tensors: list[Any] = [*module.parameters(), *module.buffers(), *parameters.values()]
     return tensors[0].device if tensors else torch.device("cpu")
 

@@ -1,8 +1,8 @@
-"""Parameters and buffers of modules by name, as torch names them, in one look at the modules where they are made as before.
+"""Find the parameters and buffers of modules by torch's names, in one walk if the structure of the modules is unchanged.
 
-torch's own walk (`named_parameters`, `named_buffers`) takes some microseconds a module, twice, and a large model has thousands: more than
-all the rest of a snapshot's boundary. What is looked at here decides every name: the modules' types, the names in each, and which
-modules and tensors are the same ones. The tensors are those of the look; none is held on to.
+torch's own two walks (`named_parameters`, `named_buffers`) take some microseconds a module each, and a large model has thousands. That is
+more than all the rest of a snapshot's boundary. The walk here reads what decides every name: the modules' types, the names in each, and
+which modules and tensors are identical. It returns the present tensors and holds none of them afterwards.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch.nn import Module
 Named: TypeAlias = dict[str, torch.Tensor]
 
 _NAMING = ("named_parameters", "named_buffers", "named_modules", "_named_members")
-"""What else could have a say, where a module brings its own."""
+"""Methods that also decide the names if a module overrides them."""
 _FRAMEWORKS = frozenset(("torch", "megatron", "transformer_engine", "deepspeed", "apex"))
 
 
 class Names:
     def __init__(self) -> None:
         self._form: list[Any] | None = None
-        """What the last look has seen but for the tensors; None where torch is asked each time."""
+        """What the last walk read, without the tensors. None if each walk has to ask torch."""
         self._names: list[tuple[list[str], list[int]]] = []
-        """Of parameters and of buffers: the names, and which of the tensors that a look finds they name."""
+        """For parameters and for buffers: the names, and each name's index among the tensors that a walk finds."""
         self.modules: list[Module] = []
-        """All that the last look has seen."""
+        """All modules that the last walk found."""
         self.anew = True
-        """It was made otherwise than the look before, as far as one can tell."""
+        """Whether the structure has changed since the walk before, or may have."""
 
     def of(self, chunks: Sequence[Module]) -> tuple[Named, Named]:
-        """The parameters and the buffers of one module, or of the chunks of a pipeline stage."""
+        """Return the parameters and the buffers of one module, or of the chunks of a pipeline stage."""
         self.modules, form, found = _look(chunks)
         self.anew = self._form is None or form != self._form
         if self.anew:
@@ -70,7 +70,7 @@ def join(path: str, name: str) -> str:
 
 
 def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
-    """All modules by path, as torch names them; also those that a module keeps to itself."""
+    """Return all modules by path, as torch names them, including those that a module hides."""
     found: dict[str, Module] = {}
     seen: set[int] = set()
 
@@ -90,7 +90,7 @@ def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
 
 
 def _add_hidden(chunks: Sequence[Module], parameters: Named, buffers: Named) -> None:
-    """What modules keep to themselves, such as a teacher that no optimizer is to see."""
+    """Add the tensors that modules hide, such as those of a teacher that no optimizer may see."""
     known = {*map(id, parameters.values()), *map(id, buffers.values())}
     for path, module in named_modules(chunks).items():
         for held, named in ((module._parameters, parameters), (module._buffers, buffers)):
@@ -105,11 +105,11 @@ def _add_hidden(chunks: Sequence[Module], parameters: Named, buffers: Named) -> 
 
 
 def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch.Tensor | None]]:
-    """All modules below `chunks`; what they look like; and their tensors, in order."""
+    """Return all modules below `chunks`, their structure, and their tensors, in order."""
     modules, found = list(chunks), []
     form: list[Any] = [len(chunks)]
     number = {id(module): at for at, module in enumerate(modules)}
-    for module in modules:  # which grows meanwhile
+    for module in modules:  # the loop extends the list
         parameters, buffers, children = module._parameters, module._buffers, module._modules
         form.append(type(module))
         if parameters:
@@ -126,7 +126,7 @@ def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch
                 if at == len(modules):
                     modules.append(child)
                 form += (name, at)
-    form += map(id, found)  # numbers: equal ones in the same look are one tensor, and None is always the same
+    form += map(id, found)  # ids: equal ones in one walk are one tensor, and None always has the same
     return modules, form, found
 
 
@@ -135,7 +135,7 @@ def _as_torch_does(module: Module) -> bool:
 
 
 def _may_hide(module: Module) -> bool:
-    """Whether it names its tensors itself. Those of torch's and of frameworks that shard give all that they have, under other names."""
+    """Whether a module names its tensors itself. Those of torch and of sharding frameworks return all tensors, under other names."""
     if _as_torch_does(module):
         return False
     own = (getattr(getattr(module, name), "__func__", getattr(module, name)) for name in _NAMING)

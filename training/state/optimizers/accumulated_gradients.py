@@ -1,10 +1,11 @@
-"""Gradients as a part of a rank's state: a loop may leave them from one step of the session to the next, as sums that are added to.
+"""Gradients as a part of a rank's state: a loop may carry them from one step of the session to the next, and accumulate into them.
 
-Most loops drop theirs before the next pass, right after a snapshot or right before it. So a gradient that an optimizer has taken is left
-out where it is known that the loop drops such ones: that of the snapshot before was another tensor when its optimizer stepped next. All
-others are kept; zeros count, for an optimizer leaves a parameter out whose gradient is None, and not one whose gradient is zero.
+Most loops drop their gradients before the next pass, right after a snapshot or right before it. So a snapshot leaves out a gradient that an
+optimizer has used, if the loop is known to drop such gradients. The proof is that, after the previous snapshot, the parameter had another
+gradient tensor when its optimizer stepped next. All other gradients are kept. Zeros count: an optimizer skips a parameter whose gradient is
+None, but not one whose gradient is zero.
 
-Where wrappers keep sums by themselves, no snapshot is taken.
+While wrappers accumulate gradients internally, no snapshot is taken.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from ..values.value_source import Values
 from .optimizers import Optimizers
 
 _NONE, _LEFT, _SUM = range(3)
-"""What a parameter has for a gradient: none; one that the loop drops; one that is kept."""
+"""A parameter's gradient: there is none; the loop drops it; a snapshot keeps it."""
 
 
 class Halfway(SnapshotError):
-    """Of this step there can be no snapshot; of another one there can."""
+    """No snapshot of this step is possible, but another step can have one."""
 
 
 class Accumulation:
@@ -41,17 +42,17 @@ class Accumulation:
     ) -> None:
         self._models, self._optimizers, self._others, self._tell = models, optimizers, others, tell
         self._stepped: dict[int, torch.optim.Optimizer] = {}
-        """Since the last boundary."""
+        """The optimizers that have stepped since the last boundary, by id."""
         self._taken: frozenset[int] = frozenset()
-        """Ids of the parameters whose gradients optimizers took in the step before it."""
+        """The ids of the parameters whose gradients optimizers used in the step before that boundary."""
         self._dropped: set[int] = set()
-        """Ids of parameters whose gradient was another tensor when the optimizer stepped,"""
+        """The ids of the parameters whose gradient was another tensor when the optimizer stepped next."""
         self._carried: set[int] = set()
-        """and of those for which it was the same one, once: the loop adds to it."""
+        """The ids of the parameters whose gradient was once the same tensor: the loop accumulates into it."""
         self._left: dict[int, weakref.ref[torch.Tensor]] = {}
         """The gradients at the last snapshot, by their parameters' ids."""
         self.ends = False
-        """The training does, at this boundary: nothing is added to any more."""
+        """Whether the training ends at this boundary, so that nothing accumulates any more."""
         self._told = False
         self._hook = register_optimizer_step_pre_hook(self._before)
 
@@ -64,13 +65,13 @@ class Accumulation:
                     (self._carried if same else self._dropped).add(id(parameter))
 
     def crossed(self) -> None:
-        """A boundary is."""
+        """Note that the loop crosses a boundary."""
         groups = (group for optimizer in self._stepped.values() for group in optimizer.param_groups)
         self._taken = frozenset(id(parameter) for group in groups for parameter in group["params"])
         self._stepped = {}
 
     def collect(self) -> Nested:
-        """Raises Halfway."""
+        """Return the gradients to keep. Raises Halfway."""
         found = bytearray()
         sums: Nested = {}
         hidden = next(_kept_by_wrappers(self._models), "")
@@ -104,10 +105,10 @@ class Accumulation:
         return _LEFT if key in self._dropped or not _fits(parameter) else _SUM
 
     def restore(self, kept: Nested) -> None:
-        """Raises RuntimeError where a wrapper has sums that cannot be taken out of it."""
+        """Raises RuntimeError if a wrapper holds sums that cannot be removed."""
         _forget_sums(self._models)
         for other in self._others:
-            other.collect()  # what it holds now
+            other.collect()  # so that it knows its present tensors
         for model in self._models:
             model.trained_attributes(anew=True)
         parameters = [parameter for _, parameter in self._parameters()]
@@ -120,7 +121,7 @@ class Accumulation:
         self._left = {}
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Those of the models, those that only an optimizer has, and those among the script's values; some may come twice."""
+        """Yield the parameters of the models, of optimizers alone, and among the script's values. Some may come twice."""
         for model in self._models:
             yield from model.named()[0].items()
             yield from (("an attribute of a module", each) for each in model.trained_attributes())
@@ -131,7 +132,7 @@ class Accumulation:
 
 
 def _fits(parameter: torch.Tensor) -> bool:
-    """Whether its gradient can be kept: as backward makes it, or sparse."""
+    """Whether a snapshot can keep the parameter's gradient: it is as backward makes it, or sparse."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout is torch.sparse_coo:
@@ -146,7 +147,7 @@ def _parts(gradient: torch.Tensor) -> Any:
     indices, values = (
         gradient._indices(),
         gradient._values(),
-    )  # copies: backward resizes them, and who reads a tensor forbids that
+    )  # copies: backward resizes them, which a reader of a tensor forbids
     return {"indices": indices.clone(), "values": values.detach().clone(), "coalesced": gradient.is_coalesced()}
 
 
@@ -166,8 +167,8 @@ def _fill(parameter: torch.Tensor, kept: Any) -> None:
 
 
 def _kept_by_wrappers(models: Collection[Modules]) -> Iterator[str]:
-    """DistributedDataParallel notes the parameters that were used under `no_sync` in its reducer. FSDP2 adds gradients up beside the
-    parameters (torch.distributed.fsdp, `FSDPParam`: `unsharded_accumulated_grad`, or that of its `_unsharded_param`)."""
+    """Yield wrappers with internal sums. DistributedDataParallel notes in its reducer which parameters `no_sync` passes used. FSDP2
+    has sums beside the parameters (torch.distributed.fsdp, `FSDPParam`: `unsharded_accumulated_grad`, or that of `_unsharded_param`)."""
     for module in (each for model in models for each in model.modules):
         if isinstance(module, DistributedDataParallel):
             if _notes_use(module):
@@ -189,17 +190,17 @@ def _forget_sums(models: Collection[Modules]) -> None:
 
 
 def _notes_use(module: DistributedDataParallel) -> bool:
-    """Its last pass was under `no_sync`, and which parameters that used counts."""
+    """Whether the last pass was under `no_sync`, and the wrapper notes which parameters it used."""
     return module.find_unused_parameters and not module.require_forward_param_sync
 
 
 def _unsharded(parameter: Any) -> tuple[Any, Any]:
-    """In the type that it reduces, and in the parameter's."""
+    """Return FSDP2's accumulated gradients: the one in the dtype of the reduction, and the one in the parameter's dtype."""
     return parameter.unsharded_accumulated_grad, getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
 
 
 def _sharded(module: torch.nn.Module) -> list[Any]:
-    """FSDP2's parameters of it, where it has any of its own."""
+    """Return the FSDP2 parameters of a module, if it has any of its own."""
     if not hasattr(type(module), "_get_fsdp_state"):
         return []
     group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # type: ignore[operator]

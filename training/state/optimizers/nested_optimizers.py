@@ -1,7 +1,7 @@
-"""Optimizers within optimizers (Lookahead, SAM, ZeRO's local one), and what an optimizer keeps in attributes of its own.
+"""Optimizers within optimizers (Lookahead, SAM, ZeRO's local one), and the state that an optimizer keeps in its own attributes.
 
-torch's optimizers keep all of their state by parameter, and wrappers of frameworks keep none. Others may do as they like: their attributes
-are part of the state.
+torch's optimizers keep all of their state by parameter, and frameworks' wrappers keep none. Other optimizers may keep state anywhere, so
+their attributes are part of the state.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .optimizer_packing import HERE, OptimizerPacking
 
 _FRAMEWORKS = ("torch", *WRAPPERS)
 _CLOSED = ("megatron", "apex", "deepspeed")
-"""They keep the optimizers within by themselves."""
+"""Frameworks whose optimizers handle the optimizers within them themselves."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _LEVELS = 4
-"""Down into an attribute."""
+"""The depth to which an attribute is searched."""
 
 
 def inner_optimizers(thing: Any) -> list[Any]:
-    """Megatron's wrappers down to what holds a torch optimizer: a ChainedOptimizer's parts, or the wrapper itself, or a stub. A class
-    of the script's that looks alike may keep more than its optimizer does."""
+    """Return Megatron's wrappers that hold a torch optimizer: a ChainedOptimizer's parts, the wrapper itself, or a stub. A script's class
+    that looks alike does not count: it may keep more state than its optimizer."""
     if not any(each.__module__.partition(".")[0] in _CLOSED for each in type(thing).__mro__):
         return []
     if hasattr(thing, "chained_optimizers"):
@@ -41,7 +41,7 @@ def inner_optimizers(thing: Any) -> list[Any]:
 
 
 def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> Iterator[tuple[str, Optimizer]]:
-    """Those within `outer`, by names that are the same in each life. met: all so far."""
+    """Yield the optimizers within `outer`, by names that stay the same after a restart. met: all optimizers so far."""
     met.append(outer)
     if _package(outer) in _CLOSED:
         return
@@ -53,7 +53,7 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> 
 
 
 def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[str, Any]]:
-    """What its attributes hold of this kind, by their places."""
+    """Yield the objects of this kind in the optimizer's attributes, with their places."""
     for attribute, value in vars(optimizer).items():
         if attribute not in of_every_optimizer():
             for keys, each in _of_kind(value, kind, 0):
@@ -61,17 +61,17 @@ def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[s
 
 
 def state_of(optimizer: Optimizer) -> Any:
-    """A wrapper may have none."""
+    """Return the optimizer's state: empty for a wrapper that has none."""
     return getattr(optimizer, "state", {})
 
 
 def framework(optimizer: Optimizer) -> bool:
-    """Whether its attributes are no state."""
+    """Whether the optimizer is torch's or a framework's, so that its attributes are no state."""
     return _package(optimizer) in _FRAMEWORKS
 
 
 def further(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
-    """What it keeps beside groups and the states of parameters; empty where that is nothing."""
+    """Return what the optimizer keeps beside groups and the states of parameters; empty if that is nothing."""
     found = {"loose": packing.pack(_loose(optimizer), ".state"), "attributes": _attributes(optimizer, packing)}
     if packing.left:
         said = optimizer.state_dict().items()
@@ -80,7 +80,7 @@ def further(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
 
 
 def _loose(optimizer: Optimizer) -> dict[Any, Any]:
-    """What is in its state under other keys than parameters."""
+    """Return the entries of the optimizer's state whose keys are no parameters."""
     state = state_of(optimizer)
     if _TENSORS.issuperset(map(type, state)):
         return {}
@@ -88,7 +88,7 @@ def _loose(optimizer: Optimizer) -> dict[Any, Any]:
 
 
 def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
-    """Those that are state, by name."""
+    """Return the attributes that are state, by name."""
     if framework(optimizer):
         averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
         return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
@@ -99,7 +99,7 @@ def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
 
 
 def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpacking) -> None:
-    """What it kept, into place. What has come since is gone. now: what it keeps before that."""
+    """Restore what `further` returned, and delete what was added since. now: what `further` returns before this."""
     before = _loose(optimizer)
     loose = unpacking.unpack(kept.get("loose", {}), dict(before))
     for key in before.keys() - loose.keys():
@@ -117,7 +117,7 @@ def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpa
 
 
 def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:
-    """What all of them have said by their own `state_dict`. Their states and groups stay the very same objects."""
+    """Load what the optimizers' own `state_dict` returned. Their states and groups stay the same objects."""
     shared = [(each, {k: vars(each)[k] for k in ("state", "param_groups") if k in vars(each)}) for each, _ in kept]
     for optimizer, more in kept:
         if "declared" in more:
@@ -127,12 +127,12 @@ def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:
 
 
 def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
-    """Whether all that `inner` keeps is `outer`'s as well."""
+    """Whether `outer` keeps every state that `inner` keeps."""
     return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
 
 
 def _of_kind(value: Any, wanted: type, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Also in containers, and in objects of the script's: with the keys that lead there."""
+    """Yield the `wanted` objects in a value, its containers and objects of the script, with the keys that lead there."""
     if isinstance(value, wanted):
         yield (), value
         return

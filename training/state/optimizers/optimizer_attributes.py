@@ -1,5 +1,5 @@
-"""What a script puts on an optimizer of torch's: attributes that its class does not have, such as `optimizer.global_step`; and of any
-optimizer, what hooks of its steps move on with, and what the script makes of the `defaults`, which groups that come later are made of."""
+"""What a script sets on one of torch's optimizers: attributes that its class does not have, such as `optimizer.global_step`. For any
+optimizer, they include the objects that hooks of its steps change. They also include changed `defaults`, from which new groups are made."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from .nested_optimizers import framework, of_every_optimizer
 from .optimizer_packing import FUNCTIONS
 
 _GONE, _REMOVED = "..gone", "..removed"
-"""Beside the attributes: the names of those of the beginning that are deleted, and the places of hooks that are removed."""
+"""Keys beside the attributes: for the names of deleted attributes, and for the places of removed hooks."""
 
 
 class PutOn:
     def __init__(self, name: str, lenders: Lenders) -> None:
-        """name: the optimizer's. lenders: whose memory such values may borrow."""
+        """name: the optimizer's. lenders: sources whose memory such values may borrow."""
         self._name = name
         self._packed = Packed(name, Known(lenders))
         self._kept: dict[tuple[str, str, type], bool] = {}
-        """Of each part, name and type: whether it can be kept."""
+        """By part, name and type: whether a snapshot can hold the attribute."""
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
-        """Of each part, as they were first."""
+        """By part, when first seen: the names of the attributes (`_began`), and the `defaults`."""
         self._hooks: dict[str, dict[str, Held]] = {}
-        """Of each part, what its hooks have,"""
+        """By part, the objects of its hooks."""
         self._removals: dict[str, Removals] = {}
-        """and which ones are removed."""
+        """By part, its removed hooks."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
-        """Empty where there is nothing."""
+        """Return the packed attributes; empty if there are none."""
         if part not in self._began and not framework(optimizer):
             self._say_what_is_lost(optimizer)
         held = _put_on(optimizer)
@@ -55,7 +55,7 @@ class PutOn:
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
         try:
             return Tagged(("", self._packed.pack(told))) if told else {}
-        except SnapshotError:  # something in it has become what can't be kept
+        except SnapshotError:  # a value has become one that can't be kept
             for name, value in list(told.items()):
                 del self._kept[part, name, type(value)]
                 if not self._can_be_kept(part, name, value):
@@ -102,7 +102,7 @@ class PutOn:
         return {place: value for place, value in now.items() if value is not None}
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
-        """Empty where they are as they were."""
+        """Return the `defaults` if they have changed, otherwise nothing."""
         now = getattr(optimizer, "defaults", {})
         began = self._defaults.setdefault(part, dict(now))
         same = now.keys() == began.keys() and all(now[key] is began[key] for key in now)
@@ -134,7 +134,7 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether it does something, and holds nothing that a training moves on with: schedulers put some there."""
+    """Whether the value is a function that holds nothing that training changes, such as those that schedulers set."""
     if isinstance(value, types.MethodType):
         return _is_source(value.__self__)
     return isinstance(value, (*FUNCTIONS, functools.partial))

@@ -1,9 +1,9 @@
-"""What an optimizer holds, packed as any value is, but for three things: its parameters and the Session's modules are pointed at, as are
-their ids; what is no state (functions, modules that the Session does not know) stays where it is; and tensors are filled where they lie, a
-new one lies as its parameter does.
+"""Pack an optimizer's contents as any other value, with three exceptions. Its parameters, the Session's modules, and the ids of both are
+stored as references. What is no state (functions, its model where the Session does not know it) stays where it is. Tensors are filled in
+place, and a new tensor lies as its parameter does.
 
-A tensor that is not row-major is kept as a leaf, too, so that its place in other layouts is known by its name. How it lies is told beside,
-and which ones lie in one memory (`shared_storage.py`).
+A tensor that is not row-major is a leaf, too, so that its name gives its place in other layouts. Its strides are recorded beside it, as are
+the tensors that share one memory (`shared_storage.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..values.unpacking import Unpacking
 from .shared_storage import Lying, Memories, Told
 
 HERE = Tagged(("here", ""))
-"""In the place of what stays where it is."""
+"""Stands for a value that stays where it is."""
 _STAYS = (
     torch.Event,
     torch.Stream,
@@ -49,16 +49,16 @@ _STAYS = (
     type(threading.Lock()),
     ModuleType,
 )
-"""Nested optimizers are parts of their own."""
+"""Types whose values stay where they are. Nested optimizers are parts of their own."""
 _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
-"""Modules whose objects are values,"""
+"""Python modules whose objects are values."""
 _KINDS = frozenset(each for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types)
-"""and types that are, wherever they are from: torch's dtypes and generators."""
+"""Types whose objects are values, whatever their module: torch's dtypes and generators."""
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 class OptimizerPacking(Packing):
-    """One way down, for one optimizer."""
+    """Packs the contents of one optimizer, for one snapshot."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class OptimizerPacking(Packing):
         parts: Parts,
         copied: Collection[int] = frozenset(),
     ) -> None:
-        """parameters: by their places in the groups. apart: containers that are kept by themselves, by name. parts: the modules. copied:
-        addresses of memories whose tensors are copied."""
+        """parameters: by their places in the groups. apart: containers that are saved separately, by name. parts: the Session's
+        modules. copied: addresses of memories whose tensors are copied."""
         places = dict(zip(map(id, parameters.values()), parameters, strict=True))
         self._pointed_to = {id(each): key for key, each in apart.items()} | places
         super().__init__(name, self._pointed_to, parts=parts)
@@ -77,25 +77,25 @@ class OptimizerPacking(Packing):
         self.parameters, self._apart = parameters, apart
         self._lenient = self._strict = False
         self.strides: dict[int, list[int]] = {}
-        """Of tensors that are not row-major, by number."""
+        """The strides of the tensors that are not row-major, by number."""
         self.lying, self._copied = Lying(), copied
         self.shared_memories: dict[int, Told] = {}
-        """By address, the memories that several of its tensors lie in, once all are packed."""
+        """By address, the memories that several of its tensors share: known once all are packed."""
         self.left = False
-        """Something stays where it is that only the optimizer's own state_dict knows how to save."""
+        """Whether a value stays where it is that only the optimizer's own state_dict can save."""
 
     def attribute(self, value: Any, name: str, *, declares: bool) -> Any:
-        """The packed value of one. What is called stays where it is, if not all of it can be kept. declares: the optimizer has a
-        state_dict of its own; then so do objects of classes that only it knows, and all of other packages."""
+        """Return the packed value of an attribute. A callable stays where it is, unless all of it can be kept. declares: the optimizer has
+        a state_dict of its own. Then objects of classes that only it knows, and all objects of other packages, stay as well."""
         if isinstance(value, torch.nn.Module) and self._trains(value):
-            return HERE  # it is the model, which the script gives it anew
+            return HERE  # it is the model, which the script passes in again
         self._lenient = (declares or callable(value)) and not self._whole(value, declares)
         found = self.pack(value, f".{name}")
         self._lenient = False
         return found
 
     def _whole(self, value: Any, own: bool) -> bool:
-        """Whether it is made of values alone, which a snapshot gives back: tried. own: of the script's classes, or of known kinds."""
+        """Try whether a snapshot can restore all of the value. own: accept only the script's classes and known kinds."""
         kind = type(value)
         if isinstance(value, FUNCTIONS) or (own and kind not in _KINDS and installed(module_file(kind))):
             return False
@@ -161,7 +161,7 @@ class OptimizerPacking(Packing):
 
 
 class OptimizerUnpacking(Unpacking):
-    """One way up, for one optimizer."""
+    """Unpacks the contents of one optimizer, for one restore."""
 
     def __init__(
         self,
@@ -172,13 +172,13 @@ class OptimizerUnpacking(Unpacking):
         parts: Parts,
         memories: Memories | None = None,
     ) -> None:
-        """sources, parts: parameters and containers, and modules, as `OptimizerPacking` has them. as_they_lie: nobody has told strides: a
-        live tensor lies as it does. memories: that several tensors lie in."""
+        """sources, parts: parameters and containers, and modules, as in `OptimizerPacking`. as_they_lie: no strides are recorded, so
+        a live tensor keeps its own. memories: those that several tensors share."""
         super().__init__(name, sources, parts=parts)
         self._strides, self._as_they_lie = strides, as_they_lie
         self._memories = Memories((), {}) if memories is None else memories
         self.device = torch.device("cpu")
-        """Of new tensors."""
+        """The device of new tensors."""
 
     def _free(self, live: Any, kind: type) -> bool:
         return super()._free(live, kind) or (kind is dict and super()._free(live, defaultdict))
@@ -203,7 +203,7 @@ class OptimizerUnpacking(Unpacking):
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
-        device = tag == "torch.device" and isinstance(live, torch.device)  # this process's own may have another number
+        device = tag == "torch.device" and isinstance(live, torch.device)  # a device here may have another number
         if tag == "here" or device:
             return live
         if tag not in ("module", "state_dict"):
@@ -224,7 +224,7 @@ def device_of(parameters: list[torch.Tensor]) -> torch.device:
 
 
 def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
-    """Bring the state of one parameter into the form `described`: drop what is not in it, make what a fresh optimizer does not have yet."""
+    """Give the state of one parameter the form `described`: drop what is not in it, create what a fresh optimizer does not have yet."""
     if not isinstance(inner.state.get(parameter, {}), dict):
         del inner.state[parameter]
     state, own = inner.state[parameter], local(parameter)
@@ -235,7 +235,7 @@ def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor,
             continue
         if torch.is_tensor(state.get(key)):
             here = local(state[key])
-            if here.shape == own.shape:  # of another shape, it is not the parameter's: it may have grown since
+            if here.shape == own.shape:  # a tensor of another shape is its own: it may have grown since
                 fits(f"{where} {key}", here, piece)
             if not misfit("", here, piece):
                 continue
@@ -243,7 +243,7 @@ def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor,
         away = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
         device = parameter.device if away else torch.device("cpu")
         dtype = getattr(torch, piece.dtype)
-        alike = tuple(own.shape) == piece.shape  # and so of its kind, should it be a DTensor
+        alike = tuple(own.shape) == piece.shape  # and so a DTensor, if the parameter is one
         state[key] = (
             torch.zeros_like(parameter.detach(), dtype=dtype)
             if alike

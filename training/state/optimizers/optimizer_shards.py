@@ -1,7 +1,7 @@
-"""The place of each tensor of an optimizer: that of the parameter it belongs to, and which elements of it.
+"""The place of each tensor of an optimizer: the place of its parameter, and which of the parameter's elements it holds.
 
-How flat shards cut through the parameters is read off the distributed optimizer's own map of them; which parameter one belongs to by the
-identity of tensors, never by position in a group.
+The distributed optimizer's own map says how flat shards cut through the parameters. The identity of tensors says which parameter a shard
+belongs to, never its position in a group.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .optimizers import Optimizers, parameters_of
 
 
 def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:
-    """Parts of the parameter of which each of the optimizer's own parameters is a copy or a shard, by (which optimizer of a chain,
-    "group.position"). With `state_parts` this is where any state of theirs lies, one that a fresh optimizer doesn't have yet too.
+    """Return the parts of the model's parameter that each of the optimizer's own parameters copies or shards. The keys are (which optimizer
+    of a chain, "group.position"). `state_parts` then gives the place of any state, even of one that a fresh optimizer doesn't have yet.
 
     places: of the model's parameters, by id."""
     whole = type(source.thing).__name__ == "LayerWiseDistributedOptimizer"
@@ -31,20 +31,20 @@ def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tu
 
 
 def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) -> list[Part]:
-    """Places of one state of a parameter with these parts: of its shape (`alike`), or one number for all of it."""
+    """Return the places of one state of a parameter with these parts. The state has the parameter's shape (`alike`), or is one number."""
     held = parts if alike else scalars(parts)
     return [replace(part, name=f"{prefix}/{state}/{part.name}") for part in held]
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """The model's parameter to which one of an optimizer's belongs, and which of its elements."""
+    """The model's parameter to which an optimizer's parameter belongs, and which of its elements that holds."""
 
     parameter: torch.Tensor
     span: tuple[int, int] | None = None
-    """Of the flattened parameter; None for all of it."""
+    """The range of the flattened parameter; None for all of it."""
     instance: int | None = None
-    """Where data-parallel ranks hold different things, not copies: which copy of the whole this is. Else None."""
+    """Which copy of the whole this is, if data-parallel ranks hold different parts and no copies. Otherwise None."""
 
     def parts(self, places: Mapping[int, list[Part]]) -> list[Part]:
         parts = places.get(id(self.parameter), [])
@@ -56,7 +56,7 @@ class _Owner:
 
 
 def _owners(wrapper: Any, inner: torch.optim.Optimizer, *, whole: bool) -> dict[int, _Owner]:
-    """By the id of the parameter that the torch optimizer has. `whole`: each rank of a data-parallel group owns whole parameters."""
+    """Return the owners, by the id of the optimizer's parameter. `whole`: each rank of a data-parallel group owns whole parameters."""
     instance = 0 if whole else None
     found = {id(parameter): _Owner(parameter, None, instance) for _, parameter in parameters_of(inner)}
     if hasattr(wrapper, "shard_fp32_from_float16_groups"):
@@ -73,8 +73,8 @@ def _owners(wrapper: Any, inner: torch.optim.Optimizer, *, whole: bool) -> dict[
 
 
 def _shards(wrapper: Any) -> Iterator[tuple[list[Any], list[Any]]]:
-    """The model's parameters and the optimizer's own, group by group. Not `model_param_group_index_map`: its positions are wrong in a
-    group with parameters of two dtypes (megatron-core 0.16.1, distrib_optimizer.py:297 against :441)."""
+    """Yield the model's parameters and the optimizer's own, group by group. `model_param_group_index_map` won't do: its positions are wrong
+    in a group with parameters of two dtypes (megatron-core 0.16.1, distrib_optimizer.py:297 against :441)."""
     yield from zip(wrapper.model_fp32_groups, wrapper.shard_fp32_groups, strict=True)
     yield from zip(wrapper.model_float16_groups, wrapper.shard_fp32_from_float16_groups, strict=True)
     yield from zip(wrapper.model_float16_groups, wrapper.shard_float16_groups, strict=True)

@@ -15,13 +15,13 @@ from .optimizer_packing import OptimizerPacking, OptimizerUnpacking, device_of
 from .shared_storage import Memories
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
-"""What a parameter's state mostly is."""
+"""The types of which a parameter's state mostly consists."""
 
 
 def collect_part(
     wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking
 ) -> Nested:
-    """held: the states of parameters."""
+    """Return the state of one part. held: the states of parameters."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
     kept: Nested = {
         "groups": [packing.pack(group, f".param_groups[{n}]") for n, group in enumerate(groups)],
@@ -53,8 +53,8 @@ def restore_part(
     modules: Parts,
     memories: Memories,
 ) -> None:
-    """In the order of `collect_part`, in which things are numbered. kept: its state is None where a part before it has the same one.
-    packing: for what it holds now."""
+    """Restore one part in the order of `collect_part`, which numbers the values. kept: its state is None if an earlier part shares it.
+    packing: for the part's present contents."""
     strides, named = kept.get("strides", {}), packing.parameters
     as_they_lie = framework(inner) and not strides
     unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules, memories)

@@ -1,7 +1,7 @@
-"""Which parameters an optimizer's groups have: as its script has made them when the loop began, and what has changed about that since.
+"""The parameters in an optimizer's groups: those that the script has put there when the loop begins, and the changes since.
 
-A restart makes the groups of the beginning. Those that a snapshot has beside them are made again of the parameters that it names. A group
-with parameters that no module of the session has is there for a rewind in place alone.
+A restart creates the groups of the beginning. A restore creates the snapshot's further groups from the parameters that the snapshot names.
+Only a rewind in place brings back a later group with parameters that no module of the session has.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from ....checkpoint.format.tensor_table import Piece
 from ....resilience.errors import LayoutError
 
 Named = Callable[[], Mapping[str, torch.Tensor]]
-"""Asks for the parameters of all modules of the session, by name."""
+"""Returns the parameters of all modules of the session, by name."""
 Objects: TypeAlias = list[tuple[dict[str, Any], list[torch.Tensor]]]
-"""The groups of a moment, and their parameters."""
+"""The groups at one moment, and their parameters."""
 _BEGAN = "began"
 
 
 class Groups:
-    """Of one optimizer."""
+    """The groups of one optimizer."""
 
     def __init__(self, inner: Optimizer, named: Named) -> None:
-        """The loop begins."""
+        """Note the groups as the loop begins."""
         self._inner, self._named = inner, named
         self._names = self._named_now()
         order = {id(each): -at for at, each in enumerate(reversed([*named().values()]))}
         mixed = {str(n): self._names[n] for n, ids in enumerate(self._ids()) if _is_mixed(ids, order)}
         self._mixed: dict[str, Any] = {_BEGAN: len(self._names), **mixed} if mixed else {}
-        """Groups with another order than the modules have: a restart may have yet another one."""
+        """Groups whose parameters are in another order than in the modules: a restart may have yet another order."""
         self._shapes = [[each.shape for each in group["params"]] for group in inner.param_groups]
         self._remember()
         self.bound = ""
-        """Why no restart could make the groups that `changed` has seen last; empty where it could."""
+        """Why no restart could create the groups that `changed` saw last; empty if one could."""
 
     def changed(self) -> dict[str, Any]:
-        """Names of the parameters in each group that has come since the beginning, or has other ones, or has them in another order than the
-        modules, as a set has; and how many groups there were."""
+        """Return the parameters' names in each group that is new, has other parameters, or has another order than the modules (as sets do).
+        Also return how many groups there were at the beginning."""
         self.bound = ""
         if (ids := self._ids()) == self._known:
             return dict(self._mixed)
         changed = {key: names for key, names in self._mixed.items() if key != _BEGAN}
         for number, names in enumerate(self._named_now()):
-            if self._names[number : number + 1] == [names]:  # the same, or others in their places
+            if self._names[number : number + 1] == [names]:  # the same names, perhaps of new parameters
                 continue
             changed[str(number)] = names
             if "" in names:
@@ -61,7 +61,7 @@ class Groups:
         return dict(self._mixed)
 
     def grown(self) -> dict[str, list[int]]:
-        """The shapes at the beginning, by place, of parameters of no module that have other ones now: Gaussians that were split."""
+        """Return the first shapes, by place, of parameters of no module that have changed their shape, such as split Gaussians."""
         found = {
             (number, at): [*began]
             for number, group in enumerate(self._inner.param_groups[: len(self._shapes)])
@@ -72,7 +72,7 @@ class Groups:
         return {f"{number}.{at}": began for (number, at), began in found.items() if not names[number][at]}
 
     def make_room(self, place: str, parameter: torch.Tensor, kept: Piece, grown: Mapping[str, list[int]]) -> None:
-        """Give a parameter of no module the shape that it had in a snapshot, if it began alike. grown: as the snapshot tells it."""
+        """Give a parameter of no module its shape in a snapshot, if it began with the same shape. grown: as in the snapshot."""
         if parameter.shape == kept.shape or type(parameter.data) is not torch.Tensor:
             return
         number, at = map(int, place.split("."))
@@ -81,13 +81,13 @@ class Groups:
             parameter.data = parameter.data.new_zeros(kept.shape)
 
     def _remember(self) -> None:
-        """The parameters of the beginning, or what has come into their places since."""
+        """Note the parameters of the beginning, or those that took their places since."""
         self._began = [list(group["params"]) for group in self._inner.param_groups]
         self._known = self._ids()
 
     def make(self, count: int, changed: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Make `count` groups, those of the beginning but for what has `changed`; the parameters whose groups are gone. Raises LayoutError
-        where that can't be."""
+        """Create `count` groups: those of the beginning, with what has `changed`. Return the parameters whose groups are gone. Raises
+        LayoutError if that can't be done."""
         groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
         if began != here:
             raise LayoutError(
@@ -111,14 +111,14 @@ class Groups:
         return _gone(before, groups)
 
     def made_of(self, changed: Mapping[str, Any], count: int) -> bool:
-        """Whether the groups are as they were told already."""
+        """Whether the groups are already as the snapshot records them."""
         return len(self._inner.param_groups) == count and self.changed() == changed
 
     def objects(self) -> Objects:
         return [(group, list(group["params"])) for group in self._inner.param_groups]
 
     def put_back(self, objects: Objects) -> list[torch.Tensor]:
-        """Make the groups of these; the parameters that are in none any more."""
+        """Put these objects back into the groups. Return the parameters that are in no group any more."""
         groups = self._inner.param_groups
         before = [each for group in groups for each in group["params"]]
         groups[:] = [group for group, _ in objects]
@@ -127,7 +127,7 @@ class Groups:
         return _gone(before, groups)
 
     def _as_begun(self, number: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """The parameters of a group of the beginning, or what is in their places now."""
+        """Return the parameters of a group of the beginning, or those in their places now."""
         groups, began = self._inner.param_groups, self._began[number]
         live = groups[number]["params"] if number < len(groups) else []
         known = live if len(live) == len(began) else began
@@ -137,7 +137,7 @@ class Groups:
         return [list(map(id, group["params"])) for group in self._inner.param_groups]
 
     def _named_now(self) -> list[list[str]]:
-        """Names of the parameters in each group; empty ones of those that no module has."""
+        """Return the names of the parameters in each group; an empty name for a parameter of no module."""
         names = {id(parameter): name for name, parameter in self._named().items()}
         return [[names.get(id(each), "") for each in group["params"]] for group in self._inner.param_groups]
 

@@ -1,6 +1,6 @@
-"""Tensors of one optimizer that lie in one memory, whatever their order, type and gaps: which they are, and that memory again.
+"""Tensors of one optimizer that share a memory, whatever their order, type and gaps: record them, and rebuild that memory.
 
-Down: `Lying` notes each tensor, and tells which share a memory. Up: `Memories` gives each its place, in a live memory or a new one.
+When saving, `Lying` notes each tensor, and tells which share a memory. When restoring, `Memories` places each in a live or a new memory.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from ..tensors.tensor_subclasses import only
 from ..values.array_views import address, memory_of
 
 Told: TypeAlias = list[Any]
-"""The bytes of a memory, and of each tensor in it: its number, or the place of a parameter; its first byte; its strides."""
+"""A memory's size in bytes. Then, for each tensor in it: its number, or the place of a parameter; its first byte; its strides."""
 
 
 class Lying:
-    """Where tensors lie."""
+    """Notes in which memory each tensor lies."""
 
     def __init__(self) -> None:
         self._in: dict[int, list[tuple[int, torch.Tensor]]] = {}
-        """By address of memory."""
+        """Tensors by the address of their memory."""
 
     def note(self, number: int, tensor: torch.Tensor) -> None:
         if lies := address(tensor):
             self._in.setdefault(lies, []).append((number, tensor))
 
     def shared(self, parameters: Mapping[str, torch.Tensor]) -> dict[int, Told]:
-        """By address, the memories that several lie in, and which of the `parameters` do."""
+        """Return, by address, the memories that several tensors share, with those of the `parameters` in them."""
         lenders: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for place, parameter in parameters.items() if self._in else ():
             here = _plain(parameter)
@@ -47,12 +47,12 @@ class Lying:
 
 
 class Memories:
-    """What was told of shared ones, for one way up."""
+    """The recorded shared memories, for one restore."""
 
     def __init__(
         self, told: Sequence[Told], parameters: Mapping[str, torch.Tensor], apart: Collection[int] = frozenset()
     ) -> None:
-        """apart: addresses of live memories that several tensors lie in now: none that was alone is filled there."""
+        """apart: addresses of live memories that several tensors share now: no tensor that had its own memory is filled there."""
         self._told, self._apart, self._parameters = told, apart, parameters
         self._places = {each[0]: (at, *each[1:]) for at, (_, *inside) in enumerate(told) for each in inside}
         self._made: dict[int, torch.Tensor] = {}
@@ -66,7 +66,7 @@ class Memories:
         return not self._apart or address(live) not in self._apart
 
     def place(self, number: int, kept: torch.Tensor, live: Any, device: torch.device) -> Any:
-        """The tensor of this number, unfilled: the live one where it lies there."""
+        """Return the tensor of this number, unfilled: the live one if it lies in its place already."""
         at, first, strides = self._places[number]
         here = _plain(live) if isinstance(live, torch.Tensor) else None
         if at not in self._made:
@@ -79,7 +79,7 @@ class Memories:
         return made.set_(storage, first // made.element_size(), kept.shape, strides)
 
     def _memory(self, at: int, here: torch.Tensor | None, first: int, device: torch.device) -> torch.Tensor:
-        """All its bytes: a parameter's memory or the live tensor's, if it lies there as it did."""
+        """Return all bytes of a memory: a parameter's memory or the live tensor's, if that lies as recorded."""
         size, (key, offset, _) = self._told[at][:2]
         known = _plain(self._parameters[key]) if key in self._parameters else None
         if known is not None and _fits(known, size, offset):
@@ -92,7 +92,7 @@ class Memories:
             lender: Any = self._parameters.get(key)
             plain = lender is not None and _plain(lender) is lender
             if plain:
-                # The optimizer has made it a part of its memory on the way, by `parameter.data = …`, as here.
+                # The optimizer has moved it into its own memory during training, by `parameter.data = …`, as here.
                 part = torch.empty(0, dtype=lender.dtype, device=device)
                 part.set_(made.untyped_storage(), begins // lender.element_size(), lender.shape, strides)
                 lender.data = part.copy_(lender.detach())
@@ -108,7 +108,7 @@ def _first_byte(tensor: torch.Tensor) -> int:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The one ordinary tensor that it is, if it has plain bytes."""
+    """Return the one ordinary tensor behind this one, if it has plain bytes."""
     try:
         here = only(tensor, "")
         refuse("", here)

@@ -1,1 +1,1 @@
-"""Live tensors: filled in place, taken apart, looked at for NaN."""
+"""Live tensors: filled in place, taken apart, checked for NaN."""

@@ -1,5 +1,6 @@
-"""The ordinary tensors that a tensor consists of, in the same memory: of a DTensor its local part, of a subclass that wraps others
-(torchao's quantized ones, jagged ones) each of them, of any other subclass the same bytes. What has no bytes is refused by name.
+"""The ordinary tensors that a tensor consists of, in the same memory. A DTensor consists of its local part. A subclass that wraps tensors
+(torchao's quantized ones, jagged ones) consists of each of them. Any other subclass gives its own bytes. A tensor without bytes is refused
+by name.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
-    """By name; the parts of one that wraps others by its name, a dot, and theirs. They may require gradients. called: what a name is in a
-    message. Raises SnapshotError for what cannot be saved, or could not be put back in place."""
+    """Return ordinary tensors by name. A part of a wrapping tensor is named by the whole's name, a dot, and its own. They may require
+    gradients. called: returns a name as messages show it. Raises SnapshotError for what cannot be saved, or could not be restored in
+    place."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if type(tensor) in _ORDINARY:
@@ -28,7 +30,7 @@ def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] =
 
 
 def all_ordinary(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """By their types alone."""
+    """Return whether all are ordinary, by their types alone."""
     return _ORDINARY.issuperset(map(type, tensors.values()))
 
 
@@ -46,14 +48,15 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
     elif tensor.layout is torch.strided and not tensor.is_nested and _has_memory(tensor):
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             found[name] = tensor.detach().as_subclass(torch.Tensor)
-    elif tensor.device.type not in ("cpu", "meta"):  # what copies it knows how
+    elif tensor.device.type not in ("cpu", "meta"):  # the code that copies it knows how
         found[name] = tensor
     else:
         raise refusal(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
 
 
 def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
-    """The one ordinary tensor that it is. Raises SnapshotError where it is none, or several: a restart could not make the whole."""
+    """Return the one ordinary tensor that it consists of. Raises SnapshotError if there is none, or several: a restart could not make the
+    whole."""
     if type(tensor) in _ORDINARY:
         return tensor
     found = ordinary({called: tensor})

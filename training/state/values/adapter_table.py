@@ -1,4 +1,4 @@
-"""The table of docs/state.md: what a Session can be given, and what becomes of it. Made of the adapters themselves."""
+"""The table of docs/state.md: what a Session can be given, and what becomes of it. It is made from the adapters themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VALUE = "a value"
 
 
 def table() -> str:
-    """In Markdown."""
+    """Return the table in Markdown."""
     lines = [
         "| what | restored | on another number of ranks | exported as |",
         "|---|---|---|---|",

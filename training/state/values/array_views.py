@@ -1,7 +1,7 @@
-"""Tensors and arrays as values of a state: what of one must be kept beside its elements, and several that share one memory.
+"""Tensors and arrays as values of a state: what a snapshot keeps beside the elements, and how it keeps several that share one memory.
 
-A plain one (dense, row-major, on the CPU, alone in its memory) is a leaf as it is. Of any other the strides, the device, the dtype or
-`requires_grad` are kept beside the leaf. Those that share memory are views of that memory, which is kept once, as bytes.
+A plain one (dense, row-major, on the CPU, alone in its memory) is a leaf as it is. For any other, the strides, the device, the dtype or
+`requires_grad` are kept beside the leaf. Those that share memory are kept as views of it. The memory is kept once, as bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Unsavable(Exception):
-    """Why a value cannot be kept, as the end of a sentence that has named it."""
+    """A value cannot be kept. The message says why: it is the end of a sentence that has named the value."""
 
 
 def address(thing: Any) -> int:
-    """Of the memory that it lies in, which others may lie in too; 0: it has no bytes."""
+    """Return the address of the memory that the value lies in, which other values may share; 0: it has no bytes."""
     if type(thing) is np.ndarray:
         root = root_of(thing)
         return int(root.__array_interface__["data"][0]) if root.nbytes else 0
@@ -35,7 +35,7 @@ def address(thing: Any) -> int:
 
 
 def root_of(array: Any) -> Any:
-    """The array of numpy that it is a view of, in the end."""
+    """Return the numpy array at the end of the chain of views."""
     while type(array.base) is np.ndarray:
         array = array.base
     return array
@@ -56,7 +56,7 @@ def is_plain_tensor(tensor: Any) -> bool:
 
 
 def overlaps(tensor: Any) -> bool:
-    """Whether several of its elements are one number in memory."""
+    """Return whether several elements of the tensor are the same number in memory."""
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() > 0 and extent < tensor.numel()
 
@@ -72,7 +72,8 @@ def save_tensor(tensor: Any) -> Content:
 
 
 def restore_tensor(content: Content, live: Any) -> Any:
-    """live: a tensor that nothing else of the state lies in; None: there is none."""
+    """Return `live`, filled, if it fits; otherwise a new tensor. live: a tensor whose memory no other value of the state shares; None:
+    there is none."""
     data = content["data"]
     strides = tuple(content["strides"]) if "strides" in content else data.stride()
     if _takes(live, content, data.dtype, data.shape, strides):
@@ -152,7 +153,7 @@ def takes_array(live: Any, dtype: Any, shape: Any, strides: Any, writeable: bool
 
 
 def memory_of(thing: Any) -> Any:
-    """All bytes of the memory that a tensor or array lies in. Raises Unsavable where they are not in one run."""
+    """Return all bytes of the memory that a tensor or array lies in. Raises Unsavable if an array's memory has gaps, or is read-only."""
     if type(thing) is np.ndarray:
         root = root_of(thing)
         if not (root.flags.c_contiguous or root.flags.f_contiguous) or not root.flags.writeable:
@@ -175,7 +176,8 @@ def save_view(thing: Any, memory: Any) -> Content:
 
 
 def restore_view(content: Content, live: Any) -> Any:
-    """`memory` is filled already, and is the live view's own where `live` fits."""
+    """Return `live` if it is this view of `memory`; otherwise a new view. `memory` is filled already. If `live` fits, it is the memory of
+    `live`."""
     memory, shape, strides = content["memory"], tuple(content["shape"]), tuple(content["strides"])
     offset = content["offset"]
     if type(memory) is np.ndarray:

@@ -1,7 +1,7 @@
-"""Memory that a value of a state borrows: the tensors of models and optimizers, which are kept by these.
+"""Values of a state that borrow their memory from tensors of models and optimizers, which keep these tensors themselves.
 
-`best["weights"] = model.state_dict()` is no copy: it goes on with the training. So a snapshot points to what is borrowed, by the name that
-its source has for it, and a restart makes it point there again.
+`best["weights"] = model.state_dict()` is no copy: it changes with the training. So a snapshot points to the borrowed tensor, by its
+source's name for it. A restart makes the value point there again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .class_adapters import NotFound
 from .shared_objects import Sharing
 
 Place: TypeAlias = tuple[str, str]
-"""A source, and its name for a tensor of its own, or for a mapping of such."""
+"""A source, and its name for one of its tensors, or for a mapping of them."""
 Held: TypeAlias = tuple[int, int]
-"""How many hold on to a tensor, and to its memory."""
+"""How many references a tensor has, and how many its memory has."""
 Lender: TypeAlias = Callable[[], Mapping[str, Any]]
-"""What a source has to lend now, by name."""
+"""Returns what a source has to lend now, by name."""
 
 
 class Lenders:
@@ -31,10 +31,10 @@ class Lenders:
     def __init__(self) -> None:
         self._asked: dict[str, Lender] = {}
         self.modules: dict[str, Callable[[], Mapping[str, torch.nn.Module]]] = {}
-        """Each gives the modules of a source, by path."""
+        """For each source, a function that returns its modules by path."""
         self.sources: dict[str, Any] = {}
         self.names: dict[int, str] = {}
-        """Of the sources, by id."""
+        """Names of the sources, by id."""
         self.sharing = Sharing()
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class Lenders:
 
 
 class Loans:
-    """Who lends what at one moment: nobody is asked before somebody wants to know."""
+    """What each source lends at one moment. The sources are asked only when it is needed."""
 
     def __init__(self, lenders: Lenders) -> None:
         self._lenders = lenders
@@ -59,7 +59,7 @@ class Loans:
         return bool(self._lenders)
 
     def find(self, source: str, name: str) -> Any:
-        """What a snapshot points to. Raises NotFound."""
+        """Return what a snapshot points to. Raises NotFound."""
         if self._things is None:
             self._things = self._lenders.things()
         if (source, name) not in self._things:
@@ -67,7 +67,7 @@ class Loans:
         return self._things[source, name]
 
     def of(self, thing: Any, lies_in: int) -> tuple[Place, Any] | None:
-        """The tensor that lends a tensor or array its memory, all of it. lies_in: its address."""
+        """Return the place and the tensor that lends a tensor or array all of its memory; None: there is none. lies_in: its address."""
         if type(thing) is np.ndarray:
             owner = root_of(thing).base
             if not isinstance(owner, torch.Tensor):
@@ -85,7 +85,7 @@ class Loans:
         return None
 
     def mappings(self) -> Mapping[int, Place]:
-        """Those that are lent, by id."""
+        """Return the places of mappings that are lent, by id."""
         return (self._known or self._look())[1]
 
     def _look(self) -> tuple[dict[int, list[tuple[Place, Any]]], dict[int, Place]]:
@@ -102,21 +102,21 @@ class Loans:
 
 _count = getattr(torch._C, "_storage_Use_Count", lambda storage: 1 << 30)
 STATE = "state "
-"""So begins an optimizer's name for the state of a parameter, and for a tensor in it."""
+"""Prefix of an optimizer's names for the state of a parameter, and for a tensor in it."""
 
 
 def holders(tensor: Any) -> int:
-    """How many tensors, and others, hold on to its memory; many where torch does not say."""
+    """Return how many tensors, and other owners, share the memory; a large number if torch does not say."""
     return int(_count(tensor.untyped_storage()._cdata))
 
 
 def memory_said(place: Place, lender: Any, array: bool) -> Tagged:
-    """How a snapshot points to the memory of a tensor that lends it."""
+    """Return how a snapshot points to the memory of a tensor that lends it."""
     return Tagged(("memory", [*place, list(lender.stride()), array]))
 
 
 def memory_again(loans: Loans, content: Any) -> Any:
-    """The memory that a snapshot points to, as bytes. Raises NotFound."""
+    """Return the memory that a snapshot points to, as bytes. Raises NotFound."""
     source, name, strides, array = content
     lender = loans.find(source, name)
     if type(lender) not in TENSORS or list(lender.stride()) != strides:
@@ -128,19 +128,19 @@ def memory_again(loans: Loans, content: Any) -> Any:
 
 
 def offset_in(lender: Any, thing: Any) -> int:
-    """Where the first element of `thing` lies, in bytes from the lender's own first one."""
+    """Return where the first element of `thing` lies, in bytes from the lender's first element."""
     where = int(thing.__array_interface__["data"][0]) if type(thing) is np.ndarray else thing.data_ptr()
     return int(where) - int(lender.data_ptr())
 
 
 def lent_by_groups(groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Tensors among the values of an optimizer's groups."""
+    """Return the tensors among the values of an optimizer's groups."""
     values = ((n, key, value) for n, group in enumerate(groups) for key, value in group.items())
     return {f"group {n} {key}": value for n, key, value in values if type(value) in TENSORS}
 
 
 def _extent(thing: Any) -> tuple[int, int]:
-    """The first byte that it has, and the one behind its last."""
+    """Return the address of the first byte, and the address after the last byte."""
     if type(thing) is np.ndarray:
         where, strides, size = int(thing.__array_interface__["data"][0]), list(thing.strides), thing.itemsize
         filled = thing.size > 0

@@ -1,7 +1,7 @@
-"""Values whose kind is the script's own class, or goes by a name: members of an Enum, functions and classes, named tuples, objects of
-plain attributes. How each is taken apart and made again, as `type_adapters.py` has it for other people's types.
+"""Values of the script's own classes, or kept by name: members of an Enum, functions and classes, named tuples, objects of plain
+attributes. How each is taken apart and made again. `type_adapters.py` does the same for types of libraries.
 
-A class or function goes by its module and name, and has to be found there among what the script has imported: nothing is imported for it.
+A class or function is kept as its module and name. It must be found there among what the script has imported: nothing is imported for it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs, never_del
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
 _HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len", "max", "min", "pow", "round", "sum"))
-"""Of Python's own library, what does nothing but compute."""
+"""Modules and functions of Python's own library that only compute."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 OBJECT, _FROZEN = "object", "frozen dataclass"
 _ITSELF = "itself"
 _TYPED = "__orig_class__"
-"""Of `Buffer[int]()`: an attribute of typing's, and no state."""
+"""The attribute that `typing` sets on `Buffer[int]()`. It is not state."""
 _LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=fill_list)
 _MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=fill_pairs)
 _ORDERED = Kind(name="OrderedDict", types=(OrderedDict,), save=dict, make=lambda c: OrderedDict(), fill=fill_ordered)
 
 
 _HELD: set[str] = set()
-"""Functions and classes that a state of this process has had: no snapshot puts os.system in the place of another function."""
+"""Functions and classes that a state of this process has held. So no snapshot puts os.system in the place of another function."""
 
 
 class NotFound(Exception):
@@ -58,21 +58,21 @@ def _named(thing: Any) -> str:
 
 
 def has_a_name(thing: Any) -> bool:
-    """Whether any process that has imported the same finds this function or class by its name."""
+    """Return whether any process with the same imports finds this function or class by its name."""
     with suppress(NotFound):
         return not _is_guarded(_named(thing)) or isinstance(thing, type)
     return False
 
 
 def _is_guarded(where: str) -> bool:
-    """Whether it is a function of Python's own library that may do more than compute."""
+    """Return whether it is a function of Python's own library that may do more than compute."""
     module, _, name = where.partition(":")
     harmless = (name if module == "builtins" else module) in _HARMLESS
     return module.partition(".")[0] in sys.stdlib_module_names and not harmless
 
 
 def find(where: str) -> Any:
-    """What goes by `module:name`. Raises NotFound where it is not among what was imported."""
+    """Return what `module:name` names. Raises NotFound if it is not among what was imported."""
     module, _, name = where.partition(":")
     found = sys.modules.get(module)
     for part in name.split("."):
@@ -131,7 +131,7 @@ VALUE = constant("named tuple", (), _save_value, _make_value)
 
 
 def kind_of(kind: Any) -> Kind | None:
-    """How values of this type are taken apart; None where nobody knows."""
+    """Return how values of this type are taken apart; None: it is not known."""
     if kind not in _BY_TYPE:
         _BY_TYPE[kind] = _found(kind)
     return _BY_TYPE[kind]
@@ -154,7 +154,7 @@ def _found(kind: type) -> Kind | None:
 
 
 def _ordinary(kind: type, base: type) -> bool:
-    """Whether nothing says that its values are more than their attributes, and what `base` holds."""
+    """Return whether its values are no more than their attributes and what `base` holds: it has no `__reduce__` of its own."""
     return kind.__reduce_ex__ is base.__reduce_ex__ and kind.__reduce__ is base.__reduce__
 
 
@@ -199,13 +199,13 @@ def _frozen(content: Any) -> Any:
 
 
 def _plain(kind: type) -> bool:
-    """Whether all of such an object is in its attributes, or in what its `__getstate__` gives."""
+    """Return whether such an object is no more than its attributes, or what its `__getstate__` returns."""
     try:
         made: Any = object.__new__(kind)
         never_deleted(made)
         states = kind.__getstate__ is not object.__getstate__  # type: ignore[attr-defined]
         return states or object.__reduce_ex__(made, 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
-    except Exception:  # `__new__` of a type written in C, or `__getnewargs__` of somebody
+    except Exception:  # from `__new__` of a type written in C, or from a `__getnewargs__`
         return False
 
 
@@ -273,7 +273,7 @@ _BY_NAME = {
 
 
 def tagged(tag: str, content: Any) -> Kind:
-    """The kind that a value was tagged with. Raises NotFound."""
+    """Return the kind that a value was tagged with. Raises NotFound."""
     if tag in _BY_NAME:
         return _BY_NAME[tag]
     by_class = content[0] if tag in (OBJECT, _FROZEN) else tag
@@ -291,8 +291,8 @@ def is_registered(kind: type) -> bool:
 def register(
     kind: type, save: Callable[[Any], Any], restore: Callable[[Any, Any], Any], make: Callable[[], Any] | None = None
 ) -> None:
-    """How objects of this very class are saved: `save(thing)` gives its state, of values that a snapshot can hold; `restore(thing, state)`
-    puts it back in place. make: a new one where there is none yet; by default the class without arguments."""
+    """Register how objects of exactly this class are saved. `save(thing)` returns its state, made of values that a snapshot can hold.
+    `restore(thing, state)` restores it in place. make: returns a new object; by default it calls the class without arguments."""
     if not isinstance(kind, type):
         raise UsageError(f"mt_resilient.register: {kind!r} is no class")
     build = make or kind

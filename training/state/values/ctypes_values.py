@@ -1,6 +1,6 @@
-"""Values of C that Python changes in place: those of `ctypes`, and those of `multiprocessing` that processes share.
+"""C values that Python changes in place: those of `ctypes`, and those of `multiprocessing` that processes share.
 
-value → (what type it is, its bytes) → the live value, filled in place: so what is shared stays shared.
+value → (its type, its bytes) → the live value, filled in place: so shared values stay shared.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 from .kind import Kind
 
 _DATA: Any = ctypes._SimpleCData.__mro__[1]
-"""What all types of ctypes derive from."""
+"""The base class of all types of ctypes."""
 _NUMBERS = frozenset("cbBhHiIlLqQfdg?u")
-"""Types that are numbers or letters. The others hold addresses, which mean nothing in another process."""
+"""Codes of types that are numbers or letters. The others hold addresses, which mean nothing in another process."""
 
 
 def type_of(kind: Any) -> Kind | None:
-    """How values of this type are taken apart; None where it is none of C, or holds addresses."""
+    """Return how values of this type are taken apart; None: it is not a C type, or holds addresses."""
     if issubclass(kind, SynchronizedBase):
         return SHARED
     return C if issubclass(kind, _DATA) and _holds_numbers(kind) else None
 
 
 def raw_of(value: Any) -> Any:
-    """The value of ctypes in one that is shared. No lock is taken: a worker that was ended may hold it for good."""
+    """Return the ctypes value in a shared one. This takes no lock: a worker that was killed may hold it forever."""
     return value.get_obj() if isinstance(value, SynchronizedBase) else value
 
 
@@ -36,7 +36,7 @@ def bytes_of(value: Any) -> bytes:
 
 
 def size_of(value: Any) -> int:
-    """In bytes."""
+    """Return the size in bytes."""
     return ctypes.sizeof(raw_of(value))
 
 
@@ -57,7 +57,7 @@ def _fields(kind: Any) -> list[Any]:
 
 
 def _said(kind: Any) -> Any:
-    """A type, so that `_type` finds it."""
+    """Return a description of the type, from which `_type` finds it."""
     return (_said(kind._type_), kind._length_) if issubclass(kind, ctypes.Array) else kind.__name__
 
 

@@ -1,4 +1,4 @@
-"""What a snapshot has to know of a kind of values: how one is taken apart, and made again.
+"""How a snapshot takes apart values of one kind, and makes them again.
 
 value → content (what it consists of: values of this and other kinds) → an equal value, or the live one filled.
 """
@@ -20,19 +20,19 @@ class Kind:
     name: str
     types: tuple[type, ...]
     save: Callable[[Any], Any]
-    """What a value consists of."""
+    """Returns what a value consists of."""
     make: Callable[[Any], Any]
-    """The value of this content; of one that is filled, an empty one: its content has not been made again yet."""
+    """Returns the value of this content. With `fill`, it returns an empty value: the content has not been made again yet."""
     fill: Callable[[Any, Any], None] | None = None
-    """Put content into a live value. None: it never changes, so an equal one takes its place."""
+    """Puts content into a live value. None: such values never change, so an equal one takes its place."""
     fits: Callable[[Any, Any], bool] = lambda live, content: True
     """Whether a live value can be filled with this content."""
     hidden: int = 0
-    """So many levels of the content are ours, and have no names that the script would know."""
+    """This many levels of the content are internal, and have no names in the script."""
 
 
 def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
-    """Of values that never change."""
+    """Return the kind of values that never change."""
     return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
 
 
@@ -58,14 +58,14 @@ def fill_attributes(live: Any, content: Any) -> None:
 
 
 def never_deleted(thing: Any) -> None:
-    """See to it, if its class has a `__del__`: of a copy, or of an object without attributes, that would do harm."""
+    """Keep the thing alive forever if its class has a `__del__`: for a copy, or an object without attributes, that would do harm."""
     if hasattr(type(thing), "__del__"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 @cache
 def is_source(kind: Any) -> bool:
-    """Whether such a thing has a state of its own, and a way to put it back."""
+    """Return whether things of this class have a state of their own, and a way to restore it."""
     return issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) or has_state_dict(kind)
 
 

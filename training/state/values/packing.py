@@ -1,7 +1,7 @@
 """What a script holds → what a snapshot holds: plain values, containers of them, tensors, and tagged values.
 
-Each object is there once, and as an alias in every other place: the number of an object, counted in the order in which they are met, as
-`unpacking.py` counts them. A value that nobody knows how to take apart is refused by its place and type.
+Each object is kept once. Every other place holds an alias: the object's number, in the order in which objects are met. `unpacking.py`
+counts in the same order. A value that cannot be taken apart is refused by its place and type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CURE = "Keep it out of the Session, give its class state_dict and load_state_dic
 
 
 class Packing:
-    """One way down, for one source."""
+    """One pass over one source, from the top down."""
 
     def __init__(
         self,
@@ -50,41 +50,42 @@ class Packing:
         own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
         parts: Parts | None = None,
     ) -> None:
-        """sources: what is a source of its own, by id. shared: addresses of memory that several lie in. found: called with the place of
-        each further one, for its name. theirs: what other sources have met before, by id. loans: whose memory may be borrowed. own:
-        what borrowed none the last time. parts: the modules that are pointed to."""
+        """sources: by id, things that are sources of their own. shared: addresses of memory that several values lie in. found: called with
+        the place of each further source, returns its name. theirs: by id, what other sources have met before. loans: memory that may be
+        borrowed. own: values that borrowed none the last time. parts: the modules that values point to."""
         self._parts = Parts(Lenders()) if parts is None else parts
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
-        self._theirs, self._loans = theirs, loans or None  # nobody lends
+        self._theirs, self._loans = theirs, loans or None  # None if no source lends
         self._known_own = own
         self.own: dict[int, tuple[int, int, int]] = {}
-        """By id, what borrows no memory: where it lies, and how many hold on to it."""
+        """By id, values that borrow no memory: where each lies, and how many references it and its memory have."""
         self._known: dict[int, int | str] = dict(sources)
         """By id: the number of an object that was met, or the name of a source."""
         self._hashing = False
-        """It is among keys, or the members of a set."""
+        """The pass is among keys, or the members of a set."""
         self.met: list[Any] = []
-        """By number: no other object gets the id of one of these meanwhile."""
+        """By number. Held, so that no other object gets the id of one of these meanwhile."""
         self._memories: dict[int, Any] = {}
-        """By address."""
+        """Memory that views lie in, by address."""
         self._borrowed_at: dict[tuple[Place, bool], int] = {}
-        """The numbers of memories that are borrowed, of tensors and of arrays."""
+        """The numbers of borrowed memories, by place and by whether arrays borrow them."""
         self.lent_mappings: Mapping[int, Place] = {}
-        """By id."""
+        """Places of mappings that sources lend, by id."""
         self.lent_states = False
         """An optimizer's state of a parameter, or a tensor in it, was met."""
         self._lain_in: set[int] = set()
         self.shared: set[int] = set()
-        """Addresses of memory that several were found to lie in."""
+        """Addresses of memory that several values were found to lie in."""
         self.trained: list[torch.Tensor] = []
         """Tensors that may have gradients."""
         self.annotated = False
-        """An OrderedDict may have attributes, as one that a `state_dict` gives."""
+        """An OrderedDict may have attributes, like the one that `state_dict` returns."""
 
     def pack(self, value: Any, place: str = "") -> Any:
-        """What it consists of. place: where the source has it, such as `.param_groups[0]`. Raises SnapshotError for what can't be saved."""
+        """Return what the value consists of. place: where the source has it, such as `.param_groups[0]`. Raises SnapshotError for what
+        can't be saved."""
         self._at = [self._name + place]
         try:
             return self._down(value)
@@ -118,14 +119,14 @@ class Packing:
         return self._other(kind, value)
 
     def _plain(self, values: Collection[Any]) -> bool:
-        """Whether all of them are what they are by themselves."""
+        """Return whether all values are plain, and none of them is the id of a known object."""
         return PLAIN.issuperset(map(type, values)) and not (may_be_ids(values) and self._points(values))
 
     def _points(self, numbers: Collection[Any]) -> bool:
         return self._parts.has_any(numbers) or not self._known.keys().isdisjoint(numbers)
 
     def _pointed(self, number: int) -> Any:
-        """What points to the object that has this id; the number itself if none has."""
+        """Return a pointer to the tensor or module that has this id; the number itself if none has."""
         known = self._known.get(number)
         if known is not None and type(known) is int and type(self.met[known]) in array_views.TENSORS:
             return Tagged(("id", Tagged(("alias", known))))
@@ -136,7 +137,7 @@ class Packing:
         self.met.append(value)
 
     def _each(self, values: Any, keys: Sequence[Any] = ()) -> list[Any]:
-        """keys: that lead to them, where it is not their numbers."""
+        """Return the packed values. keys: the keys that lead to them, if not their positions."""
         self._at.append(0)
         found = []
         for at, value in enumerate(values):
@@ -159,7 +160,7 @@ class Packing:
         return found
 
     def _hashed(self, values: tuple[Any, ...]) -> Any:
-        """Keys, or members of a set: those that are what they are by their value."""
+        """Return the packed keys, or members of a set. Raises Unsavable if one of them is identified by its id, not by its value."""
         before, self._hashing = len(self.met), True
         found, self._hashing = self._down(values), False
         if len(self.met) != before:
@@ -181,7 +182,7 @@ class Packing:
             self.lent_states = self.lent_states or loan[0][1].startswith(STATE)
             if loan[1] is value:
                 return Tagged(("lent", [*loan[0]]))
-        self._known[id(value)] = len(self.met)  # as `_number` does: there are thousands
+        self._known[id(value)] = len(self.met)  # `_number` without the call: there are thousands
         self.met.append(value)
         if not plain and not array and value.requires_grad:
             self.trained.append(value)
@@ -230,11 +231,11 @@ class Packing:
         return array_views.save_view(value, said)
 
     def _holders(self, value: Any) -> Held:
-        """How many hold on to it, those on the way here too, and to its memory."""
+        """Return how many references the value has, those of the callers too, and how many its memory has."""
         return sys.getrefcount(value), 1 << 30 if type(value) is np.ndarray else holders(value)
 
     def _loan(self, value: Any, lies_in: int, held: Held) -> tuple[Place, Any] | None:
-        """Who lends its memory. Nobody is asked about what is as it was when it was its own."""
+        """Return who lends the value's memory. The lenders are not asked about a value that is unchanged since it had memory of its own."""
         assert self._loans is not None
         seen = lies_in, *held
         if self._known_own.get(id(value)) != seen and (loan := self._loans.of(value, lies_in)):
@@ -274,19 +275,19 @@ class Packing:
             content = known.save(value)
         except (Unsavable, NotFound):
             raise
-        except Exception as error:  # of a class of the script; of a buffer that is closed
+        except Exception as error:  # from a class of the script, or a buffer that is closed
             raise Unsavable(
                 f"a {kind.__qualname__} does not give its state ({type(error).__name__}: {error})"
             ) from error
         found = self._hashed(content) if known.name in ("set", "frozenset") else self._down(content)
         if known.name == "set" and found is not content:
-            found = tuple(sorted(found, key=repr))  # its own order is that of ids
+            found = tuple(sorted(found, key=repr))  # a set's own order is that of ids
         self._at.pop()
         return Tagged((known.name, found))
 
 
 def changes(thing: Any) -> bool:
-    """Whether it is something that can be filled in place."""
+    """Return whether the thing can be filled in place."""
     kind = type(thing)
     known = None if kind in PLAIN or kind is tuple else kind_of(kind)
     return kind in (list, *MAPPINGS, np.ndarray, *array_views.TENSORS) or (known is not None and known.fill is not None)

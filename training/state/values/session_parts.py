@@ -1,7 +1,6 @@
-"""The modules of the Session and their tensors, by name: whoever holds one of them, or its `id()`, points to it in a snapshot.
+"""The modules of the Session and their tensors, by name. A value that holds one of them, or its `id()`, points to it in a snapshot.
 
-A dict by module (`self.factors[layer]`) or by `id(parameter)` means the module or parameter, and not where it lies: that is elsewhere after
-a restart.
+A dict keyed by module (`self.factors[layer]`) or by `id(parameter)` means the module or parameter, not its address: a restart changes that.
 """
 
 from __future__ import annotations
@@ -16,31 +15,32 @@ from .borrowed_memory import Lenders
 from .class_adapters import NotFound
 
 _LEAST_ID, _LAST_ID = 1 << 32, (1 << 48) - 1
-"""Between them objects lie in memory. So numbers that count something need no second look, nor do nanoseconds and most hashes."""
+"""Objects lie in memory between these addresses. So numbers that count something need no second look, nor do nanoseconds and most
+hashes."""
 
 
 class Parts:
-    """At one moment: nobody is asked before somebody wants to know."""
+    """The parts at one moment. The sources are asked only when it is needed."""
 
     def __init__(self, lenders: Lenders) -> None:
         self._lenders = lenders
         self._modules: dict[str, Any] = {}
         """By source, its modules by path."""
         self._places: dict[int, list[str]] | None = None
-        """Of modules and their tensors, by id."""
+        """Places of modules and their tensors, by id."""
 
     def said(self, thing: torch.nn.Module | torch.nn.Parameter) -> Tagged | None:
-        """How a snapshot points to it; None: it is no part of a model of the Session."""
+        """Return how a snapshot points to the thing; None: it is not part of a model of the Session."""
         place = self._all().get(id(thing))
         return None if place is None else Tagged(("part", place))
 
     def noted(self, number: int) -> Tagged | None:
-        """How a snapshot points to the module or tensor that has this id; None: none has."""
+        """Return how a snapshot points to the module or tensor that has this id; None: none has."""
         place = self._all().get(number) if _LEAST_ID <= number <= _LAST_ID else None
         return None if place is None else Tagged(("id", Tagged(("part", place))))
 
     def find(self, source: str, path: str, tensor: str = "") -> Any:
-        """What a snapshot points to. Raises NotFound."""
+        """Return what a snapshot points to. Raises NotFound."""
         if source not in self._modules and source in self._lenders.modules:
             self._modules[source] = self._lenders.modules[source]()
         found = self._modules.get(source, {}).get(path)
@@ -51,23 +51,23 @@ class Parts:
         return found
 
     def label(self, key: Any, otherwise: Any) -> Any:
-        """For a key of a mapping in the name of what it leads to, the same in each life: the name of the module or tensor that it is, or
-        whose id it is."""
+        """Return the label of a mapping's key, the same after each restart. It is the name of the module or tensor that the key is, or
+        whose id the key is. For any other key it is `otherwise`."""
         if isinstance(key, (torch.nn.Module, torch.Tensor)):
             key = id(key)
         place = self._all().get(key) if type(key) is int and _LEAST_ID <= key <= _LAST_ID else None
         return otherwise if place is None else ".".join(filter(None, place))
 
     def join(self, place: str, keys: Iterable[Any]) -> str:
-        """`place`, and the way from there."""
+        """Return `place` and the keys from there, joined by dots."""
         return ".".join([place, *(str(self.label(key, key)) for key in keys)])
 
     def has_any(self, numbers: Collection[Any]) -> bool:
-        """Whether one of them is the id of a module or tensor."""
+        """Return whether one of the numbers is the id of a module or tensor."""
         return not self._all().keys().isdisjoint(numbers)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Parameters of all modules."""
+        """Yield the parameters of all modules."""
         for ask in self._lenders.modules.values():
             yield from (each for module in ask().values() for each in module._parameters.values() if each is not None)
 
@@ -85,13 +85,13 @@ class Parts:
 
 
 def may_be_ids(numbers: Collection[Any]) -> bool:
-    """Whether the first of them may be an id: a list of ids holds nothing else."""
+    """Return whether the first number may be an id: a list of ids holds nothing else."""
     first = next(iter(numbers), None)
     return type(first) is int and _LEAST_ID <= first <= _LAST_ID
 
 
 def keys_may_be_ids(keys: Collection[Any]) -> bool:
-    """Whether an id may be among them, all of which are texts or numbers."""
+    """Return whether an id may be among the keys, all of which are texts or numbers."""
     kinds = set(map(type, keys))
     if int not in kinds:
         return False

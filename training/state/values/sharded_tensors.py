@@ -1,4 +1,5 @@
-"""Tensors that are spread over ranks (DTensor) among values, such as an average of FSDP2's weights: each rank keeps its own part.
+"""Tensors that are spread over ranks (DTensor) among the script's values, such as an average of FSDP2's weights. Each rank keeps its own
+part.
 
 A live one with the same mesh and placements is filled in place. A new one is made on the mesh of a parameter of the Session.
 """
@@ -20,7 +21,8 @@ def is_sharded(kind: Any) -> bool:
 
 
 def save_sharded(tensor: Any) -> Content:
-    """Raises Unsavable for sums that have not been made yet, and parts that do not follow each other."""
+    """Return this rank's part, and how the tensor is spread. Raises Unsavable for pending sums, and for parts that are not consecutive or
+    not row-major."""
     own = local(tensor).detach()
     if not own.is_contiguous():
         raise Unsavable("its part on this rank is not row-major: keep its .contiguous()")
@@ -28,8 +30,8 @@ def save_sharded(tensor: Any) -> Content:
 
 
 def restore_sharded(content: Content, live: Any, others: Iterable[torch.Tensor]) -> Any:
-    """live: a tensor that nothing else of the state has; None: there is none. others: of the Session, on whose mesh a new one is made.
-    Raises NotFound where there is no such mesh."""
+    """Return `live`, filled, if it fits; otherwise a new tensor. live: a tensor that no other value of the state uses; None: there is none.
+    others: tensors of the Session, on whose mesh a new one is made. Raises NotFound if none has such a mesh."""
     spread = {key: content[key] for key in ("shape", "placements", "mesh")}
     if (
         is_sharded(type(live))
@@ -56,7 +58,8 @@ def restore_sharded(content: Content, live: Any, others: Iterable[torch.Tensor])
 
 
 def _spread(tensor: Any) -> Content:
-    """Its whole shape; over which dimension it is cut, for each dimension of the mesh (None: all have it whole); the mesh."""
+    """Return the whole shape, where the tensor is cut, and the mesh. For each dimension of the mesh: which dimension of the tensor is cut
+    over it. None: not cut, each rank has all of it."""
     return {
         "shape": list(tensor.shape),
         "placements": [_placement(each) for each in tensor.placements],

@@ -1,6 +1,7 @@
-"""What several sources of a Session have in common: an object that two of them hold is kept by the first one, and the other points to it.
+"""Objects that several sources of a Session hold: the first source keeps such an object, and the others point to it.
 
-All of them are packed in their order, at each snapshot, and put back in it. So the later ones know what the earlier ones have met.
+At each snapshot, all sources are packed in a fixed order. They are restored in the same order. So later sources know which objects the
+earlier ones have met.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from ...attach.rank_stderr import say
 Theirs: TypeAlias = tuple[str, int]
 """A source, and the number that an object has there."""
 Before: TypeAlias = tuple[Mapping[str, Sequence[Any]], set[int], set[int]]
-"""What sources have put back, by name; the ids of all that is in use by now, and the addresses of its memory."""
+"""What sources have restored, by name; the ids of all objects in use by now; and the addresses of their memory."""
 
 
 class Together:
     def __init__(self) -> None:
         self._order: list[str] = []
         self._packed: dict[str, Sequence[Any]] = {}
-        """Of those whose turn has been: the objects that they have met. Nothing is held on to when the last one's has been."""
+        """By source that was packed in this round: the objects that it met. After the last source, all are released."""
         self._numbers: dict[int, Theirs] = {}
-        """By id."""
+        """By id of an object."""
         self._made: dict[str, Sequence[Any]] = {}
         self._taken: set[int] = set()
         self._lain_in: set[int] = set()
@@ -31,7 +32,7 @@ class Together:
         self._order.append(source)
 
     def met_before(self, source: str) -> Mapping[int, Theirs]:
-        """What the sources before this one have met in this turn, by id."""
+        """Return what the sources before this one have met in this round, by id."""
         if source not in self._order:
             return {}
         earlier = self._before(source)
@@ -43,7 +44,7 @@ class Together:
         return self._numbers
 
     def packed(self, source: str, met: Sequence[Any]) -> None:
-        """It has had its turn."""
+        """Note that the source was packed, and which objects it met."""
         if source not in self._order:
             return
         if source == self._order[-1]:
@@ -53,11 +54,11 @@ class Together:
             self._number(source, met)
 
     def forget(self) -> None:
-        """What was met in this turn."""
+        """Forget what was met in this round."""
         self._packed, self._numbers = {}, {}
 
     def made_before(self, source: str) -> Before:
-        """What the sources before this one have put back in this turn."""
+        """Return what the sources before this one have restored in this round."""
         if source not in self._order:
             return {}, set(), set()
         earlier = self._before(source)
@@ -68,7 +69,7 @@ class Together:
         return self._made, self._taken, self._lain_in
 
     def put_back(self, source: str, made: Sequence[Any]) -> None:
-        """It has had its turn."""
+        """Note that the source was restored, and which objects it uses."""
         if source in self._order[:-1]:
             self._made[source] = made
         elif source in self._order:
@@ -83,19 +84,20 @@ class Together:
 
 
 class Sharing:
-    """Objects that a model's attribute and another source hold since the training put them there: a restart makes two of each, because
-    every model keeps its own. What both held at the beginning is one object after a restart, too."""
+    """Finds objects that a model's attribute and another source both hold because the training put them there. A restart makes two of each,
+    because every model keeps its own. An object that both held at the beginning is one object after a restart, too."""
 
     def __init__(self) -> None:
         self._now: dict[str, dict[int, str]] = {}
-        """By source, in this turn: names of what it holds, by id."""
+        """By source, in this round: names of what it holds, by id."""
         self._began: dict[str, frozenset[int]] = {}
-        """By source, what it held at first."""
+        """By source: ids of what it held at first."""
         self._said = False
 
     def note(self, source: str, held: Mapping[int, str]) -> None:
-        """It holds these in this turn, by id. The rank says once what was not held so at first."""
-        if source in self._now:  # a new turn
+        """Note that the source holds these objects in this round, by id. The rank reports once that two sources share an object which they
+        did not share at first."""
+        if source in self._now:  # a new round
             self._now.clear()
         began = self._began.setdefault(source, frozenset(held))
         for other, theirs in self._now.items():

@@ -1,4 +1,4 @@
-"""What a snapshot holds → what a script holds: into the live objects, which stay the same wherever they can."""
+"""What a snapshot holds → what a script holds. Live objects stay the same objects, filled in place, wherever possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
 
 
 class Unpacking:
-    """One way up, for one source."""
+    """One restore of one source."""
 
     def __init__(
         self,
@@ -34,21 +34,21 @@ class Unpacking:
         loans: Loans | None = None,
         parts: Parts | None = None,
     ) -> None:
-        """before: what other sources have put back. loans: whose memory is borrowed; live values that lie in it are not filled. parts: the
-        modules that are pointed to."""
+        """before: what other sources have restored. loans: memory that may be borrowed; live values that lie in it are not filled. parts:
+        the modules that values point to."""
         self._parts = Parts(Lenders()) if parts is None else parts
         self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
         self.made: list[Any] = []
         self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
-        """Ids of the live objects that are in use, all of which `made` holds, and addresses of memory."""
+        """What other sources have restored; ids of the live objects that are in use, all of which `made` holds; and addresses of memory."""
 
     def unpack(self, kept: Any, live: Any) -> Any:
-        """What `kept` says, in `live` where that can be. Raises LayoutError, SnapshotError."""
+        """Return what `kept` describes: `live`, filled, where possible. Raises LayoutError, SnapshotError."""
         try:
             return self._up(kept, live)
         except NotFound as error:
             raise LayoutError(f"{self._name} cannot be restored: {error}") from None
-        except Exception as error:  # damage, or what the script's own classes have against their state
+        except Exception as error:  # damage, or a class of the script refuses its state
             raise SnapshotError(
                 f"{self._name} cannot be made again of what the snapshot holds ({type(error).__name__}: {error})"
             ) from error
@@ -70,7 +70,7 @@ class Unpacking:
         return self._elements(kept, live)
 
     def _own(self, live: Any) -> Any:
-        """It, from now on in use."""
+        """Return `live`, and mark it as in use."""
         self.made.append(live)
         self._taken.add(id(live))
         return live
@@ -140,7 +140,7 @@ class Unpacking:
                 return self._sources[content]
             case "part":
                 return self._parts.find(*content)
-            case "id":  # of a parameter of an optimizer by its place, or of whatever is pointed to
+            case "id":  # of an optimizer's parameter, by its place, or of what is pointed to
                 return id(self._sources[content] if type(content) is str else self._up(content, None))
             case "keys":
                 name, keys, values = content
@@ -181,7 +181,7 @@ class Unpacking:
 
 
 def difference(kept: Any, again: Any, place: str) -> str:
-    """Where two packed values differ; empty: nowhere."""
+    """Return where two packed values differ; empty: nowhere."""
     if kept is again:
         return ""
     if type(kept) is not type(again):
@@ -204,7 +204,7 @@ def difference(kept: Any, again: Any, place: str) -> str:
 
 
 def _members(packed: Any) -> str:
-    """The same for two sets that are equal, in whatever order they tell what they hold."""
+    """Return a text that is the same for equal sets, in whatever order they list their members."""
     if type(packed) is Tagged and packed[0] in ("set", "frozenset"):
         return f"{packed[0]} {sorted(map(_members, packed[1]))}"
     if isinstance(packed, tuple):
@@ -231,7 +231,8 @@ def _bits(thing: Any) -> Any:
 
 
 def merged(fresh: Any, loaded: Any, kept: Any) -> Any:
-    """Packed values: `kept`, but for the parts that a load has set, where `fresh` was there before it and `loaded` is there now."""
+    """Return `kept`, but with the parts that a load has set as `loaded` has them. All are packed values: `fresh` from before the load,
+    `loaded` from after it."""
     if loaded is None or not difference(fresh, loaded, "it"):
         return kept
     if type(kept) is Tagged and type(loaded) is type(fresh) is Tagged and kept[0] == loaded[0] == fresh[0]:

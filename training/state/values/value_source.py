@@ -1,4 +1,4 @@
-"""Sources of state that are the script's own values: what has a `state_dict`, and whatever can be filled in place."""
+"""Sources of state that are the script's own values: objects with a `state_dict`, and whatever can be filled in place."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from .shared_objects import Together
 from .unpacking import Unpacking, difference
 
 _PASSES = 3
-"""One finds what lies in one memory, and the next one knows it; what a `state_dict` makes anew lies elsewhere each time."""
+"""Limit of passes. One finds which values share memory, and the next one uses that. What a `state_dict` makes anew lies elsewhere each
+time."""
 
 
 class Known:
-    """What is a source of its own: where a mapping holds it, its name is kept there."""
+    """Things that are sources of their own. A mapping that holds one keeps its name in a snapshot."""
 
     def __init__(self, lenders: Lenders | None = None, stays: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """stays: by name, what no snapshot holds and each start makes again."""
+        """stays: by name, things that no snapshot holds and that each start makes again."""
         self._stays = stays
         self.lenders = Lenders() if lenders is None else lenders
         self.together = Together()
         self.things, self.names = self.lenders.sources, self.lenders.names
-        """By name; and their names, by id."""
+        """The things by name, and their names by id."""
 
     def pointed(self) -> dict[int, str]:
-        """Names of all that a snapshot points to, by id."""
+        """Return the names of all that a snapshot points to, by id."""
         return {**self.names, **{id(each): name for name, each in self._stays.items()}}
 
     def there(self) -> dict[str, Any]:
-        """All that a snapshot points to, by name."""
+        """Return all that a snapshot points to, by name."""
         return {**self.things, **self._stays}
 
     def add(self, name: str, thing: Any) -> str:
@@ -53,7 +54,7 @@ class Known:
 
 
 class Packed:
-    """What packs values for a snapshot, in the way that `packing.py` has."""
+    """Packs values for a snapshot, by means of `packing.py`."""
 
     _annotated = False
 
@@ -61,14 +62,14 @@ class Packed:
         self._name, self._known = name, known
         self._shared: set[int] = set()
         self._borrows = False
-        """What was packed last has tensors in it that are an optimizer's state."""
+        """What was packed last holds tensors of an optimizer's state."""
         self._own: dict[int, tuple[int, int, int]] = {}
-        """What borrowed no memory in what was packed last."""
+        """Values that borrowed no memory when they were packed last."""
         self.trained: list[torch.Tensor] = []
         """Tensors in what was packed last that may have gradients."""
 
     def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
-        """Raises SnapshotError for what can't be saved."""
+        """Return the packed value. Raises SnapshotError for what can't be saved."""
         packed, known = None, self._known
         theirs = known.together.met_before(self._name)
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
@@ -89,7 +90,7 @@ class Packed:
         return packed
 
     def unpack(self, kept: Any, live: Any, made: list[Any] | None = None) -> Any:
-        """made: gets what is made."""
+        """Return the value. made: a list that receives the objects in use."""
         known = self._known
         before = known.together.made_before(self._name)
         unpacking = Unpacking(self._name, known.there(), before, Loans(known.lenders), Parts(known.lenders))
@@ -102,7 +103,7 @@ class Packed:
                 made += unpacking.made
 
     def prove(self, kept: Any) -> None:
-        """What is `kept` of this source can be made again, and is the same then. Raises SnapshotError."""
+        """Check that `kept` of this source can be made again, and is the same then. Raises SnapshotError if not."""
         made: list[Any] = []
         try:
             other = Packed(self._name, self._known)
@@ -118,7 +119,7 @@ class Packed:
 
 
 class Stateful(Packed):
-    """Whatever has `state_dict` and `load_state_dict`: schedulers, data loaders."""
+    """Anything with `state_dict` and `load_state_dict`: schedulers, data loaders."""
 
     _annotated = True
 
@@ -127,11 +128,11 @@ class Stateful(Packed):
         self.thing = thing
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Tell of each source that its state holds, as a scheduler that goes on with another one: `found` gives its name."""
+        """Report each source that its state holds: a scheduler's state may hold another scheduler. `found` returns the source's name."""
         if any(map(is_source, map(type, getattr(self.thing, "__dict__", {}).values()))):
             with suppress(
                 AttributeError, LookupError, RuntimeError, TypeError, ValueError
-            ):  # the first snapshot tells of it
+            ):  # the first snapshot reports it
                 self.pack(self._state(), found)
 
     def _state(self) -> Any:
@@ -142,8 +143,8 @@ class Stateful(Packed):
         return self.pack(self._state())
 
     def held(self) -> Iterator[tuple[str, Any]]:
-        """Models and optimizers in its attributes, and in lists and mappings there. Its `state_dict` may leave something of them out, and
-        its `load_state_dict` turn states into the dtype of their parameters."""
+        """Yield models and optimizers in its attributes, and in lists and dicts there. Its `state_dict` may omit a part of them. Its
+        `load_state_dict` may convert states to the dtype of their parameters."""
         if isinstance(self.thing, LRScheduler):
             return
         for name, value in getattr(self.thing, "__dict__", {}).items():
@@ -166,7 +167,8 @@ class Stateful(Packed):
             self._same_objects(optimizer, *was)
 
     def _same_objects(self, optimizer: Any, groups: Any, state: Any) -> None:
-        """torch's `load_state_dict` makes new groups and a new mapping: the thing may share the old ones, as Apex's LARC does."""
+        """Put the old groups and the old state back. torch's `load_state_dict` makes new ones, but the thing may share the old ones, as
+        Apex's LARC does."""
         new = optimizer.param_groups, optimizer.state
         optimizer.param_groups, optimizer.state = groups, state
         for name, value in vars(self.thing).items():
@@ -175,10 +177,10 @@ class Stateful(Packed):
 
 
 class Iterated(Stateful):
-    """A DataLoader that has a state (torchdata's). The iterator that the script has of it goes back, too: it gets what a new one has."""
+    """A DataLoader that has a state (torchdata's). The script's iterator over it is restored, too: it gets the attributes of a new one."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Its state holds none, and asking for it begins an epoch."""
+        """Do nothing: its state holds no source, and asking for it begins an epoch."""
 
     def restore(self, kept: Nested) -> None:
         live = self.thing._iterator
@@ -200,10 +202,10 @@ class Values(Packed):
         self._by_pairs = isinstance(thing, MutableMapping) and (
             kind is defaultdict or not (kind is dict or kind_of(kind))
         )
-        """Its own class, and what a defaultdict makes, need not be kept: it is there whenever this is restored."""
+        """Only its pairs are kept. Its own class, or the factory of a defaultdict, is there whenever this is restored."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Tell of each source that it holds: `found` gives its name."""
+        """Report each source that it holds. `found` returns its name."""
         self.pack(self._live(), found)
 
     def _live(self) -> Any:
@@ -214,7 +216,7 @@ class Values(Packed):
         return Tagged(("", self.pack(self._live())))
 
     def _held(self) -> dict[int, str]:
-        """What it holds itself that can change, by id."""
+        """Return the names, by id, of what it holds directly and can change."""
         pairs = self._thing.items() if isinstance(self._thing, MutableMapping) else ()
         return {id(each): f"{self._name}[{key!r:.40}]" for key, each in pairs if changes(each)}
 
@@ -222,7 +224,7 @@ class Values(Packed):
         super().prove(kept[1])
 
     def restore(self, kept: Any) -> None:
-        if type(kept) is not Tagged:  # as it was kept before there were other values than plain ones
+        if type(kept) is not Tagged:  # from before there were other values than plain ones
             update(self._thing, kept)
             return
         found = self.unpack(kept[1], self._live())
@@ -236,7 +238,7 @@ class Values(Packed):
 
 
 class Attributes:
-    """What is plain among the attributes of an object of Megatron's, which refer to its optimizer as well."""
+    """The plain attributes of an object of Megatron's. Its attributes refer to its optimizer as well."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -249,7 +251,7 @@ class Attributes:
 
 
 def _emptied(copy: Any) -> None:
-    """It has done its duty. Its `__del__` would tidy up what belongs to the live object, such as a file."""
+    """Empty a copy that is no longer needed. Otherwise its `__del__` would clean up what belongs to the live object, such as a file."""
     known = kind_of(type(copy))
     if known is not None and known.name == OBJECT and hasattr(type(copy), "__del__"):
         getattr(copy, "__dict__", {}).clear()
