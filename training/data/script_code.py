@@ -130,7 +130,7 @@ def apart(thing: Any) -> bool:
     if issubclass(type(thing), torch.nn.Module):  # its own parameters() may be another function
         return next(torch.nn.Module.parameters(thing), None) is not None
     ours = str(type(thing).__module__).startswith(f"{__package__.partition('.')[0]}.")
-    return ours or isinstance(thing, (torch.optim.Optimizer, _BaseDataLoaderIter))
+    return ours or issubclass(type(thing), (torch.optim.Optimizer, _BaseDataLoaderIter))
 
 
 def goes_on_with(kind: type, name: str) -> bool:
