@@ -1,1 +1,1 @@
-"""Data types, decisions, control plane. It imports none of the other packages."""
+"""Data types, decisions, and the control plane. It imports none of our other packages."""

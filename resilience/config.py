@@ -1,7 +1,8 @@
-"""Configuration: frozen policy dataclasses, each in the module that uses it. The environment overrides the file, a flag overrides both.
+"""Loads the configuration into policies: frozen dataclasses, each in the module that uses it. An environment variable overrides the file,
+and a flag overrides both.
 
-A section of the file is a policy, and a key is one of its fields: `[snapshots] durable_every_steps = 100`. In the environment the same
-key is `MT_RESILIENT_SNAPSHOTS_DURABLE_EVERY_STEPS`, on the command line `--set snapshots.durable_every_steps=100`.
+Each section of the file is a policy, and each key is a field of it: `[snapshots] durable_every_steps = 100`. The same key is
+`MT_RESILIENT_SNAPSHOTS_DURABLE_EVERY_STEPS` in the environment, and `--set snapshots.durable_every_steps=100` on the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .errors import UsageError
 
 PREFIX = "MT_RESILIENT_"
 _OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|.*_PORT=\w+://.*", re.ASCII)
-"""Matches variables that Kubernetes sets in every container for a Service, named `mt-resilient-agent` for example."""
+"""Matches environment variables that Kubernetes sets in every container for a Service, such as one named `mt-resilient-agent`."""
 
 
 def load(
@@ -28,7 +29,8 @@ def load(
 ) -> dict[str, Any]:
     """Return one policy per section.
 
-    flags: text by `section.key`. Raises UsageError naming the source, the bad key and the nearest known one.
+    flags: each value as text, by `section.key`. Raises UsageError, which names the bad key, where it was found, and the most similar known
+    key.
     """
     values: dict[str, dict[str, Any]] = {name: {} for name in sections}
     if file:
@@ -83,14 +85,16 @@ def _policy(policy: type, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def typed(hint: Any, value: Any, where: str) -> Any:
-    """Return `value` as the field's type. Texts from the environment and the command line are parsed: `yes` is True."""
+    """Return `value` converted to the field's type. A text from the environment or the command line is parsed: `yes` becomes True."""
     if (
         hint is bool
         and isinstance(value, str)
         and value.lower() in ("true", "false", "1", "0", "yes", "no", "on", "off")
     ):
         return value.lower() in ("true", "1", "yes", "on")
-    if hint is str and isinstance(value, (str, int)) and not isinstance(value, bool):  # `number = 4` means "4"
+    if (
+        hint is str and isinstance(value, (str, int)) and not isinstance(value, bool)
+    ):  # `number = 4` in the file means "4"
         return str(value)
     try:
         if hint in (int, float) and not isinstance(value, bool) and (isinstance(value, (str, int)) or hint is float):

@@ -1,8 +1,10 @@
-"""The controller: each tick looks at the whole World, asks `decide`, and writes its answer under the leader's fencing token.
+"""The controller, which makes the job's decisions. At each tick it reads the World (everything in the store), calls `decide`, and writes
+the decision under the leader's fencing token.
 
-Every agent has one. All controllers watch the helm: the leader's key, and the record that every agent obeys. The leader's watches all
-other keys too. A controller holds nothing that it cannot read again, so another agent's controller can go on in the middle of a recovery.
-Its picture may be old. So it writes a decision only if record, incidents and answers are still those on which it decided.
+Every agent has a controller, but only the leader's decides. All controllers watch the helm: the leader's key, and the generation record,
+which every agent obeys. The leader's controller also watches all other keys. A controller keeps nothing that it cannot read again. So
+another agent's controller can continue in the middle of a recovery. Its copy of the store may be stale. So the store accepts a decision
+only if the record, the incidents and the answers have not changed since it read them.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from .store.watch_cache import Mirror
 from .store.write_rates import campaign_after_s
 
 RETURN_S = 3.0
-"""Seconds that a leader with a new lease waits for missing members; a lease's lifetime, if that is longer. If this agent lost its
-lease, others did too: etcd was away or lost its data, or all machines slept. An agent that does not know of it yet lets its ranks
-train for the lifetime of a lease (`agent/peers/fencing.py`)."""
+"""Seconds for which a leader whose lease expired and was replaced waits for missing members; it waits for a lease's lifetime if that is
+longer. Other agents probably lost their leases too: etcd was down or lost its data, or all machines were suspended. An agent that has not
+noticed it yet lets its ranks train for one lease's lifetime (`agent/peers/fencing.py`)."""
 
 
 class Controller:
@@ -53,34 +55,34 @@ class Controller:
         self._read_anew()
         self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
-        """A sentence: for which nodes a job that has not begun waits. Set while this agent leads."""
+        """A sentence that names the nodes for which a job waits before it begins. Set while this agent leads."""
         self._met: dict[NodeId, tuple[str, float]] = {}
-        """By node: its agent's instance, and when this agent first saw it."""
+        """For each possible new member: its agent's instance, and when this agent first saw that instance."""
         self._vacant_s: float | None = None
-        """Wall-clock time since which no agent has led, as far as this agent knows."""
+        """Wall-clock time at which this agent first saw that the job has no leader; None: it has one."""
 
     def record(self) -> GenerationRecord | None:
-        """Return the newest record to obey that this agent knows. Raises StoreUnavailable."""
+        """Return the newest generation record that this agent knows. Raises StoreUnavailable."""
         self._helm.entries()
         self._heard.update(self._helm.changed())
         return self._heard.one(self._keys.generation, GenerationRecord)
 
     def fds(self) -> tuple[int, ...]:
-        """Return descriptors that become readable when this agent's orders change or, if it leads, when any key changes. Each tick may
-        replace them."""
+        """Return file descriptors that become readable when the leader's key or the record changes or, if this agent leads, when any key
+        changes. Each tick may replace them."""
         return (*self._helm.fds(), *self._whole.fds())
 
     def hear(self, now: float) -> bool:
-        """If this agent leads, read new changes ahead of the next tick. Return whether there were any. now: wall-clock time. Raises
-        StoreUnavailable."""
+        """If this agent leads, read the store's changes before the next tick. Return whether there were changes. now: wall-clock time.
+        Raises StoreUnavailable."""
         if not self._whole.fds():
             return False
         self._whole.entries()
         return self._take_in(now)
 
     def tick(self, lease: int, now: float) -> bool:
-        """Run one level-triggered round at wall-clock time `now`, if this agent leads. Return whether it wrote something: then another
-        round may find more to do at once. Raises StoreUnavailable."""
+        """If this agent leads, make one decision from the present state, at wall-clock time `now`. Return whether the store accepted a
+        change: then the caller should call again immediately, because more may be left to decide. Raises StoreUnavailable."""
         if lease != self._lease:
             self._anew_s, self._lease = now if self._lease else -math.inf, lease
         if not self._leads(lease, now):
@@ -115,7 +117,7 @@ class Controller:
         return accepted
 
     def _others_may_be_back(self, world: World, now: float) -> bool:
-        """Whether members are missing that may have lost their leases together with this agent."""
+        """Whether members are missing that may soon be back, because they may have lost their leases together with this agent."""
         spec, record = world.spec, world.record
         if spec is None or record is None or record.number <= spec.given_up:
             return False
@@ -123,7 +125,8 @@ class Controller:
         return bool(missing) and 0 <= now - self._anew_s < max(RETURN_S, self._policy.lease_s)
 
     def forget(self) -> None:
-        """Forget all that was read, and read it again. After an error it is unknown which changes were taken in."""
+        """Discard everything that was read, so that the next tick reads it again. After an error it is unknown which changes were
+        applied."""
         self.close()
         self._read_anew()
 
@@ -132,15 +135,16 @@ class Controller:
         self._whole = Mirror(self._store, self._keys.root)
         self._heard, self._values = Values(), Values()
         self._heard_s: dict[NodeId, float] = {}
-        """By node: when this agent read its last status. For the first status it read: when the node wrote it, by the node's clock."""
+        """For each node: the wall-clock time at which this agent read the node's last status. For the first status that it read: the time
+        at which the node wrote it, if that is earlier."""
 
     def close(self) -> None:
         self._helm.close()
         self._whole.close()
 
     def _forget(self, entries: Iterable[str], record: GenerationRecord) -> None:
-        """Delete the acknowledgements of earlier generations. This is done once the ranks run: while nodes gather, all wait for the
-        store. Raises StoreUnavailable."""
+        """Delete the acknowledgements of earlier generations. The leader does this only once the ranks run: in GATHER and LAUNCH, all nodes
+        wait for the store. Raises StoreUnavailable."""
         acks = self._keys.acks
         known = {key.removeprefix(acks).partition("/")[0] for key in entries if key.startswith(acks)}
         for number in known - {str(record.number)}:
@@ -156,7 +160,7 @@ class Controller:
         return bool(changed)
 
     def _with_times(self, world: World, now: float) -> World:
-        """Return the World with the times at which nodes were last heard, and possible new members first seen."""
+        """Return `world` with two more times: when this agent last heard from each node, and when it first saw each possible new member."""
         apart = world.nodes.keys() - world.record.members.keys() if world.begun and world.record else world.nodes.keys()
         here = {node: world.nodes[node].instance for node in apart}
         met = self._met
@@ -178,8 +182,8 @@ class Controller:
 
 
 def _a_part(decision: Decision) -> Decision:
-    """Return as much of `decision` as one transaction holds. Incidents and answers go first; the record goes with its own incident once
-    nothing else is left. The next tick decides again what was left out."""
+    """Return as much of `decision` as fits into one transaction. Incidents and answers are written first. The record follows when the rest
+    fits into the same transaction. The next tick decides again what was left out."""
     if len(decision.incidents) + len(decision.answers) < MOST_OPERATIONS:
         return decision
     told = decision.incidents[: MOST_OPERATIONS // 2]

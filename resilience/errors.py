@@ -1,23 +1,23 @@
-"""The error tree, split by who must act. Each class has its exit code.
+"""The tree of error classes, split by who must act. Each class has an exit code.
 
     ResilientError
     ├── UserError            the person at the terminal changes something and starts again
-    │   ├── UsageError         2   an option, a configuration key, the wrapped command
-    │   ├── LayoutError        2   a snapshot of another model, or of another number of ranks (raised by a rank)
-    │   ├── StateError         2   what the script gives to its Session can't be saved (raised by a rank)
-    │   ├── FormatError        2   a snapshot that another version of this program has written
+    │   ├── UsageError         2   an option, a configuration key or the wrapped command is wrong
+    │   ├── LayoutError        2   the snapshot is of another model, or of another number of ranks (raised by a rank)
+    │   ├── StateError         2   an object that the script gives to its Session can't be saved (raised by a rank)
+    │   ├── FormatError        2   another version of this program has written the snapshot
     │   └── ScriptError        5   the wrapped script fails twice in the same way: before its first step (never trained), or after its loop
     ├── SiteError            the person who runs this machine or cluster acts
-    │   ├── MachineError       3   no torchrun, a directory that cannot be written, no memory
-    │   ├── NodeUnfit          8   this machine has failed a check before it joined (`--preflight`)
+    │   ├── MachineError       3   torchrun is missing, a directory can't be written, or memory is short
+    │   ├── NodeUnfit          8   this machine failed a check before it joined (`--preflight`)
     │   ├── SilentCorruption   7   the replicas of this machine's ranks diverge again and again
     │   └── StoreUnavailable   4   etcd does not answer
     │       └── LeaseGone          (resilience/store/protocol.py) etcd answers that our lease has expired
-    ├── SnapshotError       6   one snapshot is missing or damaged, or all are
+    ├── SnapshotError       6   one snapshot, or every snapshot, is missing or damaged
     ├── BudgetSpent         93   too many recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
     └── InternalError       70   a bug in this program: report it
 
-A message says what happened, what was done about it, and what to do next.
+An error's message says what happened, what the program did about it, and what to do next.
 """
 
 from __future__ import annotations
