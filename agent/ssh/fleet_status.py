@@ -1,4 +1,5 @@
-"""Judges the agents that `run --hostfile` has started: whether the job can still begin, and how it has ended. Pure."""
+"""Judges the agents that `run --hostfile` has started: whether the job can still begin, and how it has ended. Pure functions, without
+I/O."""
 
 from __future__ import annotations
 
@@ -10,23 +11,23 @@ from enum import StrEnum
 from ...resilience.errors import MachineError
 
 SSH_FAILED = 255
-"""ssh's own exit code, for any error of the connection (ssh(1), EXIT STATUS)."""
+"""ssh's own exit code for any error of the connection (ssh(1), EXIT STATUS)."""
 _KILLED = 128 + 9
 _LATE_S = 60.0
-"""If a connection breaks this long after the last agent left in order, the job was still going on. ssh itself takes 45 s to notice a
-break."""
+"""If a connection breaks more than this many seconds after the last agent exited by itself, the job was still running. ssh itself takes 45
+s to notice a broken connection."""
 
 
 class Phase(StrEnum):
     CONNECTING = "connecting"
     UP = "up"
-    """Its agent was started."""
+    """The node's agent was started."""
     UNUSABLE = "unusable"
-    """Its agent was never started: ssh, or the host, could not."""
+    """The node's agent was never started, because ssh or the host failed."""
     LOST = "lost"
     """The connection broke, or the agent was killed."""
     ENDED = "ended"
-    """Its agent has left in order."""
+    """The node's agent has exited by itself, with any exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,26 +37,26 @@ class Member:
     code: int = 0
     """Exit code of the agent, or of ssh."""
     ended_s: float = 0.0
-    """When ssh ended, on the monotonic clock."""
+    """The time at which ssh ended, in seconds of the monotonic clock."""
 
 
 def gone(started: bool, code: int) -> Phase:
-    """The phase of a node whose ssh has ended with `code`. started: its agent had been started."""
+    """Return the phase of a node whose ssh process has ended with exit code `code`. started: the node's agent had been started."""
     if not started:
         return Phase.UNUSABLE
     return Phase.LOST if code in (SSH_FAILED, _KILLED) or code < 0 else Phase.ENDED
 
 
 def how_lost(code: int) -> str:
-    """How a node was lost, in words. code: ssh's."""
+    """Return in words how a node was lost. code: ssh's exit code."""
     if code < 0:
         return f"the connection is cut, for its ssh was ended by {signal.Signals(-code).name}"
     return "the connection broke" if code == SSH_FAILED else "its agent was killed"
 
 
 def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
-    """Why the job can no longer begin; empty: it can, or may yet. begun: it has begun; an agent that leaves then has had a part in it,
-    whatever its code."""
+    """Return why the job can no longer begin; an empty text if it still may, or has begun. begun: the job has begun. An agent that exits
+    afterwards took part in the job, whatever its exit code."""
     unusable = [member.node for member in members if member.phase is Phase.UNUSABLE]
     failed = [member for member in members if member.phase is Phase.ENDED and member.code and not begun]
     left = len(members) - len(unusable) - len(failed)
@@ -70,8 +71,9 @@ def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
 
 
 def exit_code(members: Sequence[Member]) -> int:
-    """Exit code of the job: that of the agent which left last in order. An agent that left earlier is ignored: the job did not need it to
-    finish. MachineError's code if none left in order, or if nodes were lost long after: those that had left were drained."""
+    """Return the job's exit code: the code of the last agent that exited by itself. Agents that exited earlier are ignored, because the job
+    finished without them. Return MachineError's code if no agent exited by itself. Do the same if nodes were lost long after the last exit:
+    the agents that exited had been drained."""
     ended = [member for member in members if member.phase is Phase.ENDED]
     if not ended:
         return MachineError.exit_code

@@ -1,12 +1,12 @@
-"""Parses a hostfile into hosts. Pure.
+"""Parses a hostfile into hosts, without I/O.
 
     # DeepSpeed's, Open MPI's and FlagScale's lines, and bare addresses
     gpu-01 slots=8
     gpu-02 slots=8 rack=r1
     train@10.0.0.7 port=2222 name=gpu-03
 
-`slots` must be the same everywhere: each node has as many ranks as the command says with --nproc-per-node. Any other key is a label
-(`rack`: which nodes are lost together).
+`slots` must be the same on every line that gives it. The number of ranks on each node comes from the command's --nproc-per-node. Any other
+key is a label. The label `rack` says which nodes may be lost together.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from dataclasses import dataclass, field
 from ...resilience.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._%:-]*")
-"""A host name, an address of either kind or an ssh alias. It allows nothing that a shell, an option or an etcd key could misread."""
+"""A host name, an IPv4 or IPv6 address, or an ssh alias. The pattern allows no character that a shell, an option or an etcd key could
+misread."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MPI_WORDS = {"max_slots", "max-slots", "max"}
-"""Open MPI's limits, which are ignored: one agent per node exceeds none."""
+"""Open MPI's upper limits on slots. They are ignored, because one agent per node exceeds none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
     node: str
-    """Name of the node: `name=`, or the host."""
+    """Name of the node: the value of `name=`, or else the host."""
     host: str
     user: str = ""
     port: int = 0
@@ -39,7 +40,7 @@ class Host:
 
 
 def parse(text: str, file: str) -> tuple[Host, ...]:
-    """The hosts, in the file's order. file: its name in errors. Raises UsageError with the line's number."""
+    """Return the hosts, in the file's order. file: the file's name, for error messages. Raises UsageError with the line's number."""
     hosts: list[Host] = []
     lines: dict[str, int] = {}
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):

@@ -1,7 +1,7 @@
 """`run --hostfile`: reads the hosts, starts an etcd if none is named, and starts an agent on each host.
 
-The launching terminal holds the run directory's lock, its etcd and its `endpoint`. Node N has the folder `nodes/N` in that directory, on
-its own disk or on a shared one. All nodes have one place for the snapshots.
+The launching process holds the run directory's lock, runs its etcd, and writes its `endpoint` file. Node N uses the folder `nodes/N` in
+that directory, on the node's own disk or on a shared one. All nodes use one place (a directory or object store) for the snapshots.
 """
 
 from __future__ import annotations
@@ -54,42 +54,43 @@ EXPORTED = (
 )
 EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MT_RESILIENT_", "MUSA_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_",
                      "TORCH", "TRITON_", "UCX_")  # fmt: skip
-"""Variables that the agents get from this terminal; all others are the host's own, as ssh gives them. `--export NAME` adds one."""
+"""Environment variables that the agents get from this terminal. They get all others from ssh on their own host. `--export NAME` adds a
+variable."""
 _RESOLVE_S = 20.0
 _REVIVE_S = 5.0
-"""Time between two tries to start a dead etcd again."""
+"""Seconds between two tries to start a dead etcd again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The command line's settings for such a launch."""
+    """The command line's settings for a launch with `--hostfile`."""
 
     hostfile: Path
     ssh_options: tuple[str, ...] = ()
-    """For `ssh -o`."""
+    """Options for `ssh -o`."""
     export: tuple[str, ...] = ()
-    """Names of further variables."""
+    """Names of further environment variables that the agents get."""
     endpoints: str = ""
-    """Endpoints of an etcd; empty: start one."""
+    """Endpoints of a running etcd; empty: start an etcd."""
     papers: Papers
-    """What gives this terminal's commands access to that etcd."""
+    """Paths of the certificates and password file that this terminal's commands use for that etcd."""
     nodes: str = ""
-    """As in `--nodes`; empty: by torchrun's `--nnodes`, or all hosts except the spares."""
+    """Number of nodes, as in `--nodes`. Empty: torchrun's `--nnodes`, or all hosts except the spares."""
     spares: int = 0
     job: str = ""
-    """Empty: named after the run directory."""
+    """Name of the job. Empty: name it after the run directory."""
     snapshots: str = ""
-    """Empty: in the run directory."""
+    """Place for the snapshots. Empty: the run directory."""
     kept: SnapshotPolicy = field(default_factory=SnapshotPolicy)
-    """Its endpoint and region say which object store that is."""
+    """Settings for snapshots. The endpoint and region in it select the object store."""
     ending_s: float
-    """How long an agent may take to leave when its connection is gone."""
+    """Seconds that an agent may take to exit after its connection is gone."""
     words: tuple[str, ...] = ()
-    """Options of `run` as they were given, which each agent gets too."""
+    """Options of `run` as the user gave them. Each agent gets them too."""
 
 
 def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], directory: Path, terminal: Terminal) -> int:
-    """Start the agents, wait until all have left, and return the job's exit code. Raises ResilientError if the job cannot start."""
+    """Start the agents, wait until all have exited, and return the job's exit code. Raises ResilientError if the job cannot start."""
     hosts = _hosts(wanted.hostfile)
     nodes, spares = seats(wanted, launch, len(hosts))
     environment = exported(os.environ, wanted.export)
@@ -154,7 +155,8 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
 def _etcd(
     wanted: Wanted, hosts: Sequence[Host], run: RunDirectory, terminal: Terminal, stack: ExitStack
 ) -> tuple[str, Callable[[], None]]:
-    """Endpoints of the named etcd, or of our own, and a function that keeps our own alive."""
+    """Return the endpoints of the etcd that the user named, or of an etcd started here. Also return a function that restarts the latter if
+    it dies."""
     if wanted.endpoints:
         return wanted.endpoints, lambda: None
     binary = find_server()
@@ -167,7 +169,7 @@ def _etcd(
 
 
 def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
-    """How many nodes train, as in `--nodes`, and how many are spares. Raises UsageError."""
+    """Return how many nodes train, as in `--nodes`, and how many are spares. Raises UsageError."""
     if not wanted.nodes:
         return scheduler_env.reconciled(launch.nodes, wanted.spares, hosts, "the hostfile has"), wanted.spares
     numbers = sizes(wanted.nodes)
@@ -181,7 +183,7 @@ def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
 
 
 def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
-    """Warn if the hostfile's slots differ from the ranks. ranks: of a node, by the command as this machine reads it."""
+    """Warn if the hostfile's `slots` differ from `ranks`: the number of ranks per node that this machine reads from the command."""
     slots = max(host.slots for host in hosts)
     if slots and slots != ranks:
         terminal.say(
@@ -193,7 +195,7 @@ def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
 
 
 def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Variables for the agents. Raises UsageError for a name that is not set here."""
+    """Return the environment variables for the agents. Raises UsageError if a variable in `names` is not set here."""
     for name in names:
         if name not in environ:
             raise UsageError(f"--export {name}: there is no such variable here; nothing was started")
@@ -205,15 +207,16 @@ def exported(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]
 
 
 def reachable(hosts: Sequence[Host], options: Sequence[str]) -> str:
-    """This machine's address (IPv4) on the route to the hosts. If it has several, the one that most hosts are reached from. Raises
-    MachineError."""
+    """Return this machine's IPv4 address on the route to the hosts. If routes use several addresses, return the one that leads to the most
+    hosts. Raises MachineError."""
     found = Counter(_address_towards(host, options) for host in hosts)
     others = {address: count for address, count in found.items() if not address.startswith("127.")}
     return max(others or found, key=lambda address: found[address])
 
 
 def _address_towards(host: Host, options: Sequence[str]) -> str:
-    """This machine's address on the route to `host`. ssh resolves its aliases, and the kernel knows the route. Nothing is sent."""
+    """Return this machine's address on the route to `host`. ssh resolves its own aliases, and the kernel knows the route. No packet is
+    sent."""
     asked = [*ssh.command(host, options), "-G", host.host]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, timeout=_RESOLVE_S, check=True).stdout
@@ -243,12 +246,12 @@ def _hosts(file: Path) -> tuple[Host, ...]:
 
 
 def named_after(folder: str, identity: str) -> str:
-    """The name of a job that was given none."""
+    """Return a name for a job to which the user gave no name."""
     return re.sub(r"[^\w.:@-]", "_", f"{folder}-{identity}", flags=re.ASCII)
 
 
 def _identity(run: RunDirectory) -> str:
-    """Eight digits, the same for each launch from this directory and from no other."""
+    """Return eight hexadecimal digits. They are the same for each launch from this run directory, and differ between run directories."""
     file = run.root / "launch"
     if not file.exists():
         file.write_text(uuid.uuid4().hex)
@@ -256,11 +259,11 @@ def _identity(run: RunDirectory) -> str:
 
 
 class Begun:
-    """Whether the job has begun since this object was made: there is a new generation. If the store does not answer, it may have begun:
-    True."""
+    """Tells whether the job has begun since this object was made, because there is a new generation. The answer is also True while etcd
+    does not answer: the job may have begun."""
 
     def __init__(self, last: Callable[[], GenerationRecord | None]) -> None:
-        """last: returns the newest generation. Raises ResilientError if the store does not answer."""
+        """last: returns the newest generation's record, or raises ResilientError if etcd does not answer."""
         self._last = last
         self._before = self._number()
 
@@ -268,7 +271,7 @@ class Begun:
         return (now := self._number()) != self._before or now is None
 
     def _number(self) -> int | None:
-        """Number of the newest generation; 0: there is none; None: not known."""
+        """Return the number of the newest generation; 0: there is no generation yet; None: etcd does not answer."""
         with suppress(ResilientError):
             record = self._last()
             return record.number if record else 0
@@ -276,7 +279,7 @@ class Begun:
 
 
 class _Revived:
-    """Starts our etcd again when it is dead; training goes on meanwhile."""
+    """Restarts the etcd of this launch if it has died. Training goes on meanwhile."""
 
     def __init__(self, server: EmbeddedEtcd, endpoint: str, terminal: Terminal) -> None:
         self._server, self._endpoint, self._terminal = server, endpoint, terminal

@@ -1,9 +1,10 @@
-"""Runs one agent on each host, through the `ssh` program: starts them together, reads them together, ends them together.
+"""Runs one agent on each host, through the `ssh` program. One loop starts all agents, reads their output, and ends them.
 
 hosts ──▶ ssh … agent.ssh.ssh_remote ──▶ an agent each          stdout and stderr come back line by line, behind the node's name
-Ctrl-C, SIGTERM … ──▶ a word to each far end ──▶ the agents' own ending; a second one ends them at once; a third leaves without them
+Ctrl-C, SIGTERM … ──▶ a message to each far end ──▶ the agents shut down; a second signal kills them; a third exits without waiting
 
-Nothing here waits for a reader of the output (`output/async_output.py`): messages reach the far ends in any case.
+A far end is the process `ssh_remote` on a host. The loop never waits for a reader of the output (`output/async_output.py`), so a blocked
+terminal does not delay messages to the far ends.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from .hostfile import Host
 from .ssh_remote import SIGNALS
 
 ALIVE_S, SILENCE_S = 5.0, 60.0
-"""Time between two messages to each far end, and the silence after which a far end ends its agent."""
+"""Seconds between two messages to each far end, and seconds of silence after which a far end ends its agent."""
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=15", "ServerAliveCountMax=3", "LogLevel=ERROR")
-"""Never prompt; notice within 45 s that a host has vanished. The user's options come first, and the first one counts (ssh_config(5))."""
+"""ssh never prompts, and notices within 45 s that a host has vanished. The user's options come first, because ssh uses the first value of
+each option (ssh_config(5))."""
 _READ_S = 5.0
-"""How long the last lines may take to be read, once the user has asked for the end."""
+"""Seconds that a reader may take for the last lines of output, after the user has asked to end the job."""
 _WORDS = 3
 """How many of ssh's last lines a message repeats."""
 
 
 class Reached:
-    """One host: the ssh process to it, and what it has printed."""
+    """One host: the ssh process to the host, and what that process has printed."""
 
     def __init__(self, host: Host, options: Sequence[str], order: Mapping[str, object]) -> None:
         self.host, self.member = host, Member(node=host.node)
@@ -57,7 +59,7 @@ class Reached:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C must not end it: the far end is told of it, and more output follows
+            start_new_session=True,  # Ctrl-C must not end ssh: the far end gets a message instead, and more output follows
         )
         assert self.process.stdout
         assert self.process.stderr
@@ -66,7 +68,7 @@ class Reached:
 
     def tell(self, word: str) -> None:
         assert self.process.stdin
-        with suppress(OSError):  # ssh is gone: seen at the end of its output
+        with suppress(OSError):  # ssh has exited: `hear` notices that
             self.process.stdin.write(word.encode() + b"\n")
             self.process.stdin.flush()
 
@@ -88,7 +90,7 @@ class Reached:
         return bool(part)
 
     def settle(self) -> None:
-        """Note how ssh has ended, and the phase that follows from it."""
+        """Record ssh's exit code, and the phase of the host that follows from the code."""
         code = self.process.wait()
         phase = fleet_status.gone(self.member.phase is Phase.UP, code)
         self.member = replace(self.member, phase=phase, code=code, ended_s=monotonic_s())
@@ -98,18 +100,18 @@ class Reached:
 
     @property
     def words(self) -> str:
-        """The last output of ssh or the host from before the agent started."""
+        """The last lines that ssh or the host printed before the agent started."""
         return last_words(self._said) or f"ssh ended with code {self.member.code}"
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """ssh's last lines, joined on one line."""
+    """Return ssh's last lines, joined into one line."""
     return " | ".join([line for line in lines if line][-_WORDS:])
 
 
 def command(host: Host, options: Sequence[str]) -> list[str]:
-    """The ssh command with its options. options: `Key=value` as for `ssh -o`; they override ours, and the hostfile's port overrides
-    them."""
+    """Return the ssh command with its options. options: `Key=value`, as for `ssh -o`. They override `_OPTIONS`, and the hostfile's port
+    overrides them."""
     port = [f"Port={host.port}"] if host.port else []
     return ["ssh", "-T", *(word for option in (*port, *options, *_OPTIONS) for word in ("-o", option))]
 
@@ -121,7 +123,7 @@ class Start:
     options: Sequence[str]
     """For `ssh -o`."""
     agent: Callable[[Host], Sequence[str]]
-    """Returns the agent's command, whose program is at the same path there."""
+    """Returns the agent's command for a host. Its program must be at the same path there as here."""
     environment: Mapping[str, str]
 
 
@@ -136,8 +138,8 @@ class SshLaunch:
         watch: Callable[[], None] = lambda: None,
         begun: Callable[[], bool] = lambda: True,
     ) -> None:
-        """least: how many hosts the job needs to begin; ending_s: how long an agent may take to leave when its connection is gone; watch:
-        called about once a second; begun: whether the job has begun, as far as is known."""
+        """least: number of hosts that the job needs to begin. ending_s: seconds that an agent may take to exit after its connection is
+        gone. watch: called about once a second. begun: returns whether the job may have begun."""
         self._hosts, self._how, self._least = hosts, start, least
         self._ending_s = ending_s
         self._terminal, self._watch, self._has_begun = terminal, watch, begun
@@ -145,18 +147,18 @@ class SshLaunch:
         self._signals: list[int] = []
         self._obeyed = 0
         self._gave_up = 0
-        """The exit code, once the launch has given up; else 0."""
+        """The exit code after the launch has given up; otherwise 0."""
         self._reached: list[Reached] = []
         self._printing: dict[int, Printing] = {}
 
     def run(self) -> int:
-        """Run until all agents have left. Return the job's exit code, or that of what has kept it from beginning. Raises MachineError if an
-        ssh cannot be started."""
+        """Run until all agents have exited. Return the job's exit code. If the job could not begin, return the code of the failure instead.
+        Raises MachineError if an ssh process cannot be started."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.signal(number, self._on_signal) for number in heard(SIGNALS.values())}
         before[signal.SIGTSTP] = signal.signal(
             signal.SIGTSTP, signal.SIG_IGN
-        )  # stopped by Ctrl-Z, this process would fall silent
+        )  # a process stopped by Ctrl-Z sends nothing
         previous = signal.set_wakeup_fd(woken)
         self._printing = {fd: Printing(fd) for fd in (1, 2)}
         try:
@@ -165,7 +167,7 @@ class SshLaunch:
                 return self._attend(wake)
         finally:
             for reached in self._reached:
-                reached.process.kill()  # its far end notices, and ends its agent
+                reached.process.kill()  # the far end notices, and ends its agent
                 reached.process.wait()
             for printing in self._printing.values():
                 self._let_read(printing)
@@ -178,7 +180,7 @@ class SshLaunch:
     def _start(self) -> None:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each ssh takes three descriptors
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each ssh process uses three descriptors
         hello = f"mt-resilient {secrets.token_hex(8)}"
         for host in self._hosts:
             order = {
@@ -280,7 +282,7 @@ class SshLaunch:
         return show
 
     def _let_read(self, printing: Printing) -> None:
-        """Let the last output be read. From a signal on, wait for the reader at most _READ_S."""
+        """Wait until the last output is read. After a signal, wait at most _READ_S seconds."""
         printing.end()
         while printing.thread.is_alive() and not self._signals:
             printing.thread.join(1.0)

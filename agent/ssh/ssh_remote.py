@@ -1,13 +1,14 @@
-"""The far end of `run --hostfile`: ssh starts it. It starts this host's agent, and stands between the agent and the connection.
+"""The far end of `run --hostfile`: the process that ssh starts on a host. It starts this host's agent, and relays between the agent and the
+connection.
 
     stdin, from the launching terminal                    here                              the agent
-    one line of JSON: folder, environment, command   ──▶  starts it                    ──▶  on a leash: it dies with this
-    SIGINT, SIGTERM …, a line each                   ──▶  hands it on (ssh does not)   ──▶  the signal
+    one line of JSON: folder, environment, command   ──▶  starts it                    ──▶  it dies with this process
+    SIGINT, SIGTERM …, a line each                   ──▶  forwards it (ssh does not)   ──▶  the signal
     an empty line every few seconds
-    the end, or silence for `silence_s`              ──▶  SIGTERM: as a scheduler that takes the machine away
+    the end, or silence for `silence_s`              ──▶  SIGTERM, as a scheduler sends it to take the machine away
 
-Output passes through this process, so that a broken connection does not kill a rank at its next `print`. The first line is the order's
-`hello`: any output before it came from ssh or a shell.
+Output passes through this process, so that a broken connection does not kill a rank at its next `print`. The first line that this process
+prints is the `hello` of that JSON. Any output before it came from ssh or a shell.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from ...resilience.ipc import die_with_parent
 from ...resilience.model.generation import PASSED_ON
 
 KILL_S = 10.0
-"""How long after the second SIGTERM, which ends the agent at once, SIGKILL follows."""
+"""Seconds from the second SIGTERM, at which the agent exits immediately, to SIGKILL."""
 SIGNALS = {number.name: number for number in (*PASSED_ON, signal.SIGUSR1, signal.SIGUSR2)}
 UNUSABLE = 3
-"""MachineError's exit code: this host cannot start the agent."""
+"""The exit code if this host cannot start the agent; equal to MachineError's."""
 
 
 def main() -> int:
-    """Run the agent; return its exit code, as a shell tells it."""
+    """Run the agent. Return its exit code as a shell does: 128 + N if signal N killed the agent."""
     words = _Lines(0)
     order = words.first()
     if order is None:
@@ -58,16 +59,16 @@ def main() -> int:
 
 
 class _Lines:
-    """Reads lines from a descriptor, as far as they have come."""
+    """Reads complete lines from a descriptor as they arrive."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.early: list[str] = []
-        """Lines that came together with the first one."""
+        """Lines that arrived together with the first line."""
         self._rest = b""
 
     def read(self) -> list[str] | None:
-        """The complete lines that have come. Blocks while there is nothing. None: the end."""
+        """Return the complete lines that have arrived, or None at the end of the stream. Blocks until data arrives."""
         part = os.read(self.fd, 1 << 16)
         if not part:
             return None
@@ -75,7 +76,7 @@ class _Lines:
         return [line.decode() for line in whole]
 
     def first(self) -> dict[str, Any] | None:
-        """The order, from the first line. None: the connection ended before the line was complete."""
+        """Return the launch order from the first line. None: the connection ended before the line was complete."""
         while (lines := self.read()) is not None:
             if lines:
                 self.early = lines[1:]
@@ -85,8 +86,8 @@ class _Lines:
 
 class _Between:
     def __init__(self, agent: subprocess.Popen[bytes], words: _Lines, silence_s: float, ending_s: float) -> None:
-        """silence_s: how long the launching machine may be silent. One that has vanished closes no connection, and sshd checks for that
-        only where it is told to. ending_s: how long the first SIGTERM may take, before the next one."""
+        """silence_s: seconds that the launching machine may be silent. A machine that vanishes does not close its connection, and sshd
+        checks for this only if configured to. ending_s: seconds between the first SIGTERM and the second."""
         self._agent, self._words, self._silence_s = agent, words, silence_s
         self._patience_s = (ending_s, KILL_S)
         assert agent.stdout
@@ -98,7 +99,7 @@ class _Between:
         self._asked = 0
 
     def run(self) -> None:
-        """Relay until the agent's output ends. The agent's death ends the output, because its ranks die with it."""
+        """Relay until the agent's output ends. It ends when the agent dies, because the agent's ranks die too."""
         poller = select.poll()
         for fd in (self._words.fd, *self._outputs):
             poller.register(fd, select.POLLIN)
@@ -139,8 +140,8 @@ class _Between:
                 self._agent.send_signal(SIGNALS[line])
 
     def _end(self, now_s: float) -> None:
-        """End the agent, because the connection is gone. After the first SIGTERM, wait `ending_s`; after the second, KILL_S; then
-        SIGKILL."""
+        """Send the agent the next signal, because the connection is gone. The first two are SIGTERM, and all later ones SIGKILL. Wait
+        `ending_s` seconds after the first signal, and KILL_S seconds after each later one."""
         self._agent.send_signal(signal.SIGTERM if self._asked < 2 else signal.SIGKILL)
         self._next_end_s = now_s + self._patience_s[min(self._asked, 1)]
         self._asked += 1
