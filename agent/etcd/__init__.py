@@ -1,1 +1,1 @@
-"""An etcd server of the agent's own."""
+"""The etcd server that an agent starts itself."""

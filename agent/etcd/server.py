@@ -2,7 +2,7 @@
 hosts, it listens on the launching machine's address.
 
 Data flow: `binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent. Its data stays in
-`data_dir`, and the next start continues with it.
+`data_dir`, and the next server continues with this data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEALTHY_WITHIN_S = 15.0
 _STOPPED_WITHIN_S = 5.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_BYTES = 64 << 20
-"""Size of one segment of etcd's log. etcd allocates a segment at once."""
+"""Bytes of one segment of etcd's log. etcd allocates a whole segment in one piece."""
 _PORT_TAKEN = "address already in use"
 _FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
 
@@ -45,7 +45,7 @@ def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> Non
 
 
 class EmbeddedEtcd:
-    """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are remembered beside `data_dir`, in etcd.json."""
+    """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are stored beside `data_dir`, in etcd.json."""
 
     def __init__(self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK) -> None:
         """address: this machine's IPv4 address, at which clients reach etcd."""
@@ -95,7 +95,7 @@ class EmbeddedEtcd:
         return self._process is not None and self._process.poll() is None
 
     def cramped(self) -> str:
-        """Return that etcd's disk is full, and what to do; empty: it has room."""
+        """Return a sentence that etcd's disk is full, and what to do; empty: the disk has enough space."""
         with suppress(OSError):
             free = shutil.disk_usage(self._data_dir.parent).free
             if free < _LEAST_BYTES:
@@ -115,7 +115,7 @@ class EmbeddedEtcd:
             raise
 
     def stop(self) -> None:
-        """End the process and reap it, by force after 5 s. Its data stays."""
+        """End the etcd process and reap it; kill it after 5 s. Its data stays on disk."""
         if self._process is None:
             return
         self._process.terminate()
@@ -123,7 +123,7 @@ class EmbeddedEtcd:
             self._process.wait(_STOPPED_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # its disk hangs: it ends when the disk answers
+            with suppress(subprocess.TimeoutExpired):  # etcd's disk hangs: the process ends when the disk answers
                 self._process.wait(_STOPPED_WITHIN_S)
         self._process = None
 
@@ -170,7 +170,7 @@ class EmbeddedEtcd:
             "listen-client-urls": client,
             "advertise-client-urls": client,
             "listen-peer-urls": peer,
-            # Only a first start reads these two; data of a single member opens under any peer address.
+            # etcd reads these two flags only at its first start. Later, the data of a single-member cluster opens under any peer address.
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"embedded={peer}",
             # With these, a killed etcd is healthy again in 0.5–1.0 s (measured).
@@ -184,7 +184,8 @@ class EmbeddedEtcd:
         return [str(self._binary.path), *(f"--{flag}={value}" for flag, value in flags.items())]
 
     def _port_pairs(self) -> Iterator[tuple[int, int]]:
-        """Yield the last start's ports first, so that clients that outlived the server find it again; then free ports."""
+        """Yield pairs of a client port and a peer port. The previous server's ports come first, so that its clients find the new server.
+        Free ports follow."""
         with suppress(OSError, ValueError, TypeError):  # no file yet, or half a file
             client_port, peer_port = json.loads(self._ports_path.read_text())
             if is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
@@ -216,7 +217,8 @@ def _listens(pid: int, port: int) -> bool:
 
 
 def _limits() -> str:
-    """Return which of the shell's limits may keep etcd from running, and what to do; empty: none. 151 files is etcd's own minimum."""
+    """Return which of the shell's limits may keep etcd from running, and what to do; empty: no limit does. etcd needs at least 151 open
+    files."""
     least = {
         "-n": (resource.RLIMIT_NOFILE, 151),
         "-f": (resource.RLIMIT_FSIZE, math.inf),
