@@ -1,12 +1,14 @@
-"""Decides whether an agent without a lease must end its ranks: only if the others may have begun a new generation without it.
+"""Decides whether an agent without a valid lease must end its ranks. It must if the other agents may have begun a new generation without
+it.
 
 A generation without this node begins after its lease has expired. The other members then end their own ranks. No step of the old generation
 completes after that, because every rank takes part in each boundary (`training/boundary/allreduce.py`). So ranks that keep finishing steps
-prove that no new generation has begun, however long etcd is away, and for whichever agent. Ranks that stand still prove nothing. Steps
-prove nothing either if the nodes that stand by suffice for a generation of their own (one node and a spare; `rank_assignment.proves`).
-Ranks whose loop is over finish no step and begin none: the agent lets them write what they have.
+prove that no new generation has begun. This holds however long etcd is away, and whichever agents have lost it. Ranks that stand still
+prove nothing. Steps prove nothing either if the spares alone could form a generation (as with one node and a spare;
+`rank_assignment.proves`). Ranks whose training loop is over compute no steps: the agent lets them finish their writes.
 
-Standing still is counted only while the agent is awake (`monitor/rank_progress.py`): when a machine sleeps, its ranks sleep too.
+The time without a step counts only while the agent itself runs (`monitor/rank_progress.py`): when a machine is suspended, its ranks are
+suspended too.
 """
 
 from __future__ import annotations
@@ -31,23 +33,24 @@ STRIDES = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """What the decision depends on. Times are in seconds of the monotonic clock."""
+    """What the decision to end the ranks depends on. Times are in seconds of the monotonic clock."""
 
     lease_until_s: float
-    """The lease is valid at least until then, counted from just before its last renewal was sent."""
+    """The lease is valid at least until this time, counted from just before its last renewal was sent."""
     ttl_s: float
     proof: bool
-    """The nodes that are no members are too few for a generation. Any new one needs a member, which first ends its ranks."""
+    """True: the nodes that are not members are too few for a generation. Then any new generation needs a member, which first ends its own
+    ranks."""
     still_s: float
-    """How long this agent has not seen its ranks finish a step."""
+    """Seconds since this agent last saw its ranks finish a step."""
     stride_s: float
-    """The longest time of a recent step."""
+    """The longest duration of a recent step, in seconds."""
     over: bool
-    """The loops of all local ranks are over."""
+    """The training loops of all local ranks are over."""
 
 
 def fenced(now_s: float, at: Standing) -> bool:
-    """Whether the agent must end its ranks now."""
+    """Return whether the agent must end its ranks now."""
     if now_s <= at.lease_until_s:
         return False
     return not at.proof or (not at.over and at.still_s > max(at.ttl_s, STRIDES * at.stride_s))
@@ -62,20 +65,20 @@ class Pulse:
         self.stepped_s = 0.0
         """When this agent last saw a step finish."""
         self.still_s = 0.0
-        """How long it has seen none finish since, counting only time in which it was awake."""
+        """Seconds since then without a finished step, counting only time in which this agent ran."""
         self.stride_s = 0.0
-        """The longest recent time between two steps."""
+        """The longest recent time between two finished steps, in seconds."""
 
     def look(self, generation: int, seen: tuple[int, int], now_s: float) -> None:
-        """Note the ranks' progress. seen: the last step of all local ranks, and their oldest heartbeat if all of them wait in a pause. A
-        start counts as a step: starting ranks meet each other too."""
+        """Record the ranks' progress. seen: the last step that all local ranks have finished, and their oldest heartbeat if all wait in a
+        pause. The start of a generation counts as a step, because all ranks take part in the rendezvous."""
         self.still_s += min(now_s - self._looked_s, LONGEST_ROUND_S)
         self._looked_s = now_s
         if generation != self._generation:
             self._generation, self._seen = generation, seen
             self.stepped_s, self.still_s, self.stride_s = now_s, 0.0, 0.0
         elif seen != self._seen:
-            # The long time of a start or an evaluation fades within some steps. One look may find several steps.
+            # The long duration of a start or an evaluation decays within some steps. Several steps may have finished since the last call.
             steps = max(1, seen[0] - self._seen[0])
             self.stride_s = max(self.still_s, 0.8**steps * self.stride_s)
             self._seen, self.stepped_s, self.still_s = seen, now_s, 0.0
@@ -87,13 +90,13 @@ class Ranks(Protocol):
     group: WorkerGroup | None
 
     def fence(self) -> None:
-        """End all of them."""
+        """End all ranks of this node."""
 
 
 class Board(Protocol):
     @property
     def pages(self) -> Sequence[Page]:
-        """The local ranks' pages."""
+        """The local ranks' pages (blocks of shared memory with each rank's state)."""
         ...
 
     def leased(self, until_s: float) -> None:
@@ -101,26 +104,26 @@ class Board(Protocol):
 
 
 class Fence:
-    """Decides how long this node's ranks may go on without a word from etcd."""
+    """Decides how long this node's ranks may continue without an answer from etcd."""
 
     def __init__(self, heartbeat: Heartbeat, spec: Spec, ranks: Ranks, board: Board) -> None:
         self._heartbeat, self._spec, self._ranks, self._board = heartbeat, spec, ranks, board
         self._members = 0
         """Number of members of the present generation."""
         self._lease = 0
-        """The lease that this agent had when it read the present generation."""
+        """The lease that this agent had when it read the present generation's record."""
         self.steps = Pulse()
         self._stepped_at_s = 0.0
         """Wall-clock time when this agent last saw a step finish."""
 
     @property
     def proof(self) -> bool:
-        """Whether finished steps prove that no generation has begun without this node's ranks."""
+        """True if finished steps prove that no generation has begun without this node's ranks."""
         return rank_assignment.proves(self._spec.sizes, self._spec.spares, self._members)
 
     def bind(self, seen: GenerationRecord | None) -> None:
-        """Tell the ranks until when they may go on without a word from this agent. seen: the present generation, if this agent read it
-        under its present lease. Before that, others may have begun a new one."""
+        """Write into the ranks' pages until when they may continue without a new message from this agent. seen: the present generation's
+        record, if this agent read it under its present lease. Before that, other agents may have begun a new generation."""
         if seen:
             self._lease, self._members = self._heartbeat.lease, len(seen.members)
         if self._lease == self._heartbeat.lease:
@@ -132,13 +135,13 @@ class Fence:
         return until_s - now_s if self._ranks.group and not self.proof and until_s > now_s else math.inf
 
     def look(self, now_s: float, wall_s: float) -> str:
-        """End the ranks if the others may go on without them. Return the reason if they were ended now, else an empty text. now_s:
-        monotonic."""
+        """End the ranks if the other nodes may continue without them. Return the reason if the ranks were ended now, else an empty text.
+        now_s: monotonic."""
         group = self._ranks.group
         if group is None or group.fenced:
             return ""
         known_s, pages = self.steps.stepped_s, self._board.pages
-        # Ranks in a pause finish no step, but they keep meeting at the boundary: their heartbeats count.
+        # Ranks in a pause finish no step, but they keep exchanging messages at the boundary: their heartbeats count.
         waits = all(page.doing == Doing.PAUSED for page in pages)
         seen = min(page.step for page in pages), min(page.beat_ns for page in pages) if waits else 0
         self.steps.look(group.generation, seen, now_s)
@@ -155,11 +158,12 @@ class Fence:
         if not fenced(now_s, standing):
             return ""
         self._ranks.fence()
-        why = ", and the ranks finish no step" if standing.proof else ""  # without proof, steps do not matter
+        why = ", and the ranks finish no step" if standing.proof else ""  # without proof, finished steps do not matter
         return f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are ended"
 
     def pulse(self, status: NodeStatus) -> NodeStatus:
-        """Return `status` with the ranks' pace. By it, other agents tell whether a node that they do not hear is training."""
+        """Return `status` with the ranks' last step time and step duration. From these, other agents judge whether a node that is cut off
+        still trains."""
         group = self._ranks.group
         if group is None or group.generation != status.generation:
             return status

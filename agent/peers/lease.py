@@ -1,4 +1,4 @@
-"""This agent's lease: granted, kept alive, and granted anew when etcd has lost it."""
+"""This agent's lease in etcd. The agent obtains it, renews it, and obtains a new one when etcd has lost it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...resilience.store.seat import Seat
 from ...resilience.store.write_rates import jittered
 
 STRANGE = 1.5
-"""How many lease lifetimes this agent waits while another machine's agent holds its name. That record may be a dead agent's, whose lease
-still has to expire."""
+"""How many lease lifetimes this agent waits while another machine's agent has the same node name. That record may be a dead agent's, whose
+lease has not expired yet."""
 STRANGE_S = 1.0
-"""Time between two looks at that record."""
+"""Seconds between two checks of that record."""
 
 
 class Heartbeat:
@@ -28,7 +28,7 @@ class Heartbeat:
         ttl_s: int,
         draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """draw: returns a number from [0, 1), new each time, so that agents do not all renew at once."""
+        """draw: returns a random number from [0, 1), so that agents do not all renew at the same moment."""
         self._draw = draw
         self._store, self._keys, self._node, self._record = seat.store, seat.keys, seat.node, record
         self.ttl_s = ttl_s
@@ -37,18 +37,18 @@ class Heartbeat:
         """The lease is valid at least until this monotonic time, counted from just before the last renewal was sent."""
         self.lease = 0
         self._unanswered = 0
-        """The lease of a registration that etcd has not answered. That write may still happen later, over a newer record."""
+        """The lease of a registration that etcd has not answered. etcd may still execute that write later, and overwrite a newer record."""
         self._strange_s = math.inf
-        """Since when another machine's agent has this one's name."""
+        """Monotonic time since when another machine's agent has the same node name; infinite: no agent has."""
 
     @property
     def instance(self) -> str:
-        """Instance of the agent that holds this lease."""
+        """The instance (identity of one agent process) that holds this lease."""
         return self._record.instance
 
     def beat(self, now_s: float) -> None:
-        """Renew the lease after a third of its life; register (again) if there is none. now_s: monotonic. Raises StoreUnavailable, and
-        UsageError if another machine's agent has taken this name."""
+        """Renew the lease after a third of its lifetime. Register the node, again if necessary, if there is no lease. now_s: monotonic.
+        Raises StoreUnavailable, and UsageError if another machine's agent has taken this node name."""
         if now_s < self._due_s:
             if self._strange_s < math.inf:
                 raise LeaseGone("another agent goes by this one's name")
@@ -67,7 +67,7 @@ class Heartbeat:
             self._strange_s = math.inf
         else:
             self._strange_s = min(self._strange_s, now_s)
-            # The record may come from a backup that etcd was restored from: then its lease expires.
+            # The record may come from a backup of etcd's data. Then its lease expires.
             if now_s - self._strange_s <= STRANGE * self.ttl_s:
                 self._due_s = now_s + STRANGE_S
                 raise LeaseGone(f"another agent, on {there.host}, goes by the name {self._node}")
@@ -76,23 +76,23 @@ class Heartbeat:
                 "name of its own with --node"
             )
         if before is not None:
-            # This process holds the lock of the node's run directory, so the agent that wrote that record is dead. Its lease, which also
-            # holds the leadership if that agent led, must end.
+            # This process holds the lock of the node's run directory, so the agent that wrote that record is dead. Revoke its lease. If
+            # that agent led, the leadership ends with the lease.
             self._store.revoke(before.lease)
         if self._unanswered:
             self._store.revoke(self._unanswered)
         self._unanswered = self._store.grant(self.ttl_s)
-        alive = Delete(self._keys.death(self.instance))  # a report that this agent is dead is wrong
+        alive = Delete(self._keys.death(self.instance))  # delete any report that this agent is dead
         mirrored = before is not None and not before.lease  # a copy of etcd's data contains no leases
         still = ModifiedAt(key, before.mod_revision) if before and mirrored else KeyAbsent(key)
         if not self._store.transact([still], [Put(key, dumps(self._record), self._unanswered), alive]):
             raise LeaseGone(f"another agent has just come to go by the name {self._node}")
-        # Only now: else the agent would renew a lease without a record, and no other agent would know of it.
+        # Set the lease only now. Otherwise the agent might renew a lease that has no record, and no other agent would know of this node.
         self.lease, self._unanswered = self._unanswered, 0
 
     def confirm(self) -> None:
-        """Check that the node's record is this agent's; if not, register anew at the next beat. A predecessor's write may have happened
-        late. Raises StoreUnavailable."""
+        """Check that the node's record belongs to this agent's lease; if not, register anew at the next beat. A late write of an earlier
+        agent may have replaced it. Raises StoreUnavailable."""
         entry = self._store.get(self._keys.node(self._node))
         if self.lease and (entry is None or entry.lease != self.lease):
             self.lost()
@@ -102,8 +102,8 @@ class Heartbeat:
         self.lease, self._due_s = 0, self._due_s if self._strange_s < math.inf else 0.0
 
     def end(self) -> None:
-        """Leave: revoke the lease, so that the node's record and the leadership vanish at once."""
+        """Revoke the lease, so that the node's record and the leadership vanish immediately."""
         if self.lease:
-            with suppress(StoreUnavailable):  # it expires by itself
+            with suppress(StoreUnavailable):  # the lease expires later
                 self._store.revoke(self.lease)
             self.lease = 0

@@ -1,9 +1,9 @@
-"""One TCP connection to the next node's agent: if it breaks, and the host refuses a new one, only the agent has died, not its host.
+"""One TCP connection to the next node's agent. If it breaks, and the host refuses a new connection, the agent has died, but not its host.
 
     this agent ──connection──▶ listener of the next one        broken, then refused ──▶ its instance, for `keys.death`
 
-The agent's lease would show the same some seconds later. The connection carries no data. A node that is cut off, or has lost power, neither
-breaks a connection nor refuses one: its lease detects that.
+The expiry of the agent's lease would show the same some seconds later. The connection carries no data. A node that is cut off, or has lost
+power, neither breaks a connection nor refuses one. Then only the lease's expiry shows the loss.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ...resilience.model.node import NodeRecord
 from ...resilience.model.types import NodeId
 
 AGAIN_S = 1.0
-"""Time between tries to reach a neighbour that does not answer."""
+"""Seconds between two tries to reach a neighbour that does not answer."""
 
 
 class Neighbour:
-    """The watched neighbour, and the connection to it. The agent's loop calls it, so nothing in here waits."""
+    """The watched neighbour (the next node's agent), and the connection to it. The agent's loop calls these methods, so none of them
+    blocks."""
 
     def __init__(self) -> None:
         both = socket.has_dualstack_ipv6()
@@ -36,28 +37,28 @@ class Neighbour:
         self._up = False
         """The connection is established."""
         self._broken = False
-        """A connection to this very instance was established, and has broken."""
+        """A connection to the watched agent process was established, and has broken."""
         self._again_s = 0.0
 
     def watch(self, node: NodeId, record: NodeRecord) -> None:
-        """Hold a connection to that agent from now on, and no other."""
+        """Keep a connection to the agent of `record` from now on, and drop the connection to any other agent."""
         if self._watched is None or self._watched[1].instance != record.instance:
             self._drop()
             self._watched, self._broken, self._again_s = (node, record), False, 0.0
 
     @property
     def watched(self) -> str:
-        """Instance of the watched agent; empty: none is watched."""
+        """Instance of the watched agent; empty: no agent is watched."""
         return self._watched[1].instance if self._watched else ""
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when something has happened."""
+        """Return the descriptors that become readable when `look` has work to do."""
         link = [self._link.fileno()] if self._link and self._up else []
         return [self._listener.fileno(), *link]
 
     def look(self, now_s: float) -> tuple[NodeId, str] | None:
-        """Accept, connect, and check the neighbour. Return its node and instance once it is known to be dead, else None. now_s:
-        monotonic."""
+        """Accept new connections, connect to the neighbour, and check it. Return its node and instance if its agent is now known to be
+        dead, else None. now_s: monotonic."""
         self._accept()
         if self._watched is None:
             return None
@@ -119,7 +120,7 @@ def _gone(link: socket.socket) -> bool:
 
 
 def _outcome(link: socket.socket) -> int | None:
-    """Result of a pending connect: 0, an errno, or None while it is under way."""
+    """Return the result of a pending connect: 0, an errno, or None while the connect is still under way."""
     if not select.select([], [link], [], 0.0)[1]:
         return None
     return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
