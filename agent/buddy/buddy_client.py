@@ -1,9 +1,9 @@
-"""The agent's part in copies of snapshots: where its own copies go, which copies it holds, and how it fetches a lost part.
+"""The agent's part in copies of snapshots: where copies of its own snapshots go, which copies it holds, and how it fetches a lost part.
 
     ranks' marked snapshots ──drain process (`service.py`)──▶ the holder's guest slots ──▶ the node that takes this node's place
 
-The agent owns the guest slots, so copies outlive the ranks and the drain process. `resilience/membership/buddy_sources.py` chooses which
-copies are used, and at which step every node has its part.
+A guest slot is shared memory for another node's copy. The agent owns the guest slots, so copies outlive the ranks and the drain process.
+`resilience/membership/buddy_sources.py` chooses which copies are used, and at which step every node has its part.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ GUESTS = 2
 
 
 def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) -> str:
-    """Return the HOST:PORT at which `member` takes and gives copies. Empty: its agent is not the one in `record`, or it holds no copies.
-    Raises StoreUnavailable."""
+    """Return the HOST:PORT at which `member` receives and serves copies. Empty: its agent is not the agent in `record`, or it offers no
+    copies. Raises StoreUnavailable."""
     entry = store.get(keys.node(member))
     try:
         there = loads(NodeRecord, entry.value) if entry else None
@@ -46,7 +46,8 @@ def address(store: Store, keys: Keys, record: GenerationRecord, member: NodeId) 
 
 class Copies:
     def __init__(self, ranks: int, address: str, token: str, policy: CopiesPolicy) -> None:
-        """ranks: of this node. address: where other nodes reach this node. token: the job's secret, in hexadecimal digits."""
+        """ranks: number of ranks of this node. address: the host address at which other nodes reach this node. token: the job's secret, in
+        hexadecimal digits."""
         self.policy = policy
         self.port = free_port()
         self._fds = arena.create(ranks, GUESTS)
@@ -59,18 +60,18 @@ class Copies:
             "hold_s": policy.hold_s,
             "patience_s": policy.stall_s,
         }
-        """The drain process gets this as an argument. The token is no argument, so it is in the environment:"""
+        """Configuration that the drain process gets as an argument. The token must not be an argument, so it is in the environment:"""
         self.environment = {TOKEN: token}
         self.unfetched: list[Stamp] = []
-        """Snapshots of which the holder did not deliver a copy."""
+        """Snapshots whose copy the other node did not deliver."""
         self.fetching: Stamp | None = None
         self._took_s = 0.0
         self._next_s = 0.0
         self._given_up_s = 0.0
-        """Until when the last requested copy may still be under way; 0: none is."""
+        """Monotonic time until which the last requested copy may still be under way; 0: no copy is."""
 
     def held(self) -> tuple[Copy, ...]:
-        """Return the complete copies. Each has all ranks of one node."""
+        """Return the complete copies. Each copy contains all ranks of one node."""
         rows = [[slot.header() for slot in row] for row in self._slots]
         found = []
         for stamp in sorted(admission.whole(rows)):
@@ -90,19 +91,20 @@ class Copies:
         return together and first % len(headers) == 0 and len({header.world for header in headers}) == 1
 
     def forget(self, wrong: Callable[[Stamp], bool]) -> None:
-        """Free each sealed copy for which `wrong` is true: the training has left its lineage."""
+        """Free each sealed copy for which `wrong` is true, because it no longer belongs to the lineage."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.state is State.SEALED and wrong(header.stamp):
                 slot.free()
 
     def begin(self) -> None:
-        """New ranks have started: make the next copy due at once."""
+        """Make the next copy due immediately, because new ranks have started."""
         self._next_s = self._given_up_s = 0.0
 
     def due(self, now_s: float) -> bool:
-        """Return whether a snapshot is due to be copied, and if so, set the next time. Nothing is due while the last copy is under way.
-        Ranks keep two marked snapshots, so a lost node can meanwhile be restored from the earlier copy. now_s: monotonic."""
+        """Return whether a snapshot is due to be copied, and if so, set the next time. No snapshot is due while the last copy is under way.
+        Ranks keep two marked snapshots (those to be copied), so a lost node can meanwhile be restored from the earlier copy. now_s:
+        monotonic."""
         if not self.policy.every_s or now_s < max(self._next_s, self._given_up_s):
             return False
         self._next_s = now_s + self.policy.interval_s(self._took_s)
@@ -110,7 +112,7 @@ class Copies:
         return True
 
     def heard(self, event: dict[str, Any]) -> None:
-        """Take in an event from the drain process."""
+        """Update this object's state from an event of the drain process."""
         if event["event"] == "replicated":
             self._took_s, self._given_up_s = float(event["seconds"]), 0.0
         if self.fetching is None or event["event"] not in ("fetched", "not fetched"):

@@ -11,27 +11,30 @@ from ...resilience.errors import UsageError
 Event = dict[str, object]
 Tell = Callable[[Event], None]
 BACKOFF_S = (0.1, 10.0)
-"""First and longest wait before the buddy is called again, or a taken port is tried again. Each failure doubles the wait."""
+"""First and longest wait, in seconds, before the next try to reach the buddy, or to listen on a port in use. Each failure doubles the
+wait."""
 STOP_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuddyConfig:
     listen: str = ""
-    """host:port at which this node takes and gives copies. Empty: nowhere."""
+    """host:port at which this node receives and serves copies. Empty: it does neither."""
     send_to: str = ""
     """host:port of the buddy's drain process. Empty: there is none until `Buddy.send_to` names it."""
     guests: tuple[tuple[str, ...], ...] = ()
     """Paths of the guest slots: two for each local rank of the node whose copies this node holds."""
     poll_s: float = 0.05
-    """Seconds between two looks at the slot headers."""
+    """Seconds between two polls of the slot headers."""
     stall_s: float = 10.0
-    """If no byte moves for this long, the other end counts as lost. Allocating memory for the first copy counts too: about 1 s per 3 GB."""
+    """If no byte moves for this many seconds, the other end counts as lost. The time includes the allocation of memory for the first copy:
+    about 1 s per 3 GB."""
     patience_s: float = 0.0
-    """How long the buddy may be away before this is reported. It may be about to start, or the job about to go on without its node."""
+    """Seconds that the buddy may be unreachable before this is reported. It may still be starting, or the job may soon continue without its
+    node."""
     hold_s: float = 60.0
-    """How long a snapshot's slots may be held while they are copied. It must exceed the duration of a copy. A rank that finds no free slot
-    meanwhile skips a snapshot."""
+    """Seconds that a snapshot's slots may stay locked while they are copied. It must exceed the duration of a copy. A rank that finds no
+    free slot meanwhile skips a snapshot."""
 
     def __post_init__(self) -> None:
         for name in ("listen", "send_to"):

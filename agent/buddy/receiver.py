@@ -1,4 +1,5 @@
-"""Takes copies of another node's snapshots into guest slots, and gives them back to a node that has lost its memory."""
+"""Receives copies of another node's snapshots into guest slots, and serves them to a node that has lost its memory. Guest slots are shared
+memory for such copies."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ...checkpoint.buddy.transfer import serve
 from .buddy_config import BACKOFF_S, STOP_S, BuddyConfig, Tell, address_of
 
 STRANGERS = 16
-"""At most this many callers may be authenticating at once. Further callers are disconnected."""
+"""The most callers that may be authenticating at the same time. Further callers are disconnected."""
 
 
 class Keeping:

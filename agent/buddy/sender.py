@@ -1,4 +1,5 @@
-"""Sends the newest complete marked snapshot to the buddy: arena → one connection, slot by slot."""
+"""Sends the newest complete marked snapshot to the buddy: arena → one connection, slot by slot. Ranks mark the snapshots that are to be
+copied."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ class Sending:
         self.to = config.send_to
         """The buddy's host:port; another thread may change it."""
         self._last: Stamp | None = None
-        """The newest snapshot that is settled: copied, or refused for good."""
+        """The newest snapshot that needs no more tries: it was copied, or refused for good."""
         self._wait_s = BACKOFF_S[0]
         self._lost = False
         self._away_s = 0.0
-        """Since when the buddy has not answered; 0: it answers."""
+        """Monotonic time since when the buddy has not answered; 0: it answers."""
         self._why = ""
         """The last reported reason why copies do not arrive."""
         self._over = threading.Event()
@@ -60,7 +61,7 @@ class Sending:
                 self._over.wait(self._pause_s())
 
     def _copied_one(self, connection: Connection) -> bool:
-        """Return whether a snapshot was there to copy, and it is settled: copied, or refused for good."""
+        """Copy the newest snapshot, if there is a new one. Return True if it was copied, or refused for good."""
         headers = [[slot.header() for slot in row] for row in self._slots]
         stamp = admission.newest(headers, len(self._slots), self._last)
         if stamp is None:
@@ -91,7 +92,7 @@ class Sending:
         return True
 
     def _pause_s(self) -> float:
-        """Return how long to wait now. The next wait is longer, until a copy arrives."""
+        """Return how many seconds to wait now. Each further wait is longer, until a copy succeeds."""
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, BACKOFF_S[1])
         return wait_s
 

@@ -1,7 +1,8 @@
-"""The drain process's part in copies: send this node's snapshots to the buddy's memory, and keep another node's in guest slots.
+"""The drain process's part in copies: it sends this node's snapshots to the buddy's memory, and keeps another node's copies in guest slots.
 
-arena → `Sending` → the buddy's `Keeping` → guest slots → `_fetch` of the node that has lost its part. Each is a thread of the drain
-process, with `Slot` objects of its own. So a slow buddy does not delay the disk, nor a hanging disk the copies. They report through `tell`.
+arena → `Sending` → the buddy's `Keeping` → guest slots → `_fetch` of the node that has lost its part. Each of the three runs in its own
+thread of the drain process, with its own `Slot` objects. So a slow buddy does not delay writes to disk, and a hanging disk does not delay
+copies. The threads report events through `tell`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from .receiver import Keeping
 from .sender import Sending
 
 TOKEN = "MT_RESILIENT_BUDDY_TOKEN"
-"""Environment variable with the job's secret, at least 32 hexadecimal digits. Every user of a machine could read an argument."""
+"""Environment variable with the job's secret, at least 32 hexadecimal digits. It is not an argument, because every user of a machine can
+read arguments."""
 FETCH_TRIES = 3
-"""A fetch fails when this many connections have broken. The copy outlives the holder's drain process, as the holder's agent owns it."""
+"""A fetch fails when this many connections have broken. A retry can succeed after the other drain process has died, because the other agent
+owns the copy."""
 
 
 class Buddy:
-    """Sends and keeps copies, as far as each is configured."""
+    """Sends copies, and keeps another node's copies if `listen` is configured."""
 
     def __init__(self, config: BuddyConfig, arena: Sequence[Sequence[str]], tell: Tell) -> None:
-        """arena: paths of the slots, for each rank that takes part. Raises UsageError if there is no token."""
+        """arena: paths of the slots, for each local rank that takes part. Raises UsageError if there is no token."""
         self._token = protocol.secret(os.environ.get(TOKEN, ""))
         self._config, self._arena, self._tell = config, arena, tell
         self._sending = Sending(config, self._token, arena, tell)
@@ -43,7 +46,7 @@ class Buddy:
             thread.start()
 
     def send_to(self, address: str) -> None:
-        """Send copies to `address` from now on; empty: nowhere."""
+        """Send copies to `address` (host:port) from now on; empty: send none."""
         self._sending.to = address
 
     def fetch(self, address: str, stamp: Stamp, first_rank: int) -> None:
@@ -75,8 +78,8 @@ class Buddy:
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
 
     def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
-        """Fetch one rank's part; return its bytes. Its slots may be busy: an abandoned snapshot may still be on its way to the disk or the
-        buddy. Then another slot takes the part, or the first that becomes free within `stall_s`."""
+        """Fetch one rank's part, and return its number of bytes. A slot may be busy with an abandoned snapshot that is still being written
+        or copied. Then use another slot, or the first slot that becomes free within `stall_s`."""
         slots = [Slot(path, turn=self._arena[0][0]) for path in row]
         until_s = clock.monotonic_s() + self._config.stall_s
         try:
@@ -105,7 +108,7 @@ class Buddy:
                 clock.sleep(BACKOFF_S[0])
 
     def stop(self) -> None:
-        """Stop both directions. A copy that is under way stays torn, and is not used."""
+        """Stop sending and receiving. A copy that is under way stays incomplete, and is not used."""
         for part in self._parts:
             part.stop()
         for thread in self._threads:
