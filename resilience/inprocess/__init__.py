@@ -1,1 +1,1 @@
-"""Rules that all ranks apply alike at a step boundary. Pure."""
+"""Rules that every rank applies in the same way at a step boundary (the moment between two steps). Pure."""

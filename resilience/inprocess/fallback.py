@@ -1,9 +1,10 @@
-"""A lower learning rate or a higher precision for some steps, if skipping data did not cure a fault. Pure.
+"""Compute some steps with a lower learning rate or a higher precision, if skipping data did not cure a fault. Pure.
 
-Off by default. OPT-175B lowered its learning rate to get past a spike (arXiv:2205.01068, 2.5). PaLM skipped data and did not need to
-(arXiv:2204.02311, 5.1). If one of the two is on, the second and each further skip for a fault (`rewind_ladder`) is a *rescue*. A rescue
-covers the steps from the restored state to the onset, and as many steps after the onset as batches are skipped. These steps follow from
-the recorded rewinds, so each restart of the job computes the same steps in the same way. Later steps are computed as usual.
+Both are off by default. OPT-175B lowered its learning rate to get past a spike (arXiv:2205.01068, 2.5). PaLM skipped data and did not need
+a lower rate (arXiv:2204.02311, 5.1). If one of the two is configured, the second and each further data skip for the same fault
+(`rewind_ladder`) is a *rescue*. A rescue covers the steps from the restored state to the onset, and as many steps after the onset as
+batches are skipped. These steps follow from the recorded rewinds, so each restart of the job computes the same steps in the same way. Later
+steps are computed as usual.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RescuePolicy:
 
 
 def careful(step: int, turns: Iterable[Turn]) -> bool:
-    """Whether the next step, after `step` finished steps, belongs to a rescue."""
+    """Whether the step that follows `step` finished steps belongs to a rescue."""
     return any(
         turn.to <= step < turn.onset + turn.window.stop - turn.window.start
         for turn in turns

@@ -2,27 +2,27 @@
 
 A *loss spike* is a run of steps that all lie above the expected loss, and on average far above it:
 
-    baseline   `baseline_steps` figures before the run, less their trend (from the medians of both halves)
+    baseline   the `baseline_steps` figures before the run, minus their trend (the slope between the medians of both halves)
     expected   the baseline's median, moved along the trend to the baseline's end. The trend is not extrapolated.
     scale      an estimate of σ: the range of the middle 95 % of the baseline over 2 · 1.96. A few outliers do not widen it.
-               At least half the figures' grain, because figures may be rounded (a loss in bfloat16 has steps of 1 %)
-    spike      `run_steps` in a row, each more than `each_sigma` and on average more than `mean_sigma` scales above expected
+               It is at least half the figures' grain (their smallest difference): figures may be rounded (bfloat16 to 1 %)
+    spike      `run_steps` steps in a row: each is more than `each_sigma` scales above expected, and their mean more than `mean_sigma`
 
 The rule asks for three steps, because single outliers are common in a loss and a hard batch has no lasting effect. A loss that
 does not come down again is what costs a training (PaLM, arXiv:2204.02311, section 5.1).
 
-A *gradient spike* is one norm above `gradient_factor` times the baseline's median. Data does not cause that; a flipped bit in an
-exponent does.
+A *gradient spike* is one gradient norm above `gradient_factor` times the baseline's median. Data does not cause such a norm; a flipped bit
+in an exponent does.
 
-Simulated with these defaults, 400,000 steps of a falling power law for each kind of noise. Normal noise gave no false spike, Student's t
-with 5 degrees of freedom gave one. Jumps of 6 σ are found at their third step in 99.8 % and 99.1 % of cases.
-(`tests/unit/test_loss_spike.py` does the same with fewer steps.)
+These defaults were simulated on 400,000 steps of a loss that falls by a power law, for each kind of noise. Normal noise gave no false
+spike, Student's t with 5 degrees of freedom gave one. Jumps of 6 σ were found at their third step in 99.8 % and 99.1 % of cases,
+respectively. (`tests/unit/test_loss_spike.py` repeats the simulation with fewer steps.)
 
-False spikes per 100,000 steps (200,000 simulated) with noise that the rule is not made for:
+False spikes per 100,000 steps, from 200,000 simulated steps with noise that the rule is not made for:
 
-    noise that depends on the last step's     0.5 (ρ = 0.5), 22 (ρ = 0.8), 30 (ρ = 0.9)
+    noise correlated from step to step        0.5 (ρ = 0.5), 22 (ρ = 0.8), 30 (ρ = 0.9)
     exponential; log-normal noise             8; 1.5 (of 0.4), 11 (of 0.8)
-    one batch in 100 to 20 lies 10 σ higher   5
+    one batch in 20 to 100 lies 10 σ higher   5
     stretches of harder data                  33 (20 steps by 3 σ, every 500), 78 (5 steps by 5 σ, every 100)
     learning rate falls in steps, or returns over 100 steps or more; figures missing (fp16), small (1e-8), negative, rounded: 0
 
@@ -45,7 +45,7 @@ from ..model.types import Step
 NORMAL_95 = 1.96
 """Half the range of the middle 95 % of a normal distribution, in σ."""
 _COARSEST = 2.0**-7
-"""Grain of bfloat16, as a share of the figure. Used if all figures are equal, because they show no grain."""
+"""Grain of bfloat16, as a share of the figure. It is used if all figures are equal, because equal figures show no grain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +87,11 @@ class Finding:
 
     kind: Kind
     onset: Step
-    """The first wrong step. The state before it is not suspected."""
+    """The first wrong step. The state before this step is not suspected."""
     seen: Step
-    """The step at which the ranks found it."""
+    """The step at which the ranks found the fault."""
     value: float = 0.0
-    """The wrong figure, or the mean of a run."""
+    """The wrong figure; for a loss spike, the mean of its steps."""
     expected: float = 0.0
     """The figure expected from the steps before."""
 
@@ -105,7 +105,7 @@ class Figure(NamedTuple):
 
 
 def spike(figures: Sequence[Figure], policy: SpikePolicy) -> Finding | None:
-    """Return the spike that ends at the newest of `figures` (ascending), or None."""
+    """Return the spike that ends at the newest of `figures` (sorted by step), or None."""
     if not policy.enabled or not figures:
         return None
     return _of_gradient(figures, policy) or _of_loss(figures, policy)

@@ -1,4 +1,4 @@
-"""What the ranks do about a step with wrong figures, in this order and without the controller. Pure.
+"""The ranks' answers to a step with wrong figures, from first to last. The controller takes no part in them. Pure.
 
     fault                        answer                                              cause, if the fault does not recur
     the first time               replay the same data from the newest state before   unknown, perhaps a transient hardware fault
@@ -8,11 +8,11 @@
                                  rescue if one is configured (`rescue`)              those steps were computed
     again, or no way to skip     give up
 
-If the script takes its batches by itself, the data of a step is not known. A fault that does not recur then proves nothing: the batch may
-have been another one. The ranks rewind equally often, and no hardware is blamed.
+If the script fetches its batches without our help, the ranks do not know the data of a step. A fault that does not recur then proves
+nothing: the batch may have been a different one. The ranks rewind `max_replays` times and then give up, and no hardware is blamed.
 
-Two faults are the same fault if their onsets are at most `same_fault_steps` apart. Past rewinds are a list of `Turn`, equal on all ranks.
-Incidents keep this list after the ranks have ended.
+Two faults are the same fault if their onsets are at most `same_fault_steps` apart. The past rewinds are a list of `Turn`, which is equal on
+all ranks. Incidents keep this list after the ranks have ended.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ class LadderPolicy:
 class Answer:
     remedy: Remedy
     at_most: Step = Step(-1)
-    """The ranks rewind to the newest state that is no newer than this. If there is none, a replay from an older state takes the oldest
-    state. Any other remedy then takes the newest state before the onset. (A skip does not take the oldest state: with few steps before
-    it, a spike's baseline would consist of steps after the skipped data.)"""
+    """The ranks rewind to the newest state of this step or before. If no state is that old, a replay from an older state uses the oldest
+    state. Any other remedy then uses the newest state before the onset. (A skip does not use the oldest state: few steps lie before it, so
+    a spike's baseline would consist of steps after the skipped data.)"""
     before: int = 0
     """Number of batches to skip before the onset's batch."""
     after: int = 0
     """Number of batches to skip from the onset's batch on."""
 
     def window(self, onset: Step, to: Step, windows: Iterable[Window]) -> Window | None:
-        """Return the batches to skip, besides `windows`, when the ranks rewind to step `to`. None: no batches."""
+        """Return the batches to skip in addition to `windows` when the ranks rewind to step `to`. None: no batches."""
         if self.remedy not in SKIPS:
             return None
         known = tuple(windows)
-        first = max(0, onset - 1)  # the step that led to the state after `onset` steps
+        first = max(0, onset - 1)  # index of the step that led to the state after `onset` steps
         return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
 
 
@@ -97,7 +97,7 @@ def goes_on(kind: Kind, last: int, finding: Finding, policy: LadderPolicy) -> bo
 
 
 def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) -> list[Turn]:
-    """Return the latest `turns` that answered the same fault as `finding`, in order."""
+    """Return the most recent rewinds that answered the same fault as `finding`, oldest first."""
     found: list[Turn] = []
     onset = finding.onset
     for turn in reversed([turn for turn in turns if turn.kind in tuple(Kind)]):
@@ -111,8 +111,8 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
 def answer(
     finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool, rescue: bool = False
 ) -> Answer:
-    """Return the answer to `finding`, given all earlier `turns`. skippable: the data of each step is known, so the ranks can replay or
-    skip it. rescue: a rescue is configured."""
+    """Return the answer to `finding`, given all earlier rewinds (`turns`). skippable: the data of each step is known, so the ranks can
+    replay or skip it. rescue: a rescue is configured."""
     past = same_fault(finding, turns, policy)
     skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
@@ -139,15 +139,15 @@ def answer(
 
 
 def done(answer: Answer, past: Sequence[Turn], to: Step) -> Remedy:
-    """Return what the ranks did when `answer` led them back to step `to`. If they found no older state than an earlier rewind had,
-    a replay from an older state was only a replay."""
+    """Return what the ranks did when `answer` led them back to step `to`. If an earlier rewind went back at least as far, a replay from an
+    older state counts as a plain replay."""
     if answer.remedy in EARLIER and any(turn.to <= to for turn in past):
         return Remedy.REPLAY if answer.remedy is Remedy.REPLAY_EARLIER else Remedy.REWIND
     return answer.remedy
 
 
 def origin(remedy: Remedy) -> Origin:
-    """Return where a fault came from that did not recur after `remedy`."""
+    """Return the origin of a fault that did not recur after `remedy`."""
     return {
         Remedy.REPLAY: Origin.TRANSIENT,
         Remedy.REPLAY_EARLIER: Origin.STATE,
@@ -160,8 +160,8 @@ def origin(remedy: Remedy) -> Origin:
 
 
 def goes_to(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
-    """Return the step to rewind to for a fault with this onset; -1: none. newest: gives the newest kept state up to a step; oldest: gives
-    the oldest kept state."""
+    """Return the step to rewind to for a fault with this onset; -1: none. newest: returns the newest kept state of a given step or before;
+    oldest: returns the oldest kept state."""
     if answer.remedy is Remedy.GIVE_UP:
         return -1
     to = newest(answer.at_most)

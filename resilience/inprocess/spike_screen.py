@@ -1,14 +1,15 @@
-"""A cheap test that spares `loss_spike.spike` at most steps: a few comparisons show that it would find nothing.
+"""A cheap test that makes `loss_spike.spike` unnecessary at most steps: a few comparisons show that `spike` would find nothing.
 
 `spike` computes everything anew from 128 figures, which takes 30 to 50 µs at each step and finds nothing at most steps. This module
-computes bounds every `_HOLDS` steps, and they hold until the next time. In between, at most m = `_HOLDS` - 1 figures are replaced, so no
-place in the sorted order moves by more than m places. So the medians of both halves, m places up or down, bound the slope's change, and
+computes bounds every `_HOLDS` steps, and each bound is valid until it is computed again. In between, at most m = `_HOLDS` - 1 figures are
+replaced. So the k-th smallest figure stays between the former (k - m)-th and (k + m)-th. The medians of both halves, taken m places up or
+down, therefore bound the slope's change, and
 
     norm      <=  factor · median of the norms, m places down
     expected  >=  median of the levels, m places down - turn - |slope| m        turn: change of the slope, times the baseline's length
     scale     >=  (range of the middle 95 % of the levels, m places less at both ends - turn) / 2 · 1.96
 
-A step ends no spike if its norm, and its loss or run of losses, are within these bounds. The bounds decide only whether `spike` runs:
+No spike ends at a step whose norm, and whose loss or run of losses, are within these bounds. The bounds decide only whether `spike` runs:
 two ranks with different bounds would still judge alike.
 """
 
@@ -22,35 +23,36 @@ import numpy as np
 from .loss_spike import NORMAL_95, Figure, SpikePolicy
 
 _HOLDS = 4
-"""With 4, `spike` runs needlessly at less than one calm step in 100, with 6 at one in 10, with 8 at two in 5 (simulated: a falling power
-law, normal noise)."""
+"""Number of steps between two computations of the bounds. With 4, `spike` runs needlessly at less than one calm step in 100, with 6 at one
+in 10, with 8 at two in 5 (simulated: a falling power law, normal noise)."""
 _NORM_LOOKS = 8
-"""The norm's bound holds for at most this many periods of `_HOLDS` steps, with a margin of as many places: usual norms are far below it."""
+"""The norm's bound is valid for at most this many periods of `_HOLDS` steps. Its median is taken one place lower for each of these steps:
+usual norms are far below the bound even so."""
 _SLACK = 1e-9
-"""Share of the largest figure: a margin, because this module rounds differently from `spike`."""
+"""Safety margin of the bounds, as a share of the largest figure: this module rounds differently from `spike`."""
 
 
 class Usual:
     def __init__(self, policy: SpikePolicy) -> None:
         self._policy = policy
         self._span = policy.baseline_steps + policy.run_steps
-        """Number of steps that `spike` looks at. Until all of them are known, `spike` decides."""
+        """Number of steps that `spike` uses. Until the figures of so many steps are known, `spike` runs at every step."""
         self._to_the_end = np.arange(policy.baseline_steps - 1, -1, -1.0)
         # Ring buffers that hold each number twice, so that the last `span` numbers are contiguous and in order of time.
         self._losses, self._norms = np.full((2, 2 * self._span), math.nan)
         self._at = self._known = 0
-        """Index of the next number; and the number of steps since a step with unknown figures."""
+        """`_at`: index of the next number in the ring buffers. `_known`: number of steps since a step with unknown figures."""
         self._new: list[Figure] = []
         """Figures that are not in the ring buffers yet."""
         self._run: tuple[float, ...] = ()
-        """The last losses. With the next step's loss they make one run."""
+        """The last `run_steps` - 1 losses. Together with the next step's loss, they are one run."""
         self._most_norm = self._most_loss = self._most_run = -math.inf
         """Present bounds: of the norm, of one loss, and of the sum of a run's losses."""
         self._norm_looks = 0
-        """Number of further periods for which the norm's bound holds."""
+        """Number of periods of `_HOLDS` steps for which the norm's bound is still valid."""
 
     def add(self, figure: Figure) -> None:
-        """Take in the figures of one further step that was found right."""
+        """Add the figures of the next step, in which no fault was found."""
         _, loss, norm = figure
         if loss is None or norm is None:
             self._new, self._run, self._known = [], (), 0
@@ -62,8 +64,8 @@ class Usual:
             self._look()
 
     def plain(self, loss: float, norm: float) -> bool:
-        """Whether `spike` would certainly find nothing if the next step had these figures. False: `spike` must run. A figure that is not
-        finite is never plain."""
+        """Whether `spike` would certainly find nothing if the next step had these figures. False: `spike` must run. Figures that are not
+        finite always give False."""
         if not -math.inf < norm <= self._most_norm or loss == -math.inf:
             return False
         return loss <= self._most_loss or sum(self._run, loss) <= self._most_run
@@ -109,6 +111,6 @@ class Usual:
 
 
 def _median(ordered: Any, moved: int) -> float:
-    """Return the median of an even number of figures, `moved` places further up."""
+    """Return the median of an even number of sorted figures, taken `moved` places higher."""
     half = len(ordered) // 2 + moved
     return (ordered.item(half - 1) + ordered.item(half)) / 2

@@ -1,9 +1,11 @@
 """The judgement that every rank makes at a step boundary. All ranks judge identical numbers, so they agree without further communication.
 
-Each rank contributes one row per step; an all-reduce by MAX makes the tally. The rule is pure: equal tallies give equal directives.
+Each rank contributes one row of numbers per step; an all-reduce by MAX turns the rows into the tally. The rule is pure: equal tallies give
+equal directives.
 
-A tally *seals* a snapshot if it says that every rank holds its whole part. Staging may last past the next boundary, so a row reports on
-the two latest snapshots begun. These are the same two on all ranks: a rank that could not take a snapshot reports it as missed.
+A tally *seals* a snapshot (makes it restorable) if it says that every rank holds its whole part. Staging (the copy into shared memory) may
+last past the next boundary (the moment between two steps). So a row reports on the two latest snapshots begun. These are the same two on
+all ranks: a rank that could not take a snapshot reports it as missed.
 """
 
 from __future__ import annotations
@@ -22,32 +24,32 @@ from .loss_spike import Figure, Finding, SpikePolicy, spike
 from .rewind_ladder import Answer, LadderPolicy, answer
 
 ROW = 14
-"""Numbers in a row: step, -step, loss, gradient norm. Then the rest, which mostly stays the same from step to step: non-finite, the two
-latest snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
+"""Number of entries in a row: step, -step, loss, gradient norm, and then the rest. The rest mostly stays the same from step to step:
+non-finite, the two latest snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
 REST = 4
 """Index in a row at which the rest begins. Tallies with equal rests, and without a spike, are judged alike."""
 COURSE = "course"
-"""Name, in a snapshot, of the ranks' judgements so far. They are no part of the training's own state."""
+"""Name of a snapshot's entry with the ranks' judgements so far. This entry is not part of the training's own state."""
 RANDOMNESS = "randomness"
-"""Name, in a snapshot, of what belongs to one rank only: its random generators, and those of its data."""
+"""Name of a snapshot's entry with what belongs to one rank only: its random generators, and those of its data."""
 _NONE = -math.inf
-"""Stands for a figure that a rank does not know. Any other rank's figure is larger."""
+"""Stands for a figure that a rank does not know. In the all-reduce by MAX, any other rank's figure wins."""
 
 
 class Held(IntEnum):
-    """How far a rank is with its part of a snapshot. The worst of all ranks' answers is the job's."""
+    """How far a rank is with its part of a snapshot. The job's answer is the worst (largest) of all ranks' answers."""
 
     WHOLE = 0
     IN_PLACE = 1
-    """Whole, but only for a rewind in place: a new process could not rebuild the state."""
+    """The part is whole, but only for a rewind in place: a new process could not rebuild the state from it."""
     UNDER_WAY = 2
     MISSED = 3
     UNSAVABLE = 4
-    """Missed, and the next snapshot will be missed too: the state now holds something that can't be saved."""
+    """The rank missed this snapshot and will miss the next one too: its state now holds something that can't be saved."""
 
 
 class Wanted(IntEnum):
-    """Where a snapshot is wanted, besides its own node's memory. Ranks agree on it by MAX."""
+    """Where a snapshot is wanted, in addition to its own node's memory. Ranks agree on it by MAX."""
 
     NOWHERE = 0
     COPIED = 1
@@ -57,7 +59,7 @@ class Wanted(IntEnum):
 
 
 _HELD, _WANTED, _ORDERS = tuple(Held), tuple(Wanted), tuple(Order)
-"""Members by value. Calling the enumeration takes ten times as long."""
+"""The members of each enumeration, indexed by value. To call the enumeration, as in `Held(0)`, takes ten times as long."""
 
 
 class Directive(Enum):
@@ -66,12 +68,12 @@ class Directive(Enum):
     LEAVE = "leave"
     GIVE_UP = "give up"
     DIVERGED = "diverged"
-    """Ranks are not at the same step. No known fault does this, so it stops the worker group."""
+    """Ranks are not at the same step. No known fault causes this, so the worker group stops."""
 
 
 class Tally(NamedTuple):
-    """What all ranks report on one step, reduced. (This class and `Judgement` are tuples. A frozen dataclass of so many fields takes 4 µs
-    to make, and 30 µs if a step has emptied the caches.)"""
+    """The reports of all ranks on one step, reduced to one. (This class and `Judgement` are tuples. A frozen dataclass of so many fields
+    takes 4 µs to make, and 30 µs if a step has emptied the caches.)"""
 
     step: Step
     same_step: bool = True
@@ -81,19 +83,19 @@ class Tally(NamedTuple):
     earlier: Held = Held.WHOLE
     """State of the snapshot before it."""
     stride: int = 1
-    """Steps from one snapshot to the next that every rank can afford."""
+    """Number of steps from one snapshot to the next; every rank can afford snapshots this often."""
     wanted: Wanted = Wanted.NOWHERE
     """Where a requested snapshot is wanted."""
     order: Order = Order.NONE
     loss: float | None = None
-    """The largest loss of any rank; None if that is not finite, or no rank gave one. The same holds for `grad_norm`."""
+    """The largest loss of any rank; None if it is not finite, or no rank reported a loss. The same holds for `grad_norm`."""
     grad_norm: float | None = None
     fixed_data: bool = False
-    """The data of some rank's steps is not known, so the ranks cannot replay or skip data on purpose."""
+    """At least one rank does not know the data of its steps, so the ranks cannot replay or skip data on purpose."""
     rewind: int = 0
     """Number of the rewind order that every rank has received and not obeyed. 0: there is none, or some ranks have not received it."""
     pause: bool = False
-    """Every rank has been told to pause."""
+    """Whether every rank has received the order to pause."""
 
     @property
     def figure(self) -> Figure:
@@ -103,11 +105,12 @@ class Tally(NamedTuple):
 class Judgement(NamedTuple):
     directive: Directive
     finding: Finding | None = None
-    """What is wrong: with REWIND and GIVE_UP, and if the ranks only observe."""
+    """What is wrong. It is set with REWIND and GIVE_UP, and when ranks that only observe find a fault."""
     answer: Answer | None = None
-    """What the ranks do about it, or would do if they did not only observe."""
+    """What the ranks do about the finding, or would do if they did not only observe."""
     newest: Held = Held.UNDER_WAY
-    """What is certain of the latest snapshot, and in `earlier` of the one before. WHOLE: sealed; MISSED: given up; UNDER_WAY: neither."""
+    """What is certain about the latest snapshot; `earlier`: about the snapshot before it. WHOLE: sealed; MISSED: given up; UNDER_WAY:
+    neither."""
     earlier: Held = Held.UNDER_WAY
     stride: int = 1
     wanted: Wanted = Wanted.NOWHERE
@@ -120,12 +123,12 @@ class Judgement(NamedTuple):
 
     @property
     def calm(self) -> bool:
-        """Whether the ranks need do nothing at this step, except for its snapshots."""
+        """Whether the ranks have nothing to do at this step, except for its snapshots."""
         return self.directive is Directive.GO_ON and not (self.finding or self.wanted or self.rewind or self.pause)
 
 
 def row(said: Tally) -> tuple[float, ...]:
-    """Return one rank's row, to be reduced by MAX. `same_step` is not part of it."""
+    """Return one rank's row, to be reduced by MAX. `same_step` is not part of the row."""
     return (*head(said.step, said.loss, said.grad_norm), *rest(said))
 
 
@@ -174,7 +177,7 @@ def tally(reduced: Sequence[float]) -> Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPolicy:
-    """The policies by which ranks judge, equal on all ranks."""
+    """The policies that ranks apply when they judge. They are equal on all ranks."""
 
     spikes: SpikePolicy = SpikePolicy()
     ladder: LadderPolicy = LadderPolicy()
@@ -184,21 +187,21 @@ class RankPolicy:
 
 
 def judge(said: Tally, before: Collection[Figure], turns: Sequence[Turn], policy: RankPolicy) -> Judgement:
-    """Return the judgement of a tally. before: the figures of the steps before, ascending; turns: all rewinds of the job so far."""
+    """Return the judgement of a tally. before: the figures of the earlier steps, sorted by step; turns: all rewinds of the job so far."""
     if not said.same_step and not policy.observe:
         return Judgement(directive=Directive.DIVERGED)
     found = _finding(said, before, policy.spikes)
     what = (
         answer(found, turns, policy.ladder, skippable=not said.fixed_data, rescue=policy.rescue.on) if found else None
     )
-    if found and what and not policy.observe:  # it seals nothing: the ranks do not continue from here
+    if found and what and not policy.observe:  # this judgement seals no snapshot: the ranks do not continue from here
         directive = Directive.GIVE_UP if what.remedy is Remedy.GIVE_UP else Directive.REWIND
         return Judgement(directive=directive, finding=found, answer=what)
     return Judgement(
         directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
         finding=found,
         answer=what,
-        # The ranks never rewind to a state that is not finite, or not of one step.
+        # The ranks never rewind to a state that is not finite, or whose parts are of different steps.
         newest=Held.MISSED if said.non_finite or not said.same_step else said.newest,
         earlier=said.earlier,
         stride=said.stride,
