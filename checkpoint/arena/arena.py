@@ -1,7 +1,7 @@
-"""The shared memory that snapshots live in: state flows rank → slot → drain process, and back into a rank.
+"""The shared memory that holds snapshots. State flows rank → slot → drain process, and back into a rank.
 
-The agent owns it (one memfd a slot). So a snapshot survives the rank that staged it, and nothing survives the agent. `slot.py` has a single
-slot; this module chooses among a rank's slots.
+The agent owns this memory (one memfd per slot). So a snapshot survives the rank that staged it, but no snapshot survives the agent.
+`slot.py` implements one slot (the memory for one rank's part of one snapshot); this module chooses among a rank's slots.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from .slot_header import Header, State, complete, overwrite_order, restorable
 __all__ = ["Header", "RankArena", "Slot", "State", "View", "complete", "create", "paths", "restorable"]
 
 HUNG_S = 30.0
-"""If a rank finds no slot for this long, a reader of its slots is taken to hang."""
+"""If a rank finds no slot to overwrite for this many seconds, it assumes that a reader of its slots hangs."""
 
 
 def create(ranks: int, slots: int) -> list[list[int]]:
-    """Return file descriptors of `slots` empty slots for each of `ranks` local ranks; the caller keeps them open."""
+    """Return file descriptors of `slots` empty slots for each of `ranks` local ranks. The caller must keep them open."""
     return [[memory(f"mt-resilient-{rank}-{slot}") for slot in range(slots)] for rank in range(ranks)]
 
 
 def paths(fds: Sequence[Sequence[int]], agent_pid: int) -> list[list[str]]:
-    """Return where other processes of the same user open the slots, in the shape of `fds`."""
+    """Return the paths at which other processes of the same user open the slots, nested as `fds` is."""
     return [[f"/proc/{agent_pid}/fd/{fd}" for fd in row] for row in fds]
 
 
 class RankArena:
-    """The slots of one local rank, as that rank uses them."""
+    """The slots of one local rank, as the rank itself sees them."""
 
     def __init__(self, paths: Sequence[str], turn: str = "", reach_steps: int = REACH_STEPS) -> None:
-        """reach_steps: age of the oldest snapshot that slots beyond the least number are to hold (`memory_ring.kept`)."""
+        """turn: the lock file of `Slot`. reach_steps: age, in steps, of the oldest snapshot to keep if there are more than the least number
+        of slots (`memory_ring.kept`)."""
         self.slots = [Slot(path, turn) for path in paths]
         self._reach_steps = reach_steps
         self._none_since_s: float | None = None
@@ -42,10 +43,10 @@ class RankArena:
     def claim(
         self, wanted: Header, table: bytes, among: Collection[Slot] | None = None, *, now_s: float = 0.0
     ) -> tuple[Slot, View] | None:
-        """Return a slot (`among` these), begun for the snapshot that `wanted` describes; None if readers hold all slots that may be
-        overwritten. now_s: monotonic; without it no reader is ever taken to hang.
+        """Return a slot of `among` (None: any slot), prepared for the snapshot that `wanted` describes. Return None if readers lock every
+        slot that may be overwritten. now_s: monotonic seconds; without it, no reader is ever assumed to hang.
 
-        Raises MachineError if memory runs out for each of these slots; the next snapshot may try again.
+        Raises MachineError if there is not enough memory for any of these slots. The next snapshot may try again.
         """
         scarce: MachineError | None = None
         hung = self._none_since_s is not None and now_s - self._none_since_s > HUNG_S
@@ -65,20 +66,21 @@ class RankArena:
         return None
 
     def holding(self, step: int) -> Slot | None:
-        """Return the slot that holds `step` whole (of the newest lineage, should there be two)."""
+        """Return the slot that contains all of this rank's part of `step`. If two slots do, return that of the newest lineage."""
         held = [(slot.header(), slot) for slot in self.slots]
         fitting = [(header.stamp, slot) for header, slot in held if header.held and header.step == step]
         return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
     def seal(self, step: int, *, live: bool = False) -> bool:
-        """Seal `step`, for live ranks alone or for any. Return False if no slot holds it (any more)."""
+        """Seal `step`. live: only ranks that are alive now can go back to the step. Return False if no slot contains the step (any
+        more)."""
         slot = self.holding(step)
         if slot is not None:
             slot.seal(live=live or slot.header().state is State.LIVE)
         return slot is not None
 
     def drop_after(self, step: int) -> None:
-        """Free all slots later than `step`: the job has gone back, and will compute other steps."""
+        """Free all slots with a step later than `step`. The job went back to `step` and will compute different steps from there."""
         for slot in self.slots:
             if slot.header().step > step:
                 slot.free()

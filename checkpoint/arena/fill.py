@@ -1,4 +1,5 @@
-"""A slot's image, or the files of a snapshot → live tensors. Fingerprints prove that they have arrived as they left."""
+"""Copies a slot's image, or the files of a snapshot, into live tensors. Fingerprints prove that each tensor has the bits that were
+saved."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a tensor for each piece to be filled: the one of that name in `live`, if it fits, so that nothing has to be copied again; a
-    new one on the CPU otherwise."""
+    """Return a tensor to fill for each piece (a tensor's entry in the table). It is the tensor of that name in `live`, if it fits, which
+    saves a second copy. Otherwise it is a new tensor on the CPU."""
     import torch
 
     def fits(found: Any, piece: Piece) -> bool:
@@ -47,10 +48,10 @@ def fill(
     chunks: Iterable[tuple[int, memoryview]],
     fingerprints: NDArray[np.uint64],
 ) -> None:
-    """Copy `chunks`, all of them in any order, into the tensors that `destinations` gave, or some of them. Then compare the tensors with
-    `fingerprints`. A chunk's memory is not used after the next one is asked for.
+    """Copy `chunks` into the tensors that `destinations` returned, or into some of them. Then compare these tensors with `fingerprints`.
+    `chunks` must yield every chunk, in any order. Its memory may be reused once the next chunk is requested.
 
-    Raises SnapshotError, naming the first tensor that has not arrived as it left.
+    Raises SnapshotError, naming the first tensor whose bits are not those that were saved.
     """
     import torch
 
@@ -71,7 +72,7 @@ def fill(
             else:
                 target = lying(flats[number])
                 np.copyto(target[done : done + run], content)
-                if missing[number] == 0:  # while the storage reads on
+                if missing[number] == 0:  # now, while the storage reads the next chunks
                     found[number] = fingerprint.of_bytes(target.data)
     if away:
         words = fingerprint.gather([fingerprint.on_device(each) for each in away.values()])
@@ -80,7 +81,8 @@ def fill(
 
 
 def arrived(layout: Layout, found: Mapping[int, int], fingerprints: NDArray[np.uint64]) -> None:
-    """Compare the fingerprints found, by number of the piece, with those taken when the pieces left. Raises as `fill` does."""
+    """Compare the fingerprints `found`, keyed by the piece's number, with those computed when the pieces were saved. Raises as `fill`
+    does."""
     for number, word in sorted(found.items()):
         if word != fingerprints[number]:
             raise SnapshotError(

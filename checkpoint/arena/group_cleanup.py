@@ -1,4 +1,4 @@
-"""Makes what a worker group left in the arena when it ended the same for all of its ranks, before the next group starts."""
+"""After a worker group ends, makes all of its ranks' slots agree on the snapshots that remain, before the next group starts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from .slot_header import State, complete
 
 
 def settle(slots_by_rank: Sequence[Sequence[Slot]], step: int, *, torn: bool = False) -> None:
-    """Keep the snapshots up to `step` that the next worker group can go back to, sealed in every rank; free all else. No rank may be alive.
-    torn: another node has lost its part of the snapshots older than `step`. Those not on disk yet never will be, and the node that commits
-    need not wait for them.
+    """Keep the snapshots up to `step` that the next worker group can go back to, and seal them in every rank's slots. Free every other
+    slot. No rank may be alive. torn: another node has lost its part of the snapshots older than `step`. Such a snapshot that is not on disk
+    yet can never be completed there, so the committing node need not wait for it.
 
-    A rank may die after a peer has sealed a step and before it has sealed the step itself. Then its copy stays staged, though all ranks had
-    staged it. Left so, the ranks would disagree on the newest sealed step. A staged copy is not overwritten either, because it may be
-    sealed yet. With the newest sealed slot and one that waits for the disk, a rank with three slots would have none left for good.
+    A rank may die after a peer has sealed a step, and before it seals that step itself. Then its own copy remains staged, though all ranks
+    had staged the step. Without this function, the ranks would then disagree on the newest sealed step. Moreover, a staged copy is never
+    overwritten, because it may still be sealed. Two more slots are kept: the newest sealed one, and one that waits for the disk. A rank
+    with three slots would never find a free one again.
     """
     headers = [[slot.header() for slot in slots] for slots in slots_by_rank]
     kept = {stamp for stamp in complete(headers, len(headers)) if stamp.step <= step}

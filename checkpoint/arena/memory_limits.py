@@ -1,7 +1,8 @@
-"""How much memory this process may still take, by the limits of the machine and of all its control groups. And how many processes the
-kernel has killed for lack of memory.
+"""Computes how much memory this process may still allocate, by the limits of the machine and of all its control groups. Also counts the
+processes that the kernel has killed for lack of memory.
 
-The kernel charges shared memory to the group of the process that touches it first. It kills a process of a group that is at its limit.
+The kernel charges shared memory to the group of the process that touches it first. When a group is at its limit, the kernel kills one of
+its processes.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from ...resilience.errors import MachineError
 
 
 def room(nbytes: int, what: str) -> NDArray[np.uint8]:
-    """Return `nbytes` zeros. Raises MachineError if there is no memory for them."""
+    """Return `nbytes` zeros. Raises MachineError if there is not enough memory for them."""
     try:
         return np.zeros(nbytes, np.uint8)
-    except (MemoryError, ValueError) as error:  # the latter for more than an address can express
+    except (MemoryError, ValueError) as error:  # ValueError: more bytes than an address can express
         raise MachineError(f"{what} has {nbytes} bytes, and there is no memory for them. Nothing was read") from error
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process may still take. root: where proc/ and sys/ are."""
+    """Return the number of bytes that this process may still allocate. root: the directory that contains proc/ and sys/."""
     meminfo = (root / "proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
     return min([free, *_left_in_groups(root)])
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes the kernel has killed for lack of memory, on this machine and in the groups of this process. What the
-    kernel does not tell counts 0."""
+    """Return how many processes the kernel has killed for lack of memory, on this machine and in this process's control groups. A counter
+    that the kernel does not provide counts as 0."""
     files = [root / "proc/vmstat"]
     files += [directory / name for directory, *_ in _groups(root) for name in ("memory.events", "memory.oom_control")]
     found = 0
@@ -44,16 +45,16 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _left_in_groups(root: Path) -> Iterator[int]:
-    """Yield limit minus use for each group with a limit. Page cache that can be dropped does not count as use."""
+    """Yield the limit minus the usage of each control group with a limit. Page cache that the kernel can drop does not count as usage."""
     for directory, limit, used, stat in _groups(root):
-        with suppress(OSError, ValueError):  # no limit ("max"), or another version's files
+        with suppress(OSError, ValueError):  # the group has no limit ("max"), or the files of another cgroup version
             reclaimable = dict(line.split() for line in (directory / stat).read_text().splitlines())
             cache = int(reclaimable.get("total_inactive_file", reclaimable.get("inactive_file", 0)))
             yield int((directory / limit).read_text()) - int((directory / used).read_text()) + cache
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield this process's memory groups, up to the root, each with the names of its files: version 2's and version 1's."""
+    """Yield this process's memory control groups, up to the root, each with the names of its files in cgroup version 2 or 1."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,12 +1,13 @@
-"""Which older snapshots memory keeps beside the newest: one for each octave of ages. The last octave begins at the reach. Pure.
+"""Chooses which older snapshots memory keeps beside the newest one: one for each octave of ages. The last octave begins at the reach (an
+age in steps that memory must cover). Pure.
 
-    periods   p, 2p, 4p … P, the longest no less than the reach; one fewer than there are places
-    marks     the last two multiples of each period that the newest step has passed: in all as many as there are places
-    kept      for each mark, the newest step that is held and not later than the mark
+    periods   p, 2p, 4p … P; the longest, P, is at least the reach; there is one period fewer than places (slots for old snapshots)
+    marks     the last two multiples of each period that the newest step has passed: as many marks as places
+    kept      for each mark, the newest available step that is not later than the mark
 
-So for each period q, a kept snapshot is between q and 2q steps old, plus the distance between snapshots. As the newest multiple ages, it
-moves into each next place. Marks lie at fixed steps, whatever is held. So ranks that have lost different steps keep the same ones again as
-soon as they pass new marks. They need not remember anything or communicate.
+So for each period q, the age of one kept snapshot is between q and 2q steps, plus the interval between snapshots. As a snapshot ages, it
+serves the mark of each longer period in turn. Marks are at fixed steps, whichever snapshots exist. So ranks that have lost different steps
+keep the same steps again as soon as they pass new marks. They need neither state nor communication for this.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 AT_WORK = 3
-"""Slots that do not belong to the ring: one sealed, one being staged, one being written to disk."""
+"""The number of slots that are not part of the ring: one sealed, one being staged, one being written to disk."""
 REACH_STEPS = 100
 
 
 def kept(held: Collection[int], slots: int, reach_steps: int) -> set[int]:
-    """Return those of the steps `held` that `slots` slots keep for their age, besides the newest. held: steps that ranks can go back to.
+    """Return the steps in `held` that `slots` slots keep for their age, besides the newest step. held: the steps that ranks can go back to.
 
-    They are no more than the slots beyond AT_WORK. If no step is as old as a mark, the oldest stands in for it: it will be that old one
-    day.
+    The result has at most `slots` - AT_WORK steps. If no step is as old as a mark, the oldest step is kept for that mark, because it will
+    reach that age later.
     """
     if not held:
         return set()
@@ -33,7 +34,7 @@ def kept(held: Collection[int], slots: int, reach_steps: int) -> set[int]:
 
 
 def marks(newest: int, places: int, reach_steps: int) -> set[int]:
-    """Return the multiples of the periods that `newest` has passed. If there is one place, return only the last multiple of the reach."""
+    """Return the last two multiples of each period that `newest` has passed. With only one place, return the last multiple of the reach."""
     if places < 2:
         return {newest // reach_steps * reach_steps} if places == 1 else set()
     octaves = range(places - 1)

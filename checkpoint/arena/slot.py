@@ -1,11 +1,11 @@
-"""One slot of shared memory as one process sees it: mapped, grown, locked, and described by its header.
+"""One slot (shared memory for one rank's part of one snapshot) as one process sees it: mapped, grown, locked, and described by its header.
 
-Other processes open a slot through /proc/<agent pid>/fd/<n>. Each has an open file description of its own, on which the kernel keeps reader
-and writer apart: the rank holds the exclusive lock from `begin` to `staged`, a reader the shared one. Both locks end with their process. So
-a slot found in STAGING with no lock on it is torn.
+Other processes open a slot through /proc/<agent pid>/fd/<n>. So each process has its own open file description, and the kernel's locks keep
+readers and the writer apart. The writing rank has the exclusive lock from `begin` to `staged`; a reader has the shared lock. The kernel
+releases both when their process ends. So a slot in state STAGING without a lock is torn (half written).
 
-A slot: one header page | table (JSON) | a fingerprint a tensor | image of the shard file, which starts on a page. The writer stores the
-state last, as one aligned word.
+Layout of a slot: one header page | table (JSON) | one fingerprint per tensor | image of the shard file, which starts on a page. The writer
+stores the state last, as one aligned word.
 """
 
 from __future__ import annotations
@@ -31,22 +31,24 @@ from .memory_limits import available_bytes
 from .slot_header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
 
 RESERVE_BYTES = 512 << 20
-"""Memory that growing a slot leaves to all other processes: the kernel would rather kill a rank than refuse a page."""
+"""Memory in bytes that a growing slot leaves to all other processes. When memory runs out, the kernel kills a rank rather than refuse a
+page."""
 
 
 _LOOKS = 1000
-"""If the header differs at each of this many reads, it counts as none: this program is not its writer."""
+"""How many times the header is read if it keeps changing. After that it counts as empty: the process that changes it is not this
+program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A slot's own memory, under its lock. The writer fills it. A reader copies out of it, and writes only checksums into it."""
+    """A slot's own memory, under its lock. The writer fills it. A reader copies data out of it, and writes only checksums into it."""
 
     header: Header
     table: bytes
     fingerprints: NDArray[np.uint64]
     memory: memoryview
-    """Laid out as `header.image`."""
+    """The image, laid out as `header.image` says."""
 
     def chunks(self) -> Iterator[tuple[int, memoryview]]:
         image = self.header.image
@@ -54,49 +56,49 @@ class View:
 
 
 class Slot:
-    """One slot as one process sees it. One thread may `reserve` while another reads headers. Otherwise only one thread may use it at a
-    time.
+    """One slot as one process sees it. One thread may call `reserve` while another reads headers. Otherwise only one thread may use the
+    slot at a time.
 
-    Raises MachineError when the agent that owned it is gone.
+    Raises MachineError if the agent that owned the memory has ended.
     """
 
     def __init__(self, path: str, turn: str = "") -> None:
-        """turn: a file that all ranks of the node lock in turn while they check for free memory and take it."""
+        """turn: a file that each rank of the node locks while it checks for free memory and allocates it."""
         self._turn = turn or path
         try:
             self._fd = high(opened(path, os.O_RDWR))
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
         self._mapping = threading.Lock()
-        """Held by the thread that maps the slot anew: a mapping of the header's page alone must not replace another thread's mapping of
-        all."""
+        """Lock for mapping the slot again. It prevents a thread that maps only the header page from replacing another thread's mapping of
+        the whole slot."""
         self._map: memoryview | None = None
         self._words: memoryview | None = None
         self._memory: memoryview | None = None
         self._place = 0, 0
         self._offset = 0
-        """Offset of the image, as `reserve` has promised it."""
+        """Offset of the image in bytes, as `reserve` has promised it."""
 
     def header(self) -> Header:
-        """Return what the header says now. It is read without a lock: good enough to choose a slot by, and `reading` reads it again."""
+        """Return the current header. It is read without a lock, which suffices for choosing a slot; `reading` reads the header again."""
         if not self._mapped(HEADER_BYTES):
             return Header()
         assert self._map is not None
         for _ in range(_LOOKS):
             page = bytes(self._map[:HEADER_BYTES])
-            if page == self._map[:HEADER_BYTES]:  # else its writer is changing the fields right now
+            if page == self._map[:HEADER_BYTES]:  # otherwise the writer is changing the fields right now
                 header = Header.unpack(page)
                 return header if not header.held or self._holds(header) else Header()
         return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
-        """Make the slot ready for the snapshot that `wanted` describes, and return its memory. State and offsets of the header are set
-        here.
+        """Prepare the slot for the snapshot that `wanted` describes, and return its memory. This method sets the state and offsets of the
+        header.
 
-        Returns None while a reader holds the slot. The old content is lost from here on. The memory stays where it is from one snapshot to
-        the next unless it has to grow.
+        Returns None while a reader locks the slot. Otherwise the old content is lost from here on. The memory keeps its address from one
+        snapshot to the next unless it has to grow.
 
-        Raises MachineError, with the old content untouched, if there is not enough memory.
+        Raises MachineError, with the old content unchanged, if there is not enough memory.
         """
         if not self._lock(fcntl.LOCK_EX):
             return None
@@ -114,8 +116,8 @@ class Slot:
         return self._view(header, table)
 
     def reserve(self, wanted: Header, table_bytes: int) -> tuple[int, memoryview]:
-        """Make sure that `begin` finds room for such a snapshot. Return offset and memory of its image, whose pages need not be mapped yet.
-        Content and lock stay as they are. Raises MachineError as `begin` does."""
+        """Allocate the memory that `begin` will need for such a snapshot. Return the image's offset and memory, whose pages need not be
+        mapped yet. The content and the lock do not change. Raises MachineError as `begin` does."""
         self._offset = self._room(wanted, table_bytes)
         end = self._offset + wanted.image.memory_bytes
         self._grow(end, populate=False)
@@ -123,39 +125,39 @@ class Slot:
         return self._offset, self._map[self._offset : end]
 
     def take(self, nbytes: int) -> None:
-        """Take memory for `nbytes`, header and table included. Raises MachineError as `begin` does."""
+        """Grow the slot's memory to `nbytes`, including header and table. Raises MachineError as `begin` does."""
         self._grow(nbytes, populate=False)
 
     def staged(self) -> None:
-        """Mark the view that `begin` gave as filled, so that readers may have it."""
+        """Mark the view that `begin` returned as filled, so that readers may use it."""
         self._store(STATE_OFFSET, State.STAGED)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def seal(self, *, live: bool = False) -> None:
-        """Mark the step as staged by every rank of the job. live: no process but the ranks alive now can go back to it."""
+        """Mark the step as staged by every rank of the job. live: only the ranks that are alive now can go back to this step."""
         self._store(STATE_OFFSET, State.LIVE if live else State.SEALED)
 
     def release(self) -> None:
-        """Release only the lock. A slot that was begun, and neither staged nor sealed, stays torn."""
+        """Release only the lock. If the slot was begun, but neither staged nor sealed, it remains torn."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def free(self) -> None:
-        """Mark the content as no longer wanted. A process that is reading it may finish; `header` tells it afterwards."""
+        """Mark the content as no longer needed. A process that is reading it may finish, and then sees state FREE in `header`."""
         if self._mapped(HEADER_BYTES):
             self._store(STATE_OFFSET, State.FREE)
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def want_durable(self) -> None:
-        """Mark the content as wanted on disk after all."""
+        """Mark the content as needed on disk, though it was staged without that mark."""
         self._store(DURABLE_OFFSET, 1)
 
     def mark_drained(self) -> None:
-        """Mark the content as committed on disk. Call it within `reading`; otherwise the slot may hold other content by now."""
+        """Mark the content as committed on disk. Call it within `reading`; otherwise the slot may contain another snapshot by now."""
         self._store(DRAINED_OFFSET, 1)
 
     @contextmanager
     def reading(self) -> Iterator[View | None]:
-        """Yield the content, which does not change during the block; None if there is none, or while its writer has the slot."""
+        """Yield the content, which does not change during the block. Yield None if the slot is empty, or while its writer locks it."""
         if not self._lock(fcntl.LOCK_SH):
             yield None
             return
@@ -170,15 +172,15 @@ class Slot:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the slot. Memory that is still in use through a view is unmapped when the last view is gone."""
-        self.release()  # explicitly: the mapping keeps the file open, and its lock
+        """Close the slot. If a view still uses the memory, it is unmapped when the last view is gone."""
+        self.release()  # explicitly: the mapping would keep the file open and locked
         os.close(self._fd)
         self._map = self._words = self._memory = None
 
     def words(self) -> tuple[Header, bytes, NDArray[np.uint64]] | None:
-        """Return header, table and fingerprints of a whole snapshot; None if there is none, or if its writer has begun anew meanwhile.
-        Takes no lock, so that no rank ever finds its slot taken. Does not map the rest: `begin` stores STAGING before it changes any of
-        it."""
+        """Return header, table and fingerprints of a whole snapshot. Return None if there is none, or if a writer began to overwrite it
+        meanwhile. This method takes no lock, so it never keeps a rank from its slot. It does not map the image. The check is safe because
+        `begin` stores STAGING before it changes anything else."""
         header = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
         if not header.whole or not self._holds(header):
             return None
@@ -189,7 +191,7 @@ class Slot:
         return (header, table, np.frombuffer(found, np.uint64)) if same else None
 
     def _holds(self, header: Header) -> bool:
-        """Return whether everything that the header describes lies within the slot, one after the other."""
+        """Return whether everything that the header describes fits into the slot, in the right order and without overlap."""
         ends = image_offset(header.table_bytes, header.pieces), header.image_offset, header.end
         return (
             header.image_offset % PAGE_BYTES == 0 and [*ends] == sorted(ends) and ends[-1] <= os.fstat(self._fd).st_size
@@ -203,13 +205,13 @@ class Slot:
         return True
 
     def _mapped(self, size: int, populate: bool = True) -> bool:
-        """Map the first `size` bytes: the header's page, or all there is. Return False if the slot is smaller."""
+        """Map at least the first `size` bytes: only the header page, or the whole slot. Return False if the slot is smaller."""
         with self._mapping:
             if self._map is None or len(self._map) < size:
                 there = os.fstat(self._fd).st_size
                 if there < max(size, PAGE_BYTES):
                     return False
-                # Populated at once: faults of single pages cost 0.5 to 2 s a GiB, this 0.06 s (measured).
+                # All pages are mapped now: faults of single pages cost 0.5 to 2 s per GiB, this costs 0.06 s per GiB (measured).
                 whole = size > PAGE_BYTES
                 self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
                 self._words = self._map[:PAGE_BYTES].cast("q")
@@ -217,11 +219,11 @@ class Slot:
             return True
 
     def _room(self, wanted: Header, table_bytes: int) -> int:
-        """Return the image's offset: the old one, if the table fits before it."""
+        """Return the image's offset in bytes: the old offset, if the table fits before it."""
         offset = max(self.header().image_offset, self._offset)
         if offset >= image_offset(table_bytes, wanted.pieces):
             return offset
-        # with a quarter to spare, since a table's length varies by a few digits
+        # The table gets a quarter more than it needs, because its length varies by a few digits.
         return image_offset(table_bytes + table_bytes // 4, wanted.pieces)
 
     def _grow(self, size: int, populate: bool = True) -> None:
@@ -230,14 +232,16 @@ class Slot:
         if growth <= 0:
             self._mapped(size, populate)
             return
-        # POSIX locks and those of `_lock` are independent. Without this lock, ranks that look at the same time would all find room.
+        # POSIX locks and those of `_lock` are independent. Without this lock, ranks that check at the same time would all find enough.
         with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
             free = available_bytes() - RESERVE_BYTES
             try:
                 if growth > free:
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-                os.posix_fallocate(self._fd, 0, size)  # now: a page missing later would kill the process that uses it
+                os.posix_fallocate(
+                    self._fd, 0, size
+                )  # now: if a page were missing later, the kernel would kill the process that uses it
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                     raise
@@ -248,7 +252,8 @@ class Slot:
         self._mapped(size, populate)
 
     def _view(self, header: Header, table: bytes) -> View:
-        """Return the view. `memory` is the same object while it is the same memory, because callers keep what they made of it."""
+        """Return the view. `memory` is the same object as long as the image does not move, because callers cache what they derive from
+        it."""
         assert self._map is not None
         place = header.image_offset, header.image.memory_bytes
         if self._memory is None or place != self._place:
@@ -271,7 +276,7 @@ def image_offset(table_bytes: int, pieces: int) -> int:
 
 
 def table_of(header: Header, data: bytes) -> Table:
-    """Return the table of a slot's content. Raises SnapshotError for anything else, and for the table of another content."""
+    """Return the table of a slot's content. Raises SnapshotError for invalid data, and for a table that does not match the header."""
     table = Table.from_json(data)
     described, held = (table.payload_bytes, len(table.pieces)), (header.payload_bytes, header.pieces)
     if described != held:

@@ -1,6 +1,7 @@
-"""What a slot's header tells, and what follows from many headers. Pure.
+"""What a slot's header says, and what follows from the headers of many slots. Pure.
 
-Data goes one way: a slot's first page → `Header` → which snapshots a worker group can go back to, go to disk, or may be lost.
+Data flows one way: a slot's first page → `Header` → three decisions. Which snapshots can a worker group go back to, which go to disk, and
+which may be overwritten?
 """
 
 from __future__ import annotations
@@ -21,28 +22,29 @@ DRAINED_OFFSET = 16
 DURABLE_OFFSET = 24
 _MAGIC = b"MTSLOT04"
 MOST_BYTES = 1 << 44
-"""Limit of a rank's payload."""
+"""The largest payload of a rank, in bytes, that a header may claim."""
 MARKS = 2
-"""Slots for snapshots that are copied to another node: the last one that is there, and the one that is on its way."""
+"""Number of slots for snapshots that are copied to another node: the last one that has arrived, and the one being copied."""
 
 
 class State(IntEnum):
     FREE = 0
-    STAGING = 1  # its writer is at work, or died while writing: torn
+    STAGING = 1  # the writer is writing; or it died while writing, and the slot is torn
     STAGED = 2  # this rank's bytes are complete
-    SEALED = 3  # every rank of the job had staged the step when this was set
-    LIVE = 4  # the same, but only the processes alive then can go back to it
+    SEALED = 3  # every rank of the job had staged the step when this state was set
+    LIVE = 4  # as SEALED, but only the processes that were alive then can go back to the step
 
 
 class Stamp(NamedTuple):
-    """Which computation of which step: two stagings with the same stamp hold the same bytes. Ordered by lineage, then step."""
+    """Identifies one computation of one step: two stagings with the same stamp contain the same bits. Stamps are sorted by lineage, then by
+    step."""
 
     generation: int
     rewinds: int
     step: int
 
     def left(self, to: int, life: tuple[int, int]) -> bool:
-        """Return whether ranks left this step behind when they went back to step `to`. life: generation and rewinds of the lineage that
+        """Return whether this step was discarded when the ranks went back to step `to`. life: generation and rewinds of the lineage that
         follows."""
         return self.step > to and self[:2] < life
 
@@ -50,27 +52,27 @@ class Stamp(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Header:
     """A slot's first page: the magic, then these fields, 8 bytes each, in this order, and a checksum of the fields that never change. The
-    checksum is needed because a script may have written over the page."""
+    checksum detects a script that has written over the page."""
 
     state: State = State.FREE
     drained: bool = False
-    """This step is on disk, committed as far as this node is concerned."""
+    """This step is on disk; this node has nothing more to do for its commit."""
     durable: bool = False
-    """This step is wanted on disk."""
+    """This step must be written to disk."""
     marked: bool = False
-    """This step is wanted in another node's memory, as the same step of all other ranks is."""
+    """This step must be copied into another node's memory. It is then marked on all ranks."""
     generation: int = -1
     rewinds: int = 0
-    """How often this generation has gone back in place so far. It tells two stagings of one step apart."""
+    """How often this generation has rewound in place so far. It distinguishes two stagings of the same step."""
     step: int = -1
     rank: int = -1
     """Global rank."""
     world: int = 0
     table_bytes: int = 0
     pieces: int = 0
-    """Tensors in the table: each has a fingerprint."""
+    """Number of tensors in the table. Each has a fingerprint."""
     image_offset: int = 0
-    """From the slot's start: whole pages."""
+    """Offset of the image from the slot's start, in bytes: a multiple of the page size."""
     payload_bytes: int = 0
 
     @property
@@ -79,17 +81,18 @@ class Header:
 
     @property
     def end(self) -> int:
-        """Where the image ends. The slot has taken at least this many bytes of memory."""
+        """Offset of the image's end. The slot has allocated at least this many bytes of memory."""
         return self.image_offset + self.image.memory_bytes
 
     @property
     def whole(self) -> bool:
-        """This rank's part is complete."""
+        """Whether this rank's part is complete."""
         return self.state in (State.STAGED, State.SEALED)
 
     @property
     def held(self) -> bool:
-        """The part is whole, or it is whole only for the ranks alive now and lost when they end."""
+        """Whether this rank's part is complete, or complete only for the ranks alive now (LIVE). A LIVE part is lost when these ranks
+        end."""
         return self.whole or self.state is State.LIVE
 
     @property
@@ -102,8 +105,7 @@ class Header:
 
     @classmethod
     def unpack(cls, page: bytes) -> Header:
-        """Return the header in `page`. A page that was never written, that another version wrote, or that is damaged gives one in state
-        FREE."""
+        """Return the header in `page`. For a page that is unwritten, damaged, or from another version, return a header in state FREE."""
         magic, state, drained, durable, marked, *numbers, check = _LAYOUT.unpack_from(page)
         known = magic == _MAGIC and state in State._value2member_map_
         if not known or check != crc32c(_FIXED.pack(marked, *numbers)):
@@ -115,7 +117,7 @@ class Header:
 
     @property
     def measured(self) -> bool:
-        """Whether a snapshot can have these sizes. `slot.py` checks whether they fit its slot."""
+        """Whether a snapshot can have these sizes. `slot.py` checks whether they fit into the slot."""
         sizes = (self.table_bytes, self.pieces, self.image_offset)
         return min(sizes) >= 0 and max(sizes) <= MOST_BYTES and 0 < self.payload_bytes <= MOST_BYTES
 
@@ -123,15 +125,15 @@ class Header:
 _FIELDS = tuple(field.name for field in fields(Header))
 _LAYOUT = struct.Struct(f"<8s{len(_FIELDS) + 1}q")
 _FIXED = struct.Struct(f"<{len(_FIELDS) - 3}q")
-"""All but state, drained and durable."""
+"""Every field except `state`, `drained` and `durable`."""
 HEADER_BYTES = _LAYOUT.size
 
 
 def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[Stamp]:
-    """Return the snapshots that all `world_local` local ranks hold whole and at least one holds sealed.
+    """Return the snapshots that all `world_local` local ranks have complete and at least one of them has sealed.
 
-    One seal proves all: a rank seals only after a consensus in which every rank of the job had staged the step. A slot names the global
-    rank that wrote it; its reader has to check whether it is that rank.
+    One seal is enough: a rank seals only after a consensus that every rank of the job has staged the step. A slot's header names the global
+    rank that wrote it. The rank that reads the slot must check that this is its own number.
     """
     if world_local < 1 or len(headers_by_rank) < world_local:
         return set()
@@ -142,12 +144,12 @@ def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> s
 
 
 def restorable(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[int]:
-    """Return the steps that this node's ranks can go back to from memory: those of `complete`."""
+    """Return the steps that this node's ranks can go back to from memory. They are the steps of `complete`."""
     return {stamp.step for stamp in complete(headers_by_rank, world_local)}
 
 
 def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: Collection[Stamp] = ()) -> Stamp | None:
-    """Return the newest snapshot of `complete` that is wanted on disk, is not there, and is not among `already`."""
+    """Return the newest snapshot of `complete` that must go to disk, is not there yet, and is not in `already`."""
     local = [header for headers in headers_by_rank[:world_local] for header in headers if header.whole]
     wanted = {header.stamp for header in local if header.durable}
     lacking = {header.stamp for header in local if not header.drained}
@@ -156,13 +158,13 @@ def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: 
 
 def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *, hung: bool = False) -> list[int]:
     """Return the indexes of the slots that a new snapshot may overwrite, best first. Free and torn slots come first, then the oldest ones.
-    After them come the slots that the ring keeps for their age (`memory_ring.kept`), and then the MARKS newest marked ones. A node that
-    replaces a lost node brings a copy of one marked snapshot; all ranks then go back to that one.
+    Next come the slots that the ring keeps for their age (`memory_ring.kept`), and then the MARKS newest marked ones. A node that replaces
+    a lost node brings a copy of one marked snapshot, and all ranks go back to that snapshot.
 
-    Some slots are never overwritten: the newest sealed one; a later one that is staged and may be sealed yet; the newest that live ranks
-    alone can go back to; and the newest that is still to be written to disk. Rather than overwrite one of these, the rank skips the new
-    snapshot. It never skips it for the ring's sake. If storage has `hung` for long with a slot in hand, the slot that waits for the disk
-    may be overwritten, after all others.
+    Some slots are never overwritten: the newest sealed one; a later one that is staged and may still be sealed; the newest that only live
+    ranks can go back to; and the newest that still has to be written to disk. If only these remain, the rank skips the new snapshot. It
+    never skips a snapshot for the ring's sake. hung: a reader of the slots, such as the write to disk, hangs. Then the slot that waits for
+    the disk may be overwritten, as the last choice.
     """
     sealed = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
     certain = [header.stamp for header in headers if header.state in (State.SEALED, State.LIVE)]

@@ -1,6 +1,6 @@
-"""Tensors → a slot's image: `Stager.stage` copies the training state into the slot; `fill.py` copies it back.
+"""Copies tensors into a slot's image: `Stager.stage` copies the training state into the slot; `fill.py` copies it back.
 
-Of checkpoint/, only these two modules and `format/fingerprint.py` handle tensors. They import torch when the first tensor arrives.
+In checkpoint/, only these two modules and `format/fingerprint.py` handle tensors. They import torch when the first tensor arrives.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 Bytes: TypeAlias = NDArray[np.uint8]
 _LARGE_BYTES = 32 << 20
-"""From this size on, copying with several threads is worth it."""
+"""The least number of bytes for which copying with several threads is faster."""
 _HOW = attrgetter("layout", "is_meta", "is_quantized", "is_nested")
 _OF_TENSOR, _OF_ARRAY = attrgetter("dtype", "shape", "layout", "device"), attrgetter("dtype", "shape")
-"""What may change about a live tensor, or an array, that is still the same object. If it does, the layout changes."""
+"""Properties that may change while a live tensor or array remains the same object. If one changes, the layout changes."""
 
 
 class Stager:
-    """Copies states into slots. Remembers how the last state was made and laid out, and where each slot's pieces lie, until a state
+    """Copies states into slots. It caches the last state's structure and layout, and where each slot's pieces lie, until a state
     differs."""
 
     def __init__(self) -> None:
@@ -56,10 +56,10 @@ class Stager:
         parts: Callable[[], Mapping[str, Sequence[Part]]] = dict,
         trained: Callable[[], Collection[str]] = frozenset,
     ) -> tuple[Layout, bytes, list[Leaf]]:
-        """Return where each leaf will lie, the table in JSON, and the leaves in that order.
+        """Return where each leaf (tensor or array) will lie, the table in JSON, and the leaves in that order.
 
-        If the layout has changed, calls `parts` for the leaves' places in global tensors, and `trained` for the names of optimizers'
-        parameters. Raises SnapshotError for what `refuse` and `pytree_walk.Form` refuse."""
+        If the layout has changed, this calls `parts` for the leaves' positions in global tensors, and `trained` for the names of
+        optimizers' parameters. Raises SnapshotError for values that `refuse` or `pytree_walk.Form` rejects."""
         walk = Walk(state)
         form = self._form if self._form is not None and self._form.fits(walk) else Form(walk, is_leaf)
         described = [_OF_ARRAY(leaf) if type(leaf) is np.ndarray else _OF_TENSOR(leaf) for leaf in walk.leaves]
@@ -73,8 +73,8 @@ class Stager:
         return self._layout, encoded, [walk.leaves[index] for index in self._order]
 
     def stage(self, leaves: Sequence[Leaf], layout: Layout, view: View, only: Sequence[int] | None = None) -> None:
-        """Copy the leaves, one for each piece of `layout`, with their fingerprints into the slot: any strides, any device. only: the
-        indexes of the leaves to copy. The copy is complete on return."""
+        """Copy the leaves, one for each piece of `layout`, into the slot with their fingerprints. Leaves may have any strides and be on any
+        device. only: the indexes of the leaves to copy. The copy is complete on return."""
         import torch
 
         runs = self.runs(layout, view.memory)
@@ -91,7 +91,7 @@ class Stager:
             flat(leaf if isinstance(leaf, torch.Tensor) else torch.from_numpy(np.array(leaf)))
             for leaf in (leaves[index] for index in indexes)
         ]
-        sources = list(map(lying, flats))  # valid as long as `flats` exist
+        sources = list(map(lying, flats))  # valid while the tensors in `flats` exist
         copies: list[tuple[Bytes, Bytes, int]] = []
         owners: list[int] = []
         for index, source in zip(indexes, sources, strict=True):
@@ -105,7 +105,7 @@ class Stager:
             view.fingerprints[index] ^= np.uint64(word)
 
     def runs(self, layout: Layout, memory: memoryview) -> list[list[Bytes]]:
-        """Return for each piece the runs of `memory` that hold it."""
+        """Return, for each piece, the runs of `memory` (contiguous ranges of bytes) that contain the piece."""
         known = self._runs.get(id(memory))  # the view is kept along with its id, so no other view can get that id
         if known is None:
             zero_gaps(layout, memory)
@@ -114,8 +114,8 @@ class Stager:
 
 
 def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
-    """Return those of the leaves `indexes` that are one number on the CPU, by type. torch's Adam counts its steps in such a number for each
-    parameter. Copying one of them takes longer than launching the copy of a large tensor."""
+    """Return the indexes, among `indexes`, of leaves that are a single number on the CPU, grouped by dtype. torch's Adam keeps such a step
+    count for each parameter. Copying one number alone takes longer than launching the copy of a large tensor."""
     import torch
 
     found: dict[torch.dtype, list[int]] = {}
@@ -127,7 +127,7 @@ def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
 
 
 def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of each number, filled up to a word. That word is its fingerprint."""
+    """Return the bytes of each number, padded with zeros to a word. This word is the number's fingerprint."""
     import torch
 
     with torch.no_grad():
@@ -142,9 +142,9 @@ def lay_out(
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     trained: Collection[str] = (),
 ) -> Layout:
-    """Return where these leaves will lie, in this order. Raises SnapshotError for a leaf that has no plain bytes."""
+    """Return where these leaves will lie, in the given order. Raises SnapshotError for a leaf without plain bytes."""
     for name, leaf in leaves:
-        if not (isinstance(leaf, np.ndarray) or leaf.is_meta):  # a meta tensor will do: planning needs no memory
+        if not (isinstance(leaf, np.ndarray) or leaf.is_meta):  # a meta tensor is accepted: planning needs no memory
             refuse(f"tensor {name!r}", leaf)
     dtypes = {each: str(each).removeprefix("torch.") for each in {leaf.dtype for _, leaf in leaves}}
     described = ((name, dtypes[leaf.dtype], tuple(leaf.shape)) for name, leaf in leaves)
@@ -152,8 +152,8 @@ def lay_out(
 
 
 def refuse(called: str, tensor: Tensor) -> None:
-    """Raise SnapshotError for a tensor that has no plain bytes. The message gives the tensor's name and type, and says what to do. called:
-    the tensor's name in the message."""
+    """Raise SnapshotError for a tensor without plain bytes. The message names the tensor and its type, and says what to do. called: the
+    tensor's name in the message."""
     import torch
 
     layout, meta, quantized, nested = _HOW(tensor)
@@ -171,9 +171,9 @@ def refusal(called: str, tensor: Tensor, why: str) -> SnapshotError:
 
 
 def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]]) -> list[int]:
-    """Return the leaves' indexes, ordered so that replicas have as much as possible in the same place. First come tensors that are not cut
-    at all, then those that are cut into boxes. Then come the flat shards of a distributed optimizer, then what no other rank has. Within
-    each group the large ones come first."""
+    """Return the leaves' indexes, sorted so that replicas have as much data as possible at the same offsets. First come tensors that are
+    not split over ranks, then tensors that are split into boxes. Then come the flat shards of a distributed optimizer, and last the tensors
+    that no other rank has. Within each group, larger tensors come first."""
 
     def rank(index: int) -> tuple[int, int, str]:
         name, leaf = leaves[index]
@@ -184,10 +184,11 @@ def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]
 
 
 def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]:
-    """Copy each part of a source. Return what each adds to its tensor's fingerprint, computed while the part is in the cache. The last
-    number of each copy is the part's distance from the source's start.
+    """Copy each part of a source tensor. Return what each part contributes to its tensor's fingerprint, computed while the part is in the
+    cache. The last number in each entry of `copies` is the part's offset in bytes from the source's start.
 
-    torch does not copy: the threads of its copies spin while they wait for each other, and cores are scarce beside a training (facts)."""
+    torch does not do this copy: the threads of its copies spin while they wait for each other, and cores are scarce during training
+    (facts)."""
 
     def copy(to: Bytes, content: Bytes, at: int) -> int:
         np.copyto(to, content)
@@ -200,18 +201,18 @@ def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Return the bytes of `tensor`, row-major, in one dimension: its own memory if it lies so, a copy otherwise."""
+    """Return the bytes of `tensor`, row-major, in one dimension. They are its own memory if it is contiguous, and otherwise a copy."""
     import torch
 
     row = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if row.stride() != (1,):  # one element cut out of a matrix: torch calls it contiguous all the same
+    if row.stride() != (1,):  # one element of a matrix: torch calls it contiguous although its stride is not 1
         row = row.as_strided(row.shape, (1,))
     return row.view(torch.uint8)
 
 
 def lying(content: Tensor) -> Bytes:
-    """Return the bytes of a `flat` tensor where they lie, valid as long as it exists. After `numpy()` its script could no longer resize
-    it."""
+    """Return the bytes of a `flat` tensor without a copy. They are valid only while the tensor exists. (After `numpy()`, the script could
+    no longer resize its tensor.)"""
     if not content.is_cpu:
         return content.numpy(force=True)
     if not content.numel():
@@ -226,7 +227,7 @@ def _runs(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:
 
 
 def zero_gaps(layout: Layout, memory: memoryview) -> None:
-    """Zero the gaps between pieces, so that the payload depends on nothing but the state, whatever the slot held before."""
+    """Zero the gaps between pieces, so that the payload depends only on the state, not on the slot's old content."""
     image, end = layout.image, 0
     for offset, nbytes in [*((piece.offset, piece.nbytes) for piece in layout.pieces), (layout.payload_bytes, 0)]:
         for chunk, at, run in image.segments(end, offset - end):
