@@ -1,4 +1,4 @@
-"""Files below a directory: a written file is there whole and durably or, after a crash, not at all."""
+"""Files in a directory. After a crash, a written file is complete and durable, or it does not exist."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 from ...resilience.errors import MachineError, SnapshotError, UsageError
 
 MOST_BYTES = 16 << 20
-"""Limit for reading a file of unknown size. A COMMIT of 100,000 ranks has fewer bytes."""
+"""The most bytes to read from a file of unknown size. A COMMIT of 100,000 ranks is smaller."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """A place in a file system (`place.Place`)."""
+    """A directory that stores snapshots (it implements `place.Place`)."""
 
     path: Path
 
@@ -77,7 +77,7 @@ class Files:
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:
         with ExitStack() as stack:
-            # Not there, or not a file (reading will tell); being deleted; or the file system has no locks.
+            # It is missing or not a file (reading will report that), is being deleted, or the file system has no locks.
             with suppress(OSError, SnapshotError):
                 file = stack.enter_context(os.fdopen(open_file(self.path / name), "rb"))
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -85,13 +85,13 @@ class Files:
 
     def retract(self, name: str) -> bool:
         with ExitStack() as stack:
-            with _told(self.path / name), suppress(SnapshotError):  # if it is not a file, nobody reads it
+            with _told(self.path / name), suppress(SnapshotError):  # if it is not a file, no process reads it
                 file = stack.enter_context(os.fdopen(open_file(self.path / name, os.O_RDWR), "r+b"))
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return False
-                except OSError:  # no locks: a reader will find it missing
+                except OSError:  # the file system has no locks: a reader will find the file missing
                     pass
             self.delete(name)
         return True
@@ -99,7 +99,7 @@ class Files:
     def clear(self) -> None:
         with suppress(OSError):  # another node may be deleting it too
             for file in [child for child in self.path.iterdir() if not child.is_dir()]:
-                file.unlink(missing_ok=True)  # files first: a manifest without its slab would pass for a complete part
+                file.unlink(missing_ok=True)  # files first: a manifest without its slab would look like a complete part
             shutil.rmtree(self.path, ignore_errors=True)
 
     def holding(self, names: Collection[str]) -> dict[str, set[str]]:
@@ -111,7 +111,9 @@ class Files:
     def renewed(self) -> Iterator[None]:
         with _told(self.path):
             make_directory(self.path.parent)
-            sync_directory(self.path.parent.parent)  # its maker may have been killed before its name was durable
+            sync_directory(
+                self.path.parent.parent
+            )  # the process that made the directory may have been killed before its name was durable
             self.clear()
             if _there(self.path):
                 raise MachineError(f"{self.path} is in the way, and cannot be deleted")
@@ -130,9 +132,10 @@ class Files:
 
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """Run a block that fills a new directory. Then it is at `target`, whole and durable; after a failure or a crash it is not.
+    """Run a block that fills a new directory. After the block, the directory is at `target`, complete and durable. After a failure or a
+    crash, it is not there.
 
-    Raises UsageError if something is there already, MachineError if it cannot be written.
+    Raises UsageError if `target` exists already, MachineError if it cannot be written.
     """
     with _told(target):
         if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
@@ -157,8 +160,8 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 def own_directory(parent: Path, mark: str) -> Path:
-    """Return where this process may make a directory of its own: `mark`, host and process. Deletes what ended processes of this host have
-    left there. What other hosts have there, on a shared file system, may be in use and stays."""
+    """Return a path for a directory that only this process uses: `mark`, host and process. Deletes directories that ended processes of this
+    host have left. Directories of other hosts, on a shared file system, may be in use and stay."""
     mine = f"{mark}{socket.gethostname()}-"
     for left in parent.iterdir() if parent.is_dir() else ():
         host, _, pid = left.name.rpartition("-")
@@ -168,13 +171,14 @@ def own_directory(parent: Path, mark: str) -> Path:
 
 
 def own_name() -> str:
-    """Return a name of this process for storage that several hosts share. The number alone is the same in all containers of one image."""
+    """Return a name that identifies this process in storage that several hosts share. The process number alone may be the same in all
+    containers of one image."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of an existing file. Raises SnapshotError for anything but a regular file: opening a pipe would wait for its
-    other end, and a device may give bytes for ever. Raises OSError."""
+    """Return a descriptor of an existing file. Raises SnapshotError for anything but a regular file: opening a pipe would block, and a
+    device may yield bytes without end. Raises OSError."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -188,7 +192,7 @@ def open_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the file's bytes, at most `most`. Raises as `open_file`, and SnapshotError if there are more."""
+    """Return the file's bytes, at most `most`. Raises SnapshotError if the file has more, and otherwise raises as `open_file` does."""
     with os.fdopen(open_file(path), "rb") as file:
         found = file.read(most + 1)
     if len(found) > most:
@@ -203,7 +207,7 @@ def larger(where: object, most: int) -> SnapshotError:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in `path` durable. Writing a file durably does not make its name durable."""
+    """Make the names in `path` durable. Syncing a file does not make its name durable."""
     _sync(path, os.O_DIRECTORY)
 
 
@@ -216,7 +220,7 @@ def _sync(path: Path, flags: int = 0) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Do `mkdir -p`, and make each new name durable."""
+    """Create the directory like `mkdir -p`, and make each new name durable."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -229,7 +233,7 @@ def _raise(error: OSError) -> None:
 
 
 def _there(path: Path) -> bool:
-    """Return whether `path` exists. Raises OSError if storage does not answer. `Path.exists` of newer Pythons returns False then."""
+    """Return whether `path` exists. Raises OSError if the storage does not answer. (`Path.exists` in newer Pythons returns False then.)"""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

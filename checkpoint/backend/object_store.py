@@ -1,7 +1,7 @@
-"""Keys and bytes below a prefix in an object store, through tensorstore's kvstore; and what its errors mean.
+"""Keys and bytes under a prefix in an object store, through tensorstore's kvstore; and what tensorstore's errors mean.
 
-tensorstore finds the credentials: for s3://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or, without these, AWS' usual chain; for gs://,
-Google's.
+tensorstore finds the credentials. For s3:// it uses AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or, without these, AWS' usual chain; for
+gs://, Google's.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from ...resilience.errors import MachineError, ResilientError, SnapshotError, Us
 from .filesystem import MOST_BYTES, larger
 
 DEADLINE_S = 10.0
-"""Limit for one request. Nothing else detects a server that hangs: the library's retries end only if the server refuses (measured)."""
+"""The most seconds for one request. Only this limit detects a server that hangs: the library's retries end only if the server refuses
+(measured)."""
 LEAST_BYTES_PER_S = 4e6
-"""A slower transfer is given up."""
+"""The least rate of a transfer. A slower transfer is abandoned."""
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "1s"}
-"""They give up a server that refuses connections after 4 s (measured). The library's own settings would take a quarter of an hour."""
+"""With these settings, tensorstore gives up on a server that refuses connections after 4 s (measured). With its defaults it would take a
+quarter of an hour."""
 _DAMAGE = {"NOT_FOUND", "DATA_LOSS", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT"}
-"""The statuses of a read of something missing, torn or altered. No other status says anything about what is stored."""
+"""The statuses with which tensorstore reports that data is missing, torn or altered. Any other status says nothing about the stored
+data."""
 
 
 @cache
 def context() -> ts.Context:
-    """Return the one context of this process. All that share it share one store at memory://."""
+    """Return this process's only tensorstore context. A memory:// store is shared by everything that uses the same context."""
     environment = {"aws_credentials": {"type": "environment"}} if "AWS_ACCESS_KEY_ID" in os.environ else {}
     return ts.Context(
         {
@@ -48,16 +51,16 @@ def context() -> ts.Context:
 
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """A place in an object store (`place.Place`)."""
+    """A prefix in an object store that stores snapshots (it implements `place.Place`)."""
 
     kv: ts.KvStore
     url: str
     beside: str
-    """Settings that are no part of tensorstore's URLs, as a query: endpoint and region of an S3 server."""
+    """Settings that tensorstore's URLs cannot contain, as a query string: endpoint and region of an S3 server."""
 
     @classmethod
     def at(cls, address: str) -> Objects:
-        """Return the place at `address`: a URL, with the settings behind a question mark. Raises UsageError for anything else."""
+        """Return the place at `address`: a URL, with the settings after a question mark. Raises UsageError for anything else."""
         url, _, beside = address.partition("?")
         names = {"endpoint": "endpoint", "region": "aws_region"}
         try:
@@ -94,7 +97,8 @@ class Objects:
         return found
 
     def _reaches(self, name: str, at: int) -> bool:
-        """Return whether there is a byte `at`. The store does not tell an object's size, and a range beyond its end is an error."""
+        """Return whether the object has a byte at offset `at`. The store does not report an object's size, and a range beyond its end is an
+        error."""
         try:
             return self._read(name, byte_range=slice(at, at + 1)) is not None
         except SnapshotError:
@@ -130,14 +134,14 @@ class Objects:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        yield  # nothing is deleted: the store may carry out a request that was given up, even after the next one
+        yield  # nothing is deleted: the store may still execute an abandoned request, even after the next one
 
     def sync(self) -> None:
         """Do nothing: an object's name is as durable as its bytes."""
 
     def _read(self, name: str, **part: Any) -> bytes | None:
         found = self._done(self.kv.read(name, **part), name)
-        if found.state == "missing":  # also if there is no bucket: then a listing raises
+        if found.state == "missing":  # also if the bucket does not exist: then the listing raises
             self._done(self.kv.list(ts.KvStore.KeyRange(name, f"{name}\0")), name)
             return None
         return bytes(found.value)
@@ -149,8 +153,8 @@ class Objects:
 def done(
     future: ts.Future | ts.WriteFutures, where: str, nbytes: int = 0, *, writing: bool, bounded: bool = True
 ) -> Any:
-    """Return the result of `future`. nbytes: how many it moves. Raises MachineError or, when it reads something damaged or missing,
-    SnapshotError."""
+    """Return the result of `future`. nbytes: how many bytes it transfers. Raises SnapshotError if it reads damaged or missing data, and
+    MachineError for any other failure."""
     try:
         return future.result(timeout=DEADLINE_S + nbytes / LEAST_BYTES_PER_S if bounded else None)
     except TimeoutError as error:
@@ -158,12 +162,12 @@ def done(
         raise MachineError(
             f"{where}: the store does not answer, or takes less than {LEAST_BYTES_PER_S / 1e6:.0f} MB/s"
         ) from error
-    except (ValueError, NotImplementedError) as error:  # the latter for HTTP 501
+    except (ValueError, NotImplementedError) as error:  # NotImplementedError: HTTP 501
         raise sentence(error, where, writing=writing) from error
 
 
 def sentence(error: Exception, where: str, *, writing: bool) -> ResilientError:
-    """Return our error for one of tensorstore's, which differ only in their text: "STATUS: … [os_error_code='28']
+    """Return this program's error for a tensorstore error. tensorstore's errors differ only in their text: "STATUS: … [os_error_code='28']
     [http_response_code='403']"."""
     words, status = _words(error), str(error).split(":")[0]
     codes = {name: int(code) for name, code in re.findall(r"\[(\w+)_code='(\d+)'\]", str(error))}
@@ -192,7 +196,7 @@ def sentence(error: Exception, where: str, *, writing: bool) -> ResilientError:
 
 
 def _words(error: Exception) -> str:
-    """Return the error's text for people, or its HTTP number if the server has told nothing else."""
+    """Return the error's text for people. If the server sent only an HTTP status, return that number."""
     text = str(error)
     words = re.split(r" \[(?:\w+(?:-\w+)*=|source locations)", text)[0].removeprefix("ABORTED: ").rstrip(". ")
     code = re.search(r"http_response_code='(\d+)'", text)

@@ -1,15 +1,15 @@
 """Names on durable storage. Pure.
 
     <root>/snapshots/0000000100-g3-5f0c91aa0000/      one attempt to write step 100 of generation 3
-        rank-00000/zarr.json, rank-00000/c/0/0        a rank's slab
+        rank-00000/zarr.json, rank-00000/c/0/0        a rank's slab (its tensors' bytes)
         rank-00000.json                               its manifest, written after the slab
-        COMMIT                                        written after all manifests: only now there is a snapshot
+        COMMIT                                        written after all manifests: only now the snapshot exists
         CERTIFIED                                     many clean steps have followed, and its replicas agreed
 
-All nodes of a job give an attempt the same name without communication. The number at its end is the run's (agreed when the run starts),
-followed by the count of rewinds. So an attempt's name stands for its bytes, and a node that finds its own part complete need not write it
-again. The next life of the job has another number, and a rewind another count. So a request that hung when its process died cannot hit
-another attempt. An object store may carry out such a deletion an hour later.
+All nodes of a job give an attempt the same name without communication. The name ends with the run's number (agreed when the run starts) and
+the count of rewinds. So attempts of the same name have the same bytes, and a node whose own part is complete need not write it again. The
+next run of the job has another number, and a rewind changes the count. So a late request of a dead process cannot affect another attempt.
+An object store may execute such a deletion an hour later.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from .place import Place
 
 SNAPSHOTS = "snapshots"
 JOB = ".job"
-"""A file beside the snapshots. Its content says which job owns them; if it is missing, the place is not the job's, or not mounted."""
+"""A file beside the snapshots that names the job that owns them. If it is missing, this is not the job's directory, or it is not
+mounted."""
 
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"
-"""COMMIT is renamed to this when the snapshot failed to restore. If both are there, only REJECTED counts."""
+"""COMMIT is renamed to REJECTED when the snapshot failed to restore. If both exist, only REJECTED counts."""
 REASON = "REASON"
 CERTIFIED = "CERTIFIED"
-"""Beside COMMIT: the state has proved stable. The file's content does not matter. Without COMMIT, or with REJECTED, it does not count."""
+"""An additional file beside COMMIT: the state has proved stable. Its content does not matter. Without COMMIT, or with REJECTED, it is
+ignored."""
 _NAME = re.compile(r"(\d{10,})-g(\d+)-([0-9a-f]{8})([0-9a-f]{4,})")
 
 _END = 1 << 60
-"""Limit of generations, rewinds and steps: a slot's header has 8 bytes for each."""
+"""Upper bound of generations, rewinds and steps: a slot's header has 8 bytes for each number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     run: str
-    """Eight hexadecimal digits: the same on all nodes, and others for each run of the job."""
+    """Eight hexadecimal digits: the same on all nodes, and different in each run of the job."""
     stamp: Stamp
 
     def __str__(self) -> str:
@@ -47,7 +49,7 @@ class Attempt:
 
     @classmethod
     def parse(cls, name: str) -> Attempt | None:
-        """Return the attempt that a directory's name stands for; None for any other directory."""
+        """Return the attempt that a directory's name encodes; None for any other name."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None

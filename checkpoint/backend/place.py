@@ -1,23 +1,23 @@
-"""Where snapshots lie: below a directory, or below a prefix in an object store. Address → place.
+"""Where snapshots are stored: in a directory, or under a prefix in an object store. Maps an address to a place.
 
-A place has the same methods for both, and keeps the same promises:
+Both kinds of place have the same methods, with the same guarantees:
 
-    place / name                the place below it
-    there(name)                 whether a file or object of that name is there
-    read(name, most)            its bytes; SnapshotError when it is not there, or has more than `most`
-    write(name, data)           durably, and whole or not at all
-    rename(name, new)           in an object store the new one is there before the old one goes: in between a reader sees both
-    delete(name)                durably
-    reading(name)               a block during which `retract` does not delete it: by a lock, which ends with its process; an object
-                                store has none
-    retract(name)               `delete`, unless a process is reading it; returns whether it was deleted
-    clear()                     deletes all that is below; a kill may leave some of it
-    holding(names)              each child, and which of `names` it holds: one look at all of them
-    renewed()                   a block that writes anew what is below: first it deletes what a killed writer left. A failure leaves
-                                nothing, because the disk may be full. An object store deletes nothing: objects are replaced whole
-    sync()                      makes the names of all that is below durable
+    place / name                the place below this one
+    there(name)                 whether a file or object of that name exists
+    read(name, most)            its bytes; SnapshotError if it does not exist, or has more than `most` bytes
+    write(name, data)           writes durably; the file appears complete or not at all
+    rename(name, new)           in an object store, both names exist for a moment: the new one is written before the old is deleted
+    delete(name)                deletes durably
+    reading(name)               a block during which `retract` does not delete the file. The lock ends with its process; an object
+                                store has no locks
+    retract(name)               `delete`, unless a process is reading the file; returns whether it was deleted
+    clear()                     deletes everything in this place; a kill may leave some of it
+    holding(names)              for each child, which of `names` it contains, with one listing for all children
+    renewed()                   a block that writes this place again. It first deletes what a killed writer left. If the block fails,
+                                nothing stays, because the disk may be full. An object store deletes nothing: objects are replaced whole
+    sync()                      makes the names of everything in this place durable
 
-A name may hold "/". All raise MachineError if storage does not answer. That says nothing about what it holds.
+A name may contain "/". All methods raise MachineError if the storage does not answer. That says nothing about the stored data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Place: TypeAlias = Files | Objects
 
 
 def address(given: str, endpoint: str = "", region: str = "") -> str:
-    """Return the address of the place that a person names. From it `at` makes the place in any process. Raises UsageError.
+    """Return the address of the place that a person names. Any process can pass it to `at`. Raises UsageError.
 
     given: a path, file:///path, s3://bucket/prefix or gs://bucket/prefix; endpoint: http://host:port of an S3 server that is not AWS.
     """
@@ -52,7 +52,7 @@ def address(given: str, endpoint: str = "", region: str = "") -> str:
 
 
 def at(address: str) -> Place:
-    """Return the place at `address`. Asks nothing of the store. Raises UsageError."""
+    """Return the place at `address`. Sends no request to the store. Raises UsageError."""
     if "://" not in address:
         return Files(Path(address).absolute())
     if address.startswith("file://"):
