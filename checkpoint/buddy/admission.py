@@ -1,7 +1,7 @@
-"""Which snapshots are copied into another node's memory, and what is done with them there. Pure.
+"""Decides which snapshots are copied into another node's memory, and what that node does with them. Pure.
 
-`newest` chooses what goes to the buddy, the node that keeps the copy. `admit` chooses what the buddy does with it.
-`resilience/membership/buddy_sources.py` chooses for all nodes at once what comes back.
+`newest` chooses the snapshot to send to the buddy (the node that keeps the copy). `admit` decides whether the buddy accepts it.
+`resilience/membership/buddy_sources.py` decides, for all nodes together, which copies are sent back.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..arena.slot_header import Header, Stamp, State
 
 
 def newest(headers_by_rank: Sequence[Sequence[Header]], world_local: int, last: Stamp | None) -> Stamp | None:
-    """Return the snapshot to copy next: the newest marked one that all ranks have sealed, if it is later than `last`. A snapshot that it
-    has overtaken is never copied. All nodes copy the same snapshots, because only the same step from each of them is of use."""
+    """Return the snapshot to copy next: the newest marked one that all ranks have sealed, if it is later than `last`. An older snapshot is
+    skipped for good. All nodes copy the same snapshots, because a restore needs the same step from every node."""
     marked = {header.stamp for headers in headers_by_rank for header in headers if header.marked}
     stamp = max(whole(headers_by_rank[:world_local]) & marked, default=None)
     return stamp if stamp is not None and (last is None or stamp > last) else None
@@ -34,16 +34,18 @@ class Answer(Enum):
 class Admission:
     answer: Answer
     slot: int = -1
-    """For TAKE: the slot's index in the row."""
+    """For TAKE: the slot's index in the row (the slots for one rank's copies)."""
     reason: str = ""
-    """For NO."""
+    """For NO: why the copy is refused."""
 
 
 def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Header) -> Admission:
-    """Return what to do with a copy of `offered`, a sealed slot of local rank `row` of `rows`. guests: the slots for copies, by row.
+    """Return what to do with the copy that a source offers. offered: a sealed slot of local rank `row` of `rows`. guests: the slots for
+    copies, by row.
 
-    It never replaces the newest snapshot that all rows hold. So with two slots a row, one complete copy stays while the next arrives,
-    wherever a stream breaks. Generation and stamp fence: an offer older than a copy that has been here comes from a source of the past.
+    A copy never replaces the newest snapshot that all rows contain. So with two slots per row, one complete copy stays while the next
+    arrives, even if the transfer breaks off. Generation and stamp fence: an offer older than a copy kept here comes from a process of an
+    earlier generation.
     """
     if rows > len(guests):
         return _no(f"copies of {len(guests)} ranks can be kept here, and {rows} are offered")
@@ -68,13 +70,13 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
 
 
 def rooms(own: Sequence[Header]) -> list[int]:
-    """Return the order in which a rank's slots take what is fetched, best first: slots that hold nothing, then the oldest."""
+    """Return the indexes of a rank's slots in the order in which to fill them with fetched copies: empty slots first, then the oldest."""
     return sorted(range(len(own)), key=lambda i: (own[i].whole, own[i].stamp))
 
 
 def whole(guests: Sequence[Sequence[Header]]) -> set[Stamp]:
-    """Return the snapshots that every row holds sealed. A rank seals its own slot; the keeper seals each copy once it has arrived as it
-    left."""
+    """Return the snapshots that are sealed in every row. A rank seals its own slot. The buddy seals a copy once its bits have been
+    verified."""
     held = [{header.stamp for header in headers if header.state is State.SEALED} for headers in guests]
     return set.intersection(*held) if held else set()
 

@@ -1,7 +1,7 @@
-"""A TCP connection between two drain processes, on which each has proved that it knows the job's token.
+"""A TCP connection between two drain processes. Each has proved to the other that it knows the job's token.
 
-It carries whole frames and bare bytes, and every wait has an end. A stranger, a hanging peer and a vanished peer all give `Lost` or
-`Refused`.
+The connection carries whole frames and raw bytes, and every wait has a limit. A stranger, a hanging peer or a vanished peer raises `Lost`
+or `Refused`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ Address: TypeAlias = tuple[str, int]
 _T = TypeVar("_T")
 
 HANDSHAKE_S = 5.0
-"""Limit of the whole handshake. A stranger cannot extend it by sending a byte now and then."""
+"""The most seconds for the whole handshake. A stranger cannot extend it by sending a byte now and then."""
 BLOCK_BYTES = 4 << 20
-"""Bytes of one call. The kernel copies out of the slot. With `sendfile`, which does not, it was 0.65 times as fast on loopback
+"""Bytes per system call. The kernel copies them out of the slot. `sendfile` avoids that copy, but was 0.65 times as fast on loopback
 (measured)."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
-"""Seconds, and tries: a node that vanished is detected after 11 s even if nothing is sent."""
+"""Seconds until the first probe, seconds between probes, number of probes: a vanished node is detected after 11 s even without traffic."""
 
 
 class Lost(SiteError):
-    """The other end is gone, hangs, or does not speak this protocol."""
+    """The other end has ended, hangs, or does not speak this protocol."""
 
 
 class Refused(SiteError):
-    """The proof of one end did not convince the other."""
+    """One end's proof of the token is not valid."""
 
 
 class Connection:
     """A socket on which both ends have proved that they know the token. Only one thread may use it at a time, except for `close`.
 
-    Every method raises Lost. A deadline, in monotonic seconds, is one for the whole call.
+    Every method raises Lost. A deadline `until_s`, in monotonic seconds, applies to the whole call.
     """
 
     def __init__(self, sock: socket.socket, stall_s: float) -> None:
-        """stall_s: if bytes should move and none do for this long, the other end counts as lost."""
+        """stall_s: if a transfer moves no bytes for this many seconds, the other end counts as lost."""
         self._socket, self._stall_s = sock, stall_s
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,14 +66,14 @@ class Connection:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other end was faster
+            pass  # the other end has closed the connection first
         self._socket.close()
 
     def say(self, word: Word, body: bytes = b"", until_s: float = math.inf) -> None:
         self.write(memoryview(protocol.pack(word, body)), until_s)
 
     def hear(self, *expected: Word, until_s: float = math.inf, idle: bool = False) -> tuple[Word, bytes]:
-        """Return the next frame. idle: it may take any time to come."""
+        """Return the next frame. idle: the wait for its first byte has no limit."""
         start = memoryview(bytearray(protocol.PREFIX_BYTES))
         if idle:
             self._calling(select.select, [self._socket], [], [])
@@ -92,7 +92,7 @@ class Connection:
             data = data[sent:]
 
     def read(self, into: memoryview, until_s: float = math.inf) -> None:
-        """Fill `into`."""
+        """Read until `into` is full."""
         while into:
             come = self._calling(self._socket.recv_into, into[:BLOCK_BYTES], 0, socket.MSG_WAITALL, until_s=until_s)
             if not come:
@@ -100,7 +100,7 @@ class Connection:
             into = into[come:]
 
     def idle(self, seconds: float) -> None:
-        """Wait while nothing is expected to come. If something does, the connection is lost."""
+        """Wait `seconds` during which the peer should send nothing. If anything arrives, raise Lost."""
         if self._calling(select.select, [self._socket], [], [], seconds)[0]:
             raise Lost("it has closed the connection")
 
@@ -110,7 +110,7 @@ class Connection:
             raise Lost("it takes longer than it may")
         patience_s = min(self._stall_s, left_s)
         try:
-            # Not `settimeout`, with which each call moves only what is at hand: a copy took 1.05 times as long (measured).
+            # With `settimeout`, each call would move only the bytes at hand: a copy took 1.05 times as long (measured).
             for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 self._socket.setsockopt(socket.SOL_SOCKET, direction, _timeval(patience_s))
             return call(*arguments)
@@ -147,7 +147,8 @@ def call(address: Address, token: bytes, stall_s: float) -> Connection:
 
 
 def answer(connection: Connection, token: bytes) -> None:
-    """Do the listener's part of `call`. Raises Lost or Refused; then the caller has learnt nothing but a nonce and a sentence."""
+    """Do the listener's part of the handshake in `call`. Raises Lost or Refused; then the caller has received only a nonce and an error
+    sentence."""
     until_s = clock.monotonic_s() + HANDSHAKE_S
     ours = os.urandom(protocol.NONCE_BYTES)
     connection.say(Word.HELLO, ours, until_s)

@@ -1,24 +1,25 @@
-"""The protocol by which two drain processes exchange copies of slots: words ⇄ bytes, proofs, bounds. Pure.
+"""The protocol with which two drain processes exchange copies of slots: words ⇄ bytes, proofs, limits. Pure.
 
-A frame is a word of 4 bytes, the length of its body (4 bytes, little-endian), and the body. Only an offer's body is large. After an offer
-that was taken, fingerprints and image follow as bare bytes. So they go from one slot's memory to the other's with nothing in between.
+A frame is a word of 4 bytes, the length of its body (4 bytes, little-endian), and the body. Only an offer's body is large. After an
+accepted offer, fingerprints and image follow as raw bytes. So they go from one slot's memory to the other's without a buffer in between.
 
     listener                                  caller
     HELLO  its nonce                     ──▶
-                                         ◀──  PROOF  its nonce, and a proof of both that only the token can make
+                                         ◀──  PROOF  its nonce, and a proof over both nonces that requires the token
     PROOF  the same in the other role    ──▶         (NO, and a sentence, to a caller without a valid proof)
 
-Then the caller sends copies, or fetches some: WANT makes the listener the source. One connection carries any number of these:
+Then the caller sends copies, or fetches them: WANT makes the listener the source. One connection carries any number of these exchanges:
 
-    source                                    keeper
+    source                                    keeper (the buddy)
     OFFER  row of rows, header, table    ──▶
                                          ◀──  TAKE; or HAVE (it is there), LATER, NO: each of these three ends the exchange
     fingerprints, image                  ──▶
-    SEALED, or VOID: it was given up     ──▶
+    SEALED, or VOID: no longer wanted    ──▶
                                          ◀──  KEPT, or NO
 
-The proof keeps strangers out, in both directions, and a recorded proof is worth nothing. Bytes after it are checked against damage (crc32c,
-fingerprints), but not against an attacker who can alter packets. They are not encrypted: the network is the cluster's own.
+The proof keeps strangers out, in both directions, and a recorded proof cannot be replayed. The bytes that follow are checked for damage
+(crc32c, fingerprints), but not protected from an attacker who can alter packets. They are not encrypted: the protocol assumes that the
+network belongs to the cluster.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..arena.slot_header import HEADER_BYTES, Header, Stamp, State
 
 NONCE_BYTES = PROOF_BYTES = 32
 TOKEN_BYTES = 16
-"""Least length of a token."""
+"""The least number of bytes in a token."""
 _VERSION = b"mt-resilient buddy 1"
 
 
@@ -54,7 +55,7 @@ class Word(Enum):
 
 MAX_BODY_BYTES = 1024
 MAX_TABLE_BYTES = 64 << 20
-"""A table of 100,000 tensors takes a tenth of it."""
+"""The most bytes of a table. A table of 100,000 tensors needs a tenth of it."""
 
 _PREFIX = struct.Struct("<4sI")
 PREFIX_BYTES = _PREFIX.size
@@ -63,7 +64,7 @@ _WANT = struct.Struct("<4q")
 
 
 class Strange(SnapshotError):
-    """These bytes are not of this protocol."""
+    """Received bytes that do not follow this protocol."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Offer:
     row: int
     """Local rank at the source."""
     rows: int
-    """Number of local ranks that take part."""
+    """Number of local ranks whose slots the source copies."""
     header: Header
     table: bytes
 
@@ -82,7 +83,7 @@ class Offer:
 
     @classmethod
     def parse(cls, body: bytes) -> Offer:
-        """Return the offer in `body`. Raises Strange unless a source can mean every number; SnapshotError if the table is not that of the
+        """Return the offer in `body`. Raises Strange for numbers that no source can send, and SnapshotError if the table does not match the
         header."""
         if len(body) < _ROW.size + HEADER_BYTES:
             raise Strange(f"an offer of {len(body)} bytes")
@@ -107,7 +108,7 @@ def pack(word: Word, body: bytes = b"") -> bytes:
 
 
 def prefix(data: bytes, *expected: Word) -> tuple[Word, int]:
-    """Return the word, one of `expected`, and the length of what follows. Raises Strange."""
+    """Return the word, one of `expected`, and the length of its body in bytes. Raises Strange."""
     value, length = _PREFIX.unpack(data)
     word = next((word for word in expected if word.value == value), None)
     if word is None:
@@ -122,7 +123,7 @@ def want(stamp: Stamp, rank: int) -> bytes:
 
 
 def wanted(body: bytes) -> tuple[Stamp, int]:
-    """Return stamp and global rank that `want` named. Raises Strange."""
+    """Return the stamp and the global rank that a WANT frame names. Raises Strange."""
     if len(body) != _WANT.size:
         raise Strange(f"a wish of {len(body)} bytes")
     *stamp, rank = _WANT.unpack(body)
@@ -130,17 +131,18 @@ def wanted(body: bytes) -> tuple[Stamp, int]:
 
 
 def sentence(text: str) -> bytes:
-    """Return `text` as a body."""
+    """Return `text` as the body of a frame."""
     return text.encode()[:MAX_BODY_BYTES]
 
 
 def said(body: bytes) -> str:
-    """Return the sentence in `body`, made safe to log whatever the other end has sent."""
+    """Return the sentence in `body`. Unprintable characters are replaced, so that it is safe to log whatever the other end has sent."""
     return "".join(letter if letter.isprintable() else "?" for letter in body.decode(errors="replace"))
 
 
 def proof(token: bytes, role: bytes, listeners: bytes, callers: bytes) -> bytes:
-    """Return HMAC-SHA256 of both nonces. role: `listener` or `caller`; so neither's proof can be sent back as the other's."""
+    """Return HMAC-SHA256 of both nonces. role: `listener` or `caller`. Because the role is part of the proof, neither end can send the
+    other's proof back."""
     return hmac.digest(token, b"\0".join((_VERSION, role, listeners + callers)), "sha256")
 
 
@@ -149,7 +151,7 @@ def proves(token: bytes, role: bytes, listeners: bytes, callers: bytes, found: b
 
 
 def secret(token: str) -> bytes:
-    """Return the bytes of a token in hexadecimal digits. Raises UsageError, whose message does not repeat the token."""
+    """Return the bytes of a token that is given in hexadecimal digits. Raises UsageError, whose message does not repeat the token."""
     try:
         found = bytes.fromhex(token)
     except ValueError:

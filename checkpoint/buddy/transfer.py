@@ -1,8 +1,9 @@
-"""Copies of slots over TCP, from memory to memory: rank's slot → buddy's guest slot, and guest slot → slot of a rank that lost its own.
+"""Copies slots over TCP, from memory to memory. A rank's slot goes to a guest slot of the buddy, and back to a rank that lost its own slot.
 
-`give` is the source's end of one copy, `keep` the keeper's. `protocol.py` defines what they say, `admission.py` what a keeper takes. A
-keeper seals its slot only when table, every chunk and every fingerprint have arrived as they left. The source must also have said that its
-own slot is still sealed. Whatever happens before that, even a kill at any byte, leaves the slot torn: in state STAGING, with no lock on it.
+`give` is the source's side of one copy, `keep` the keeper's (buddy's) side. `protocol.py` defines their messages, and `admission.py` which
+copies a keeper accepts. A keeper seals its slot only after table, every chunk and every fingerprint have arrived undamaged. In addition,
+the source must have said that its own slot is still sealed. Any failure before that, even a kill at any byte, leaves the slot torn: in
+state STAGING, without a lock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Outcome:
     """How one copy has ended."""
 
     word: Word
-    """KEPT or HAVE: the keeper has it. LATER: try again. NO: not this one, ever. VOID: its source has given it up."""
+    """KEPT or HAVE: the keeper has the copy. LATER: try again. NO: never try this copy again. VOID: the source no longer wants it
+    copied."""
     why: str = ""
 
     @property
@@ -43,8 +45,8 @@ class Outcome:
 
 
 def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, until_s: float) -> Outcome:
-    """Offer the sealed content of `slot`, which `view` keeps unchanged, and send it if it is taken. Raises Lost, at `until_s` at the
-    latest."""
+    """Offer the sealed content of `slot`, which `view` keeps unchanged, and send it if the keeper accepts it. Raises Lost, at `until_s` at
+    the latest."""
     offer = Offer(row=row, rows=rows, header=view.header, table=view.table)
     connection.say(Word.OFFER, offer.body(), until_s)
     word, body = connection.hear(Word.TAKE, Word.HAVE, Word.LATER, Word.NO, until_s=until_s)
@@ -65,8 +67,8 @@ def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, un
 
 
 def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
-    """Receive the offered copy into `slot`, whose old content is lost then. The slot is sealed if the outcome is KEPT. Otherwise it is torn
-    if anything has arrived. Raises Lost."""
+    """Receive the offered copy into `slot`, which loses its old content. The slot is sealed if the outcome is KEPT. Otherwise it is torn
+    once anything has arrived. Raises Lost."""
     try:
         view = slot.begin(offer.header, offer.table)
     except MachineError as error:
@@ -92,7 +94,8 @@ def _said(connection: Connection, word: Word, why: str = "") -> Outcome:
 
 
 def _arriving(connection: Connection, view: View, table: Table) -> str:
-    """Read fingerprints and image into their places, to the end in any case. Return what is wrong with them, or an empty text."""
+    """Read fingerprints and image into the slot, to the end even if some are damaged. Return a description of the damage, or an empty
+    text."""
     image, memory, by_chunk = view.header.image, view.memory, table.by_chunk()
     words = np.zeros(len(table.pieces), np.uint64)
     connection.read(view.fingerprints.view(np.uint8).data)
@@ -110,7 +113,7 @@ def _arriving(connection: Connection, view: View, table: Table) -> str:
 
 
 def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]], words: NDArray[np.uint64]) -> bool:
-    """Return whether a chunk matches the checksum behind it. What it holds of each piece goes into the fingerprints `words`."""
+    """Return whether a chunk matches the checksum behind it. Also XORs the chunk's part of each piece into the fingerprints `words`."""
     image = view.header.image
     chunk, stored = image.chunk(view.memory, index), image.sealed(view.memory, index)[-CRC_BYTES:]
     for number, done, at, run in segments:
@@ -119,8 +122,8 @@ def _sound(view: View, index: int, segments: Sequence[tuple[int, int, int, int]]
 
 
 def serve(connection: Connection, guests: Sequence[Sequence[Slot]], hold_s: float) -> None:
-    """Keep what a caller offers and give what it wants, until the connection is lost; then this raises Lost. The caller has proved that it
-    knows the token. hold_s: limit for one copy that the caller wants."""
+    """Keep the copies that a caller offers, and send those that it requests. Raises Lost when the connection is lost. The caller has
+    already proved that it knows the token. hold_s: the most seconds for one copy that the caller requests."""
     while True:
         word, body = connection.hear(Word.OFFER, Word.WANT, idle=True)
         try:
@@ -157,8 +160,8 @@ def _give_guest(
 def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> int:
     """Fill and seal `slot`, a slot of this node, with the copy of global `rank` that the other end keeps. Return the copy's size in bytes.
 
-    Raises Lost, MachineError (there is no room for it, or another process has the slot), and SnapshotError (there is no such copy, or a
-    damaged one: try the next source).
+    Raises Lost. Raises MachineError if there is not enough memory, or another process locks the slot. Raises SnapshotError if the copy is
+    missing or damaged; then try the next source.
     """
     connection.say(Word.WANT, protocol.want(stamp, rank))
     word, body = connection.hear(Word.OFFER, Word.NO)
