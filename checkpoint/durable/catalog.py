@@ -1,4 +1,4 @@
-"""Which snapshots there are under a root, whether they are sound, and whether two of them hold the same state."""
+"""Lists the snapshots under a root, checks whether they are sound, and computes a digest by which two snapshots can be compared."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from . import commit, load, retention
 from .retention import Going, RetentionPolicy, Stored
 
 _MOST_PROBLEMS = 16
-"""`verify` stops after this many ranks that are not sound."""
+"""`verify` stops after it has found this many damaged ranks."""
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """All attempts under a root, as one look has found them."""
+    """All attempts (directories into which a snapshot was written) under a root at one moment."""
 
     durable: tuple[Attempt, ...]
-    """The committed ones, the newest first. The latest lineage counts as the newest: what the job has turned back from is old."""
+    """The committed attempts, the newest first. A later lineage counts as newer: steps that a rewind undid are old."""
     certified: frozenset[Attempt]
-    """Of these, the ones whose state has proved stable."""
+    """The committed attempts whose state has proved stable."""
     rejected: tuple[Attempt, ...]
-    """The snapshots that were set aside."""
+    """The attempts that were set aside."""
     remains: tuple[Attempt, ...]
-    """Neither committed nor set aside: under way, or left over."""
+    """The attempts that are neither committed nor set aside: still being written, or left over."""
 
 
 def look(root: Place) -> Catalog:
@@ -52,18 +52,18 @@ def look(root: Place) -> Catalog:
 
 
 def committed(root: Place) -> list[Place]:
-    """Return where the snapshots under `root` are, the newest first."""
+    """Return the places of the committed snapshots under `root`, the newest first."""
     return [attempt.under(root) for attempt in look(root).durable]
 
 
 def find(where: str) -> Place:
-    """Return the snapshot that a person means by a path or a URL, the newest of several. Raises as `at` does."""
+    """Return the snapshot that a person names by a path or a URL. If there are several, return the newest. Raises as `at` does."""
     return at(place.at(place.address(where)))[0]
 
 
 def at(place: Place) -> list[Place]:
-    """Return the snapshot that is there, or those below a place that holds `snapshots/`, the newest first. Raises UsageError when there is
-    none, MachineError when storage does not answer."""
+    """Return the snapshot at this place. If the place contains `snapshots/`, return the committed snapshots in it, the newest first. Raises
+    UsageError if there is none, MachineError if the storage does not answer."""
     if Attempt.parse(place.name) is not None and commit.committed(place):
         return [place]
     found = committed(place)
@@ -75,13 +75,14 @@ def at(place: Place) -> list[Place]:
 
 
 def next_generation(root: Place) -> int:
-    """Return a generation later than any that left something under `root`. A run that remembers no earlier generation starts at it."""
+    """Return a generation later than every generation that has left an attempt under `root`. A run without a record of earlier generations
+    starts with it."""
     return 1 + max((attempt.stamp.generation for attempt in _attempts(root)), default=0)
 
 
 def verify(snapshot: Place) -> list[str]:
-    """Return what is wrong with `snapshot` after reading every byte: one sentence a rank at most, none if it is sound. Raises FormatError
-    for another version's snapshot, of which nothing is known. Raises MachineError if it cannot be read and nothing else is wrong."""
+    """Read every byte of `snapshot`, and return what is wrong: at most one sentence per rank, none if it is sound. Raises FormatError if
+    another version wrote it; then nothing is known about it. Raises MachineError if some of it cannot be read and nothing else is wrong."""
     problems, unread = [], None
     try:
         promised = commit.read_commit(snapshot)
@@ -106,10 +107,10 @@ def verify(snapshot: Place) -> list[str]:
 
 
 def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[str] = ()) -> str:
-    """Return SHA-256, in hex, of the state alone: equal for two runs that ended in the same bits.
+    """Return SHA-256, in hex, of the state alone. It is equal for two runs that ended with the same bits.
 
-    It covers each rank's tensors (name, dtype, shape, bytes) and other values (name, value) whose name starts with one of `include` and
-    with none of `exclude`. Raises SnapshotError when the snapshot is not sound.
+    It covers each rank's tensors (name, dtype, shape, bytes) and other values (name, value). Only names that start with one of `include`,
+    and with none of `exclude`, count. Raises SnapshotError if the snapshot is not sound.
     """
     total = sha256()
     with commit.reading(snapshot):
@@ -122,7 +123,7 @@ def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[st
 
 
 def _state(snapshot: Place, manifest: RankManifest) -> list[tuple[str, Any, Any]]:
-    """Return a rank's tensors and other values in order: name; value, or dtype and shape; bytes."""
+    """Return a rank's tensors and other values, sorted by name: (name, value, no bytes) or (name, dtype and shape, bytes)."""
     table, size = manifest.table, manifest.table.image.chunk_bytes
     payload = room(table.payload_bytes, f"{snapshot}: what rank {manifest.rank} holds").data
     for index, chunk in load.proved(snapshot, manifest):
@@ -136,8 +137,8 @@ def _state(snapshot: Place, manifest: RankManifest) -> list[tuple[str, Any, Any]
 
 
 def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored]) -> list[Stored]:
-    """Return age and size of committed snapshots. Each COMMIT is read once: what `known` has is not read again, and what is read is added
-    to it. If a COMMIT cannot be read now, its figures are unknown."""
+    """Return age and size of committed snapshots. Each COMMIT is read only once: `known` caches the figures, and this function adds new
+    ones to it. If a COMMIT cannot be read now, its figures are unknown."""
     found = []
     for attempt in attempts:
         if attempt not in known:
@@ -167,13 +168,13 @@ def retire(
 
 
 def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
-    """Delete the remains of attempts that will never be committed, or were being deleted (`retention.dead`). Only the node that commits may
-    call this."""
+    """Delete the remains of attempts that will never be committed, or whose deletion was interrupted (`retention.dead`). Only the
+    committing node (that of global rank 0) may call this."""
     return _delete(root, retention.dead(look(root).remains, current, held))
 
 
 def _attempts(root: Place) -> dict[Attempt, set[str]]:
-    """Return each attempt, and which of its marks are there."""
+    """Return each attempt with those of its marker files (COMMIT, REJECTED, CERTIFIED) that exist."""
     found = (root / paths.SNAPSHOTS).holding((paths.COMMIT, paths.REJECTED, paths.CERTIFIED))
     parsed = {Attempt.parse(name): marks for name, marks in found.items()}
     return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}

@@ -1,7 +1,7 @@
-"""The commit protocol as steps in a store: parts → manifests → COMMIT, each durable before the next. And how a commit is undone.
+"""The commit protocol as steps in a store: parts → manifests → COMMIT, each durable before the next. Also undoes a commit.
 
-A snapshot exists while COMMIT is there and REJECTED is not. Nothing else counts. So after a kill or a power cut at any moment it is whole
-or not there.
+A snapshot exists if COMMIT exists and REJECTED does not; nothing else matters. So after a kill or a power failure at any moment, the
+snapshot is complete or it does not exist.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..format.shared_chunks import Sources, check_places
 
 
 def missing_ranks(snapshot: Place, world: int) -> list[int]:
-    """Return the global ranks whose manifests are not there yet."""
+    """Return the global ranks whose manifests do not exist yet."""
     return [rank for rank in range(world) if not snapshot.there(paths.manifest_name(rank))]
 
 
 def commit(snapshot: Place, world: int, now_s: float) -> None:
-    """Write COMMIT, so that the snapshot exists. now_s: wall clock. Raises SnapshotError unless all `world` manifests belong to the
+    """Write COMMIT, so that the snapshot exists. now_s: wall-clock seconds. Raises SnapshotError unless all `world` manifests belong to the
     snapshot."""
     entries: list[Entry] = []
     sources: list[Sources] = []
@@ -45,7 +45,8 @@ def committed(snapshot: Place) -> bool:
 
 
 def read_commit(snapshot: Place) -> Commit:
-    """Return what COMMIT says. Raises SnapshotError if there is no COMMIT, or one of another attempt; FormatError for another version's."""
+    """Return the content of COMMIT. Raises SnapshotError if it is missing or belongs to another attempt, FormatError if another version
+    wrote it."""
     if not committed(snapshot):
         why = "it has no COMMIT"
         if snapshot.there(paths.REJECTED):
@@ -60,7 +61,7 @@ def read_commit(snapshot: Place) -> Commit:
 
 
 def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
-    """Return the manifest of `rank`, if it is the one that COMMIT names. Raises SnapshotError."""
+    """Return the manifest of `rank`, if it is the manifest that COMMIT names. Raises SnapshotError otherwise."""
     name, entry = paths.manifest_name(rank), promised.ranks[rank]
     data = snapshot.read(name, entry.bytes)
     if (len(data), sha256(data).hexdigest()) != (entry.bytes, entry.sha256):
@@ -71,7 +72,7 @@ def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
 
 
 def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManifest:
-    """Return the manifest. Raises SnapshotError unless it is that of `rank` of `world` in this very attempt."""
+    """Return the parsed manifest. Raises SnapshotError unless it belongs to this attempt, to `rank`, and to a job of `world` ranks."""
     name = paths.manifest_name(rank)
     with _named(f"{snapshot}/{name}"):
         manifest = RankManifest.from_json(data)
@@ -83,7 +84,7 @@ def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManife
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Put `where` in front of the message of an error about a file's content."""
+    """Prefix `where` to the message of an error about a file's content."""
     try:
         yield
     except (FormatError, SnapshotError) as error:
@@ -98,26 +99,27 @@ def _reason(snapshot: Place) -> str:
 
 
 def certify(snapshot: Place) -> None:
-    """Mark a committed snapshot as one whose state has proved stable. Do nothing if it is not there any more. Raises MachineError."""
+    """Mark a committed snapshot as one whose state has proved stable. Do nothing if the snapshot no longer exists. Raises MachineError."""
     if committed(snapshot) and not snapshot.there(paths.CERTIFIED):
         snapshot.write(paths.CERTIFIED, b"certified\n")
 
 
 def reject(snapshot: Place, reason: str) -> None:
-    """Set a snapshot aside that failed to restore. Its bytes stay, so that people can find out why. All nodes may do so at once."""
+    """Set aside a snapshot that failed to restore. Its bytes stay, so that people can find the reason. Several nodes may do this
+    concurrently."""
     with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands
         snapshot.write(paths.REASON, reason.encode())
     try:
         snapshot.rename(paths.COMMIT, paths.REJECTED)
     except (MachineError, SnapshotError):
-        if snapshot.there(paths.COMMIT):  # else another node was quicker, or has deleted it
+        if snapshot.there(paths.COMMIT):  # otherwise another node has renamed or deleted it first
             raise
 
 
 @contextmanager
 def reading(snapshot: Place) -> Iterator[None]:
-    """Run a block that reads a snapshot. If the store has locks, `delete` leaves the snapshot alone meanwhile. If it was deleted all the
-    same, missing bytes are no damage. Then this raises MachineError in place of SnapshotError or OSError."""
+    """Run a block that reads a snapshot. If the store has locks, `delete` does not delete the snapshot meanwhile. If it was deleted anyway,
+    missing bytes are not damage. Then this raises MachineError in place of SnapshotError or OSError."""
     try:
         with snapshot.reading(paths.COMMIT):
             yield
@@ -132,7 +134,7 @@ def reading(snapshot: Place) -> Iterator[None]:
 
 
 def delete(snapshot: Place) -> bool:
-    """Delete a snapshot or an attempt. Return False, and do nothing, while a process reads it. COMMIT goes first and durably: a kill may
+    """Delete a snapshot or an attempt. Return False, and do nothing, while a process reads it. COMMIT is deleted first, durably. A kill may
     leave the rest, which `catalog.sweep` deletes."""
     if snapshot.there(paths.COMMIT) and not snapshot.retract(paths.COMMIT):
         return False

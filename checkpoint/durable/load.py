@@ -1,4 +1,4 @@
-"""Reads one rank's manifest and the chunks of its slab out of a durable snapshot, and checks every checksum on the way."""
+"""Reads one rank's manifest and the chunks of its slab from a snapshot on disk, and verifies every checksum."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ..slabs import direct_io, zarr_slab
 from . import commit
 
 _Chunk: TypeAlias = tuple[object, memoryview, int | None]
-"""File, bytes and stored checksum."""
+"""Source file (or slab), bytes, and stored checksum."""
 
 
 def open_rank(snapshot: Place, rank: int, world: int = 0, promised: Commit | None = None) -> RankManifest:
-    """Return what global `rank` has written; with `world`, only if that many ranks wrote the snapshot. promised: what COMMIT says, if it
-    has been read.
+    """Return the manifest of global `rank`. If `world` is given, that many ranks must have written the snapshot. promised: the content of
+    COMMIT, if it was read already.
 
-    Raises LayoutError if another number of ranks wrote it; FormatError if another version of this program did; SnapshotError, in one
-    sentence, if anything is missing, damaged, or from another attempt; MachineError if storage does not give it, which says nothing about
-    the snapshot.
+    Raises LayoutError if another number of ranks wrote it. Raises FormatError if another version of this program did. Raises SnapshotError,
+    in one sentence, if anything is missing, damaged, or from another attempt. Raises MachineError if the storage fails, which says nothing
+    about the snapshot.
     """
     promised = promised or commit.read_commit(snapshot)
     if world and world != promised.world:
@@ -47,14 +47,14 @@ def open_rank(snapshot: Place, rank: int, world: int = 0, promised: Commit | Non
 
 
 def open_ranks(snapshot: Place) -> list[RankManifest]:
-    """Return what each rank has written. Raises as `open_rank` does."""
+    """Return the manifests of all ranks. Raises as `open_rank` does."""
     promised = commit.read_commit(snapshot)
     return [open_rank(snapshot, rank, promised=promised) for rank in range(promised.world)]
 
 
 def _measure(snapshot: Files, manifest: RankManifest) -> None:
-    """Raise SnapshotError unless the bytes that the table describes are there, before memory is taken for them. This rank's own file must
-    have all of its bytes, the other ranks' files as many as this rank needs from them."""
+    """Raise SnapshotError unless the files have the bytes that the table describes. This check comes before memory is allocated for them.
+    This rank's own file must have its exact size, and the other ranks' files at least the bytes that this rank needs."""
     image, sources = manifest.table.image, manifest.sources
     for rank, end in sources.ends.items():
         own = rank == manifest.rank
@@ -74,7 +74,7 @@ def _shard(snapshot: Files, rank: int) -> Path:
 
 
 def proved(snapshot: Place, manifest: RankManifest) -> Iterator[tuple[int, memoryview]]:
-    """Yield all chunks of the payload, as `chunks` does. After the last one, check the fingerprints of all tensors."""
+    """Yield all chunks of the payload, as `chunks` does. After the last chunk, verify the fingerprints of all tensors."""
     by_chunk, words = manifest.table.by_chunk(), [0] * len(manifest.table.pieces)
     for index, chunk in chunks(snapshot, manifest):
         for number, done, at, run in by_chunk.get(index, ()):
@@ -85,7 +85,7 @@ def proved(snapshot: Place, manifest: RankManifest) -> Iterator[tuple[int, memor
 
 
 def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) -> None:
-    """Raise SnapshotError unless `word` is the fingerprint with which the table's piece left its device."""
+    """Raise SnapshotError unless `word` is the fingerprint that the table's piece had when it was saved."""
     found, expected = f"{word:016x}", manifest.fingerprints[number]
     if found != expected:
         raise SnapshotError(
@@ -97,8 +97,8 @@ def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) 
 def chunks(
     snapshot: Place, manifest: RankManifest, wanted: Sequence[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield the payload's chunks, all or those `wanted` (ascending), from the slabs of the ranks that wrote them. Each is a number and
-    bytes; later chunks overwrite the bytes. Raises as `open_rank` does."""
+    """Yield the payload's chunks as (number, bytes): all of them, or those in `wanted` (ascending). They are read from the slabs of the
+    ranks that wrote them. Each chunk's bytes are overwritten later. Raises as `open_rank` does."""
     every = range(manifest.table.image.chunks) if wanted is None else wanted
     content = (
         _from_shards(snapshot, manifest, every)
@@ -118,7 +118,7 @@ def chunks(
 
 
 def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
-    """Yield `content`. An OSError becomes MachineError, because storage that fails says nothing about what it holds."""
+    """Yield from `content`. An OSError becomes MachineError, because failing storage says nothing about the data in it."""
     try:
         yield from content
     except OSError as error:
@@ -126,7 +126,7 @@ def _read(snapshot: Place, content: Iterator[_Chunk]) -> Iterator[_Chunk]:
 
 
 def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
-    """Yield each chunk; after the last one, check this rank's own index."""
+    """Yield each chunk. After the last chunk, verify the index of this rank's own shard file."""
     image, sources = manifest.table.image, manifest.sources
     shards = {rank: _shard(snapshot, rank) for rank in {manifest.rank, *sources.ends}}
     places = [sources.places[index] for index in every]
@@ -140,7 +140,7 @@ def _from_shards(snapshot: Files, manifest: RankManifest, every: Sequence[int]) 
 
 
 def _from_store(snapshot: Place, manifest: RankManifest, every: Sequence[int]) -> Iterator[_Chunk]:
-    """Yield each chunk from an object store. tensorstore has checked the stored checksums and the indexes."""
+    """Yield each chunk from an object store. tensorstore has verified the stored checksums and the indexes."""
     by_rank = groupby(every, key=lambda index: manifest.sources.places[index][0])
     for slab, run in ((snapshot / paths.slab_name(rank), list(run)) for rank, run in by_rank):
         yield from ((slab, chunk, None) for chunk in zarr_slab.read(slab, manifest.table.image.chunk_bytes, run))

@@ -1,6 +1,6 @@
-"""Reads boxes of global tensors out of a snapshot of any layout, and only the chunks that hold them.
+"""Reads boxes of global tensors (tensors that are split over ranks) from a snapshot of any layout. Reads only the chunks that contain them.
 
-manifests of all ranks → boxes by global name → what each wanted box has in common with them → chunks of each slab, in order → copies.
+manifests of all ranks → boxes by global name → their overlap with each wanted box → chunks of each slab, in file order → copies.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from ..format.tensor_table import ITEM_BYTES, Piece
 from . import load
 
 _MOST_RUNS = 1 << 16
-"""Limit of runs of neighbouring bytes in one box that are read separately. Beyond it, everything from the first to the last is read."""
+"""The most runs (contiguous ranges of bytes) that are read separately for one box. With more, all bytes from the first run to the last are
+read."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A box that a rank has written."""
+    """A box of a global tensor, as a rank has saved it."""
 
     rank: int
     piece: int
@@ -41,10 +42,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor to be filled: its elements in one dimension, as words of their size, and the parts of global tensors that they are."""
+    """A tensor to fill: its elements in one dimension, as words of an element's size, and the parts of global tensors that they
+    represent."""
 
     where: str
-    """For messages."""
+    """The name for error messages."""
     dtype: str
     parts: Sequence[Part]
     memory: NDArray[np.generic]
@@ -60,16 +62,16 @@ class Saved:
     """A snapshot, opened with the manifests of all ranks."""
 
     def __init__(self, snapshot: Place, proving: bool = False) -> None:
-        """proving: check the fingerprint of each whole piece once, before any of it is used. (A restore does not: it reads no more than it
-        needs.)
+        """proving: verify the fingerprint of each whole piece once, before any of it is used. (A restore does not do this: it reads no more
+        than it needs.)
 
         Raises SnapshotError, MachineError or OSError as `load.open_rank` does."""
         self.snapshot = snapshot
         self.manifests = load.open_ranks(snapshot)
         self.boxes: dict[str, list[Box]] = defaultdict(list)
-        """By global name. A box that several ranks hold is listed once."""
+        """The saved boxes by global name. A box that several ranks have saved is listed once."""
         self.first: dict[str, tuple[Piece, Part]] = {}
-        """By global name: a piece and a part, from which dtype and shape of the tensor can be read."""
+        """By global name: one piece and part, which give the tensor's dtype and shape."""
         self._proved: set[tuple[int, int]] | None = set() if proving else None
         for rank, manifest in enumerate(self.manifests):
             for number, piece in enumerate(manifest.table.pieces):
@@ -80,7 +82,7 @@ class Saved:
 
     @cached_property
     def described(self) -> list[Any]:
-        """The state of each rank, with a piece in the place of each tensor."""
+        """The state of each rank, with a piece (a tensor's table entry) in place of each tensor."""
         return [manifest.table.described() for manifest in self.manifests]
 
     def piece(self, box: Box) -> Piece:
@@ -92,24 +94,24 @@ class Saved:
         return self.piece(first).dtype, first.part.shape
 
     def whole(self, name: str) -> NDArray[np.generic]:
-        """Return the elements of a global tensor, row-major, as words of their size."""
+        """Return the elements of a global tensor, row-major, as words of an element's size."""
         dtype, shape = self.shape(name)
         memory = words(dtype, shape, name)
         self.fill([Wanted(name, dtype, [Part(name=name, shape=shape, offset=(0,) * len(shape), box=shape)], memory)])
         return memory
 
     def digest(self) -> str:
-        """Return SHA-256, in hex, of all global tensors: name, dtype, shape, elements. It is the same in every layout, except for padded
-        tensors."""
+        """Return SHA-256, in hex, of all global tensors: name, dtype, shape, elements. It is the same in every layout, unless a tensor is
+        padded."""
         total = sha256()
-        for name in sorted(name for name, held in self.boxes.items() if held):  # what has no elements has no boxes
+        for name in sorted(name for name, held in self.boxes.items() if held):  # a tensor without elements has no boxes
             dtype, shape = self.shape(name)
             total.update(json.dumps([name, dtype, shape]).encode())
             total.update(self.whole(name).data)
         return total.hexdigest()
 
     def content(self, rank: int, piece: Piece) -> NDArray[np.uint8]:
-        """Return the bytes of a piece that one rank alone has written."""
+        """Return the bytes of a piece that only one rank has saved."""
         manifest, buffer = self.manifests[rank], room(piece.nbytes, piece.name)
         for done, content in self._runs(manifest, piece):
             buffer[done : done + len(content)] = np.frombuffer(content, np.uint8)
@@ -117,7 +119,7 @@ class Saved:
         return buffer
 
     def _prove(self, manifest: RankManifest, number: int) -> None:
-        """Read all of a piece, unless that has been done. Raises SnapshotError if its fingerprint differs."""
+        """Read the whole piece, unless it was verified before. Raises SnapshotError if its fingerprint differs."""
         if self._proved is None or (manifest.rank, number) in self._proved:
             return
         found = 0
@@ -127,7 +129,7 @@ class Saved:
         self._proved.add((manifest.rank, number))
 
     def _runs(self, manifest: RankManifest, piece: Piece) -> Iterator[tuple[int, memoryview]]:
-        """Yield a piece's bytes in runs: the number of the first byte, and the bytes."""
+        """Yield a piece's bytes in runs: (offset in the piece, bytes)."""
         segments, done = list(manifest.table.image.segments(piece.offset, piece.nbytes)), 0
         read = load.chunks(self.snapshot, manifest, [index for index, _, _ in segments])
         for (_, at, run), (_, chunk) in zip(segments, read, strict=False):
@@ -135,7 +137,7 @@ class Saved:
             done += run
 
     def fill(self, wanted: Sequence[Wanted]) -> None:
-        """Fill all tensors of `wanted`. Raises LayoutError, before anything is read, if some of it is not in the snapshot."""
+        """Fill all tensors of `wanted`. Raises LayoutError, before anything is read, if the snapshot lacks some of their elements."""
         copies: dict[int, dict[int, list[_Copy]]] = defaultdict(lambda: defaultdict(list))
         for each in wanted:
             for part in each.parts:
@@ -145,7 +147,7 @@ class Saved:
             self._read(self.manifests[rank], by_piece)
 
     def _find(self, wanted: Wanted, part: Part, copies: dict[int, dict[int, list[_Copy]]]) -> None:
-        """Note where the elements of one box come from."""
+        """Record in `copies` from which saved boxes the elements of one wanted box are copied."""
         found, places = 0, []
         for box in self.boxes.get(part.name, ()):
             dtype, shape = self.piece(box).dtype, box.part.shape
@@ -168,7 +170,7 @@ class Saved:
                 f"{wanted.where}: of {part.name} {part.box} at {part.offset} the snapshot holds {found} of {math.prod(part.box)} elements"
             )
         _view(wanted.memory, part.start, part.box, part.strides or ())[...] = (
-            0  # rows of padding that only this layout has
+            0  # padding rows that only this run's layout has
         )
 
     def _read(self, manifest: RankManifest, by_piece: Mapping[int, Sequence[_Copy]]) -> None:
@@ -208,13 +210,13 @@ class Saved:
 
 
 def word(dtype: str) -> np.dtype[np.generic]:
-    """Return a numpy type of the size of an element: bits are only moved here, and never interpreted."""
+    """Return a numpy type with the size of an element. Bits are only moved here, never interpreted."""
     size = ITEM_BYTES[dtype]
     return np.dtype(f"u{size}" if size <= 8 else f"V{size}")
 
 
 def words(dtype: str, shape: Shape, what: str) -> NDArray[np.generic]:
-    """Return zeros for all elements, as words of their size. Raises MachineError if there is no memory for them."""
+    """Return zeros for all elements, as words of an element's size. Raises MachineError if there is not enough memory."""
     return room(math.prod(shape) * ITEM_BYTES[dtype], what).view(word(dtype))
 
 
@@ -231,7 +233,7 @@ def _view(memory: NDArray[np.generic], start: int, shape: Shape, strides: Shape)
 
 
 def _runs(box: Overlap, item_bytes: int) -> list[tuple[int, int]]:
-    """Return the bytes [first, end) of the source that a box needs, in runs of neighbouring bytes."""
+    """Return the byte ranges [first, end) of the source that a box needs. Adjacent bytes form one range."""
     axes = [(size, stride) for size, stride in zip(box.box, box.source_strides, strict=True) if size > 1]
     length = 1
     while axes and axes[-1][1] == length:

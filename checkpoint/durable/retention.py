@@ -1,9 +1,9 @@
-"""Which snapshots and which remains of attempts are deleted. Pure: names, figures and a policy in; names and reasons out.
+"""Decides which snapshots and which remains of attempts are deleted. Pure: names, figures and a policy in; names and reasons out.
 
-newest `keep`        stay in any case
+newest `keep`        always stay
 protected            stay: the caller needs them
-older ones           the first of every `keep_every_steps` stays, as long as it is not too old, and all that stay are not too large;
-                     all others are deleted
+older ones           the first of every `keep_every_steps` stays, unless it is too old, or all that stay are too large together; every
+                     other snapshot is deleted
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RetentionPolicy:
 
     @property
     def weighs(self) -> bool:
-        """Whether the policy needs the snapshots' age and size."""
+        """Whether the policy depends on the snapshots' age and size."""
         return bool(self.max_age_h or self.max_bytes)
 
 
@@ -57,7 +57,7 @@ class Stored:
 
     attempt: Attempt
     written_s: float | None = None
-    """Wall-clock seconds; None if unknown: its COMMIT cannot be read, or was not needed."""
+    """Wall-clock seconds when it was committed. None if unknown: its COMMIT cannot be read, or was not needed."""
     bytes: int | None = None
 
     @classmethod
@@ -76,10 +76,10 @@ def surplus(
     policy: RetentionPolicy,
     protected: frozenset[Attempt] = frozenset(),
 ) -> list[Going]:
-    """Return the committed snapshots to delete, the newest first; never the newest one. now_s: wall clock.
+    """Return the committed snapshots to delete, the newest first. The newest snapshot is never deleted. now_s: wall-clock seconds.
 
-    The snapshot with which the total exceeds `max_bytes` goes, and all older ones go too. No smaller, older snapshot stays in the place of
-    a newer one.
+    If a snapshot makes the total exceed `max_bytes`, it and all older ones are deleted. No smaller, older snapshot stays in place of a
+    newer one.
     """
     every, keep = policy.keep_every_steps, max(policy.keep, 1)
     firsts = {each.attempt.stamp.step // every: each.attempt for each in newest_first} if every else {}
@@ -97,7 +97,7 @@ def surplus(
 
 
 def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, Attempt]) -> str:
-    """Return why a snapshot is deleted on its own account; empty if it may stay."""
+    """Return why this snapshot is deleted, whatever the others' sizes; an empty text if it may stay."""
     every = policy.keep_every_steps
     if not every:
         return f"{policy.keep} newer ones are there"
@@ -109,10 +109,11 @@ def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, 
 
 
 def dead(uncommitted: Sequence[Attempt], current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
-    """Return the attempts that no node will ever commit, once the node that commits is at `current` and its arena holds `held`.
+    """Return the attempts that no node will ever commit. current: the attempt that the committing node is writing. held: the snapshots in
+    that node's arena (its ranks' slots).
 
-    These are the attempts of other runs and of lineages that were given up. In this lineage they are the older ones that have left the
-    arena. An attempt newer than `current` may be that of another node, which is ahead of this one.
+    These are the attempts of other runs and of abandoned lineages. In the current lineage, they are the older attempts that are no longer
+    in the arena. An attempt newer than `current` may belong to another node, which is ahead of this one.
     """
 
     def is_dead(attempt: Attempt) -> bool:

@@ -1,7 +1,7 @@
-"""Writes one sealed snapshot of this node's ranks from the arena to durable storage.
+"""Writes one sealed snapshot of this node's ranks from the arena (shared memory) to durable storage.
 
-`slot_header.due` chooses the snapshot, the drain process the moment. Each node writes its own ranks' parts; the node of global rank 0
-commits when the parts of all nodes are there.
+`slot_header.due` chooses the snapshot, and the drain process chooses the moment. Each node writes its own ranks' parts. The node of global
+rank 0 commits when the parts of all nodes exist.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ..slabs.slab_writer import Writer
 from . import catalog, commit
 
 POLL_S = {Files: 0.05, Objects: 1.0}
-"""Seconds between looks for other nodes' manifests. A look is one `stat` a rank on a file system that may be shared, or one request a
-rank."""
+"""Seconds between two polls for other nodes' manifests. A poll is one `stat` per rank on a file system that may be shared, or one request
+per rank."""
 
 
 PATIENCE_S = 10.0
-"""The committing node waits this long for other nodes' parts before it turns to a newer snapshot. It waits twice as long as its own parts
-took if that is more."""
+"""The committing node waits this many seconds for other nodes' parts before it turns to a newer snapshot. If twice the time that its own
+parts took is longer, it waits that long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,14 @@ class DrainReport:
     stamp: Stamp
     snapshot: Place
     written_bytes: int
-    """Of this node's ranks' slabs. A byte that several ranks hold counts once."""
+    """Bytes in the slabs of this node's ranks. Data that several ranks share counts once."""
     commits: bool
-    """True on the node of global rank 0: the snapshot is committed. On any other node its parts are there, and no more is known."""
+    """True on the node of global rank 0: the snapshot is committed. False on any other node: its parts exist, and it does not know about
+    the commit."""
     write_s: float
-    """How long slots were held."""
+    """Seconds during which slots were locked."""
     commit_s: float
-    """How long the node waited for the others and wrote COMMIT."""
+    """Seconds during which the node waited for the other nodes and wrote COMMIT."""
 
 
 def drain(
@@ -55,11 +56,12 @@ def drain(
     write: Writer,
     newer: Callable[[], bool] = lambda: False,
 ) -> DrainReport | None:
-    """Make `attempt`'s snapshot durable with `write`, and mark its slots drained. Return None if the arena does not hold it (any more), or
-    if a `newer` one waits and takes its turn. A node that could not write for some time may hold the newer one, and this one never again.
+    """Make `attempt`'s snapshot durable with `write`, and mark its slots drained. Return None if the arena no longer contains it, or if a
+    `newer` snapshot waits and is preferred. (A node that could not write for some time may have only the newer one, and never this one.)
 
-    The node that commits waits at most `deadline_s` for the others. Raises SiteError (no space, no permission, a node that does not
-    deliver: try again) or SnapshotError (this snapshot can't be written, ever). What is left over then is not a snapshot.
+    The committing node waits at most `deadline_s` for the other nodes. Raises SiteError for a failure that a retry may cure: no space, no
+    permission, a node that does not deliver. Raises SnapshotError if this snapshot can never be written. Files that remain then are not a
+    snapshot.
     """
     snapshot = attempt.under(root)
     started = clock.monotonic_s()
@@ -78,7 +80,7 @@ def drain(
             else:
                 node_write.write(parts, snapshot, write)
             if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
-                return None  # its rank has given it up: the job went back to an earlier step
+                return None  # a rank has discarded it: the job went back to an earlier step
         written = clock.monotonic_s()
         patience_s = max(PATIENCE_S, 2 * (written - started))
         if 0 in ranks and not _finish(snapshot, world, held, written + deadline_s, written + patience_s, newer):
@@ -100,7 +102,8 @@ def drain(
 
 @contextmanager
 def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[list[tuple[Slot, View]] | None]:
-    """Yield every local rank's slot with `stamp`, none of which changes during the block; None unless all ranks have one."""
+    """Yield the slot of every local rank with this `stamp`. These slots do not change during the block. Yield None unless every rank has
+    such a slot."""
     with ExitStack() as stack:
         held: list[tuple[Slot, View]] = []
         for slots in slots_by_rank:
@@ -115,9 +118,8 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
 
 
 def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: bool) -> set[Stamp]:
-    """Return the stamps whose remains must stay, though they are older than what is written now. There are none if this node is `alone` and
-    writes files: their space may be needed. Otherwise other nodes may be writing them. In an object store nothing is deleted that may be
-    written again."""
+    """Return the stamps of older attempts whose remains must stay. There are none if this node is `alone` and writes files, because it may
+    need their space. Otherwise other nodes may still be writing them. In an object store, nothing is deleted that may be written again."""
     if alone and isinstance(root, Files):
         return set()
     return {slot.header().stamp for slots in slots_by_rank for slot in slots}
@@ -131,8 +133,8 @@ def _finish(
     patient_until_s: float,
     newer: Callable[[], bool],
 ) -> bool:
-    """Commit once all parts are there. Return False if the snapshot is given up: a node is gone, and the others go on from another step; or
-    a newer snapshot waits."""
+    """Commit once all parts exist. Return False if the snapshot is abandoned. That happens if a node is gone and the others continue from
+    another step, or if a newer snapshot waits."""
     while not commit.committed(snapshot):
         missing = commit.missing_ranks(snapshot, world)
         if not missing:

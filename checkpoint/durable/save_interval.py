@@ -10,22 +10,25 @@ from ..arena import memory_ring
 from .retention import RetentionPolicy
 
 AUTO = 0
-"""As a number of steps between snapshots: `stride` and `durable_interval_s` find it."""
+"""As a number of steps between snapshots, this value means that `stride` and `durable_interval_s` compute the interval."""
 
 SHARE = 0.01
-"""Largest share of the training's time that snapshots in memory may cost: the issue's bound for a stall."""
+"""The largest share of the training's time that snapshots in memory may cost. It is the project issue's limit for a stall."""
 
 MOST_S = (60.0, 1800.0)
-"""Seconds that a fault may cost at most, whatever the figures say: a fault that leaves memory intact, and one that does not."""
+"""The most seconds of training that one fault may cost, whatever the measured figures say. The first is for a fault after which memory is
+intact, the second for any other."""
 
 DEVICE_HOURS_BETWEEN_FAILURES = 50_700.0
-"""Llama 3 (arXiv:2407.21783, table 5): 419 unexpected interruptions in 54 days of 16,384 GPUs."""
+"""Mean device hours between two failures. Llama 3 (arXiv:2407.21783, table 5): 419 unexpected interruptions in 54 days of 16,384 GPUs."""
 
 
 def stride(cost_s: float, step_s: float) -> int:
-    """Return the steps from one snapshot in memory to the next. Snapshots then cost at most SHARE of the time and a fault at most MOST_S.
+    """Return the number of steps between two snapshots in memory. Snapshots then cost at most SHARE of the time, and a fault costs at most
+    MOST_S[0].
 
-    cost_s: how long one snapshot delays the loop. step_s: a step without it. Both are measured; until then every step has a snapshot.
+    cost_s: seconds by which one snapshot delays the loop. step_s: seconds of a step without a snapshot. Both are measured; until then,
+    every step has a snapshot.
     """
     if cost_s <= 0 or step_s <= 0:
         return 1
@@ -33,12 +36,12 @@ def stride(cost_s: float, step_s: float) -> int:
 
 
 def durable_interval_s(save_s: float, devices: int, failures: int, uptime_s: float) -> float:
-    """Return the seconds from one snapshot on disk to the next: √(2 · cost · time between failures) (Young, CACM 17(9), 1974; Daly, FGCS
-    22, 2006, has the same as its leading term). It is no more than MOST_S and no less than twice what a save takes.
+    """Return the seconds between two snapshots on disk: √(2 · cost · time between failures) (Young, CACM 17(9), 1974; Daly, FGCS 22, 2006,
+    has the same leading term). The result is at most MOST_S[1], but never less than twice the duration of a save.
 
-    save_s: seconds that the last save took. They are taken as its cost, though a save hardly delays the training here. The failure rate is
-    what was seen (`failures` in `uptime_s`), and one failure in DEVICE_HOURS_BETWEEN_FAILURES of each of `devices`. So a quiet hour does
-    not pass for safety.
+    save_s: seconds that the last save took. They count as its cost, though a save hardly delays the training here. The failure rate
+    combines the observed failures (`failures` in `uptime_s`) with one failure in DEVICE_HOURS_BETWEEN_FAILURES of each of `devices`. So an
+    hour without failures does not count as proof of safety.
     """
     prior_s = DEVICE_HOURS_BETWEEN_FAILURES * 3600 / max(devices, 1)
     between_s = (prior_s + uptime_s) / (1 + failures)
@@ -107,7 +110,7 @@ class CopiesPolicy:
             )
 
     def interval_s(self, took_s: float) -> float:
-        """Return the seconds from one snapshot that is copied into another node's memory to the next; 0: none is copied. took_s: how long
-        the last copy took. A copy holds slots that ranks may lack for their next snapshots, and uses the ranks' network. So both are free
-        for at least half of the time."""
+        """Return the seconds between two snapshots that are copied into another node's memory. 0: no snapshot is copied. took_s: seconds
+        that the last copy took. A copy locks slots that ranks may need for their next snapshots, and uses the ranks' network. So both are
+        free for at least half of the time."""
         return max(self.every_s, 2 * took_s) if self.every_s else 0.0

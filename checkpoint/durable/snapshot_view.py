@@ -1,10 +1,11 @@
-"""What a snapshot holds, under names that are the same in every layout, for other formats.
+"""Presents a snapshot's content to other formats, under names that are the same in every layout.
 
-manifests of all ranks → whole tensors by name, and the values beside them, each listed once.
+manifests of all ranks → whole tensors by name, and the other values, each listed once.
 
-A tensor with a place in a global tensor has that one's name: `model/decoder.layers.0.mlp.linear_fc1.weight`,
-`optimizer/exp_avg/decoder.layers.0.mlp.linear_fc1.weight`. Anything else that is the same on all ranks keeps its name. What differs from
-rank to rank (generators) gets the rank in front: `rank-00003/randomness/torch`.
+A tensor that is part of a global tensor has the global name: `model/decoder.layers.0.mlp.linear_fc1.weight`,
+`optimizer/exp_avg/decoder.layers.0.mlp.linear_fc1.weight`. Any other tensor or value that is the same on all ranks keeps its name. A value
+that differs from rank to rank (generators) gets the rank as a prefix: `rank-00003/randomness/torch`. A source is an object that the Session
+saves, such as `model`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from ..format.tensor_table import ITEM_BYTES, Piece
 from .load_resharded import Saved, Wanted, word, words
 
 LAYOUT_KEYS = ("is_expert_parallel",)
-"""Keys of a parameter group that describe the layout, not the group. With EP1, experts lie among the dense parameters."""
+"""Keys of a parameter group that describe the layout, not the group. With an expert-parallel size of 1, experts are among the dense
+parameters."""
 
 _Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
-"""Key of a parameter in an optimizer's state: the number of its group stands before the dot."""
+"""Key of a parameter in an optimizer's state. The number of the parameter's group precedes the dot."""
 
 Words = NDArray[np.generic]
-"""Elements of a tensor as words of their size: bits without a meaning."""
+"""Elements of a tensor as uninterpreted words of an element's size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class Tensor:
     dtype: str
     shape: Shape
     own: tuple[int, Piece] | None = None
-    """Rank and piece of a tensor that has no place in a global one."""
+    """Rank and piece of a tensor that is not part of a global tensor."""
 
     @property
     def nbytes(self) -> int:
@@ -58,13 +60,13 @@ class Contents:
     """A snapshot, as other formats see it."""
 
     def __init__(self, saved: Saved) -> None:
-        """Raises SnapshotError when a global tensor is not whole, or the table claims more than its bytes can hold."""
+        """Raises SnapshotError if a global tensor is incomplete, or the table claims more elements than its bytes can contain."""
         self.saved = saved
         self.tensors: dict[str, Tensor] = {}
-        """By name, in order."""
+        """The tensors by name, sorted."""
         self.values: dict[str, Any] = {}
-        """Everything that is not a tensor, by source; under `rank-00003` → source if it differs from rank to rank. An optimizer has
-        `param_groups`, each with its `params`, and the loss `scaler`."""
+        """All values that are not tensors, by source; or under `rank-00003`, then by source, if they differ from rank to rank. An optimizer
+        has `param_groups`, each with its `params`, and the loss `scaler`."""
         found = [_global(saved, name) for name in saved.boxes]
         described = saved.described
         if not all(isinstance(state, dict) for state in described):
@@ -83,7 +85,7 @@ class Contents:
         self.tensors = {tensor.name: tensor for tensor in sorted(found, key=lambda tensor: tensor.name)}
 
     def _own(self, rank: int, source: str, state: Any, prefix: str) -> list[Tensor]:
-        """Note the values that one rank has of a source. Return its tensors that have no place in a global one."""
+        """Record one rank's values of a source. Return the rank's tensors that are not part of a global tensor."""
         target = self.values.setdefault(prefix.rstrip("/"), {}) if prefix else self.values
         plain = without_tensors(state)
         if plain not in ({}, None):
@@ -111,7 +113,7 @@ class Contents:
         return found
 
     def read_box(self, tensor: Tensor, offset: Shape, box: Shape) -> Words:
-        """Return the elements of a box of `tensor`, row-major, reading only the chunks that hold it. Raises as `Saved.fill` does."""
+        """Return the elements of a box of `tensor`, row-major. Reads only the chunks that contain the box. Raises as `Saved.fill` does."""
         if tensor.own is not None:
             (whole,) = self.read([tensor])
             at = tuple(slice(o, o + n) for o, n in zip(offset, box, strict=True))
@@ -122,7 +124,7 @@ class Contents:
 
 
 def batches(tensors: Sequence[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
-    """Yield the tensors in order, in batches of at most `limit_bytes`, or of one tensor."""
+    """Yield the tensors in the given order, in batches of at most `limit_bytes`. A larger tensor is a batch of its own."""
     batch: list[Tensor] = []
     total = 0
     for tensor in tensors:
@@ -140,7 +142,7 @@ def _box(tensor: Tensor, offset: Shape, box: Shape) -> Part:
 
 
 def _global(saved: Saved, name: str) -> Tensor:
-    """Return the tensor that parts make up. Raises SnapshotError unless they make up all of it, from bytes that are there."""
+    """Return the global tensor that the saved parts form. Raises SnapshotError unless they cover all of it with bytes that exist."""
     boxes = saved.boxes[name]
     if not boxes:  # it has no elements
         piece, part = saved.first[name]
@@ -163,7 +165,7 @@ def _global(saved: Saved, name: str) -> Tensor:
 
 
 def pieces(state: Any) -> Iterator[Piece]:
-    """Yield all pieces of a described state."""
+    """Yield all pieces (tensors' table entries) in a described state."""
     if isinstance(state, Piece):
         yield state
     elif isinstance(state, Mapping):
@@ -175,7 +177,7 @@ def pieces(state: Any) -> Iterator[Piece]:
 
 
 def without_tensors(state: Any) -> Any:
-    """Return a described state without its pieces, and without dicts that are empty then."""
+    """Return a described state without its pieces, and without dicts that become empty."""
     if isinstance(state, Mapping):
         kept = {key: without_tensors(inner) for key, inner in state.items() if not isinstance(inner, Piece)}
         return {key: inner for key, inner in kept.items() if inner != {} or state[key] == {}}
@@ -187,8 +189,8 @@ def without_tensors(state: Any) -> Any:
 
 
 def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str, Shape, str]]]:
-    """Return what a rank has of a source. The values are exact to the bit, so that equal NaNs compare equal. The tensors without a place
-    come with their fingerprints."""
+    """Return a rank's values and tensors of a source, in a comparable form. The values are exact to the bit, so that equal NaNs compare
+    equal. Tensors that are not part of a global tensor have their fingerprints."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
     return exactly(without_tensors(state)), own
@@ -199,7 +201,7 @@ def exactly(values: Any) -> str:
 
 
 def _is_optimizer(state: Any) -> bool:
-    """Return whether `state` is an optimizer as `training/state/sources.py` collects it, with a place for each of its tensors."""
+    """Return whether `state` is an optimizer in the form of `training/state/sources.py`, with all of its tensors part of global tensors."""
     return (
         isinstance(state, dict)
         and bool(state)
@@ -213,7 +215,7 @@ def _is_optimizer(state: Any) -> bool:
 
 
 def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of an optimizer: groups with equal values once, other values (the loss scaler) as rank 0 has them."""
+    """Return the values of an optimizer. Groups with equal values are merged; other values (the loss scaler) are those of rank 0."""
     groups: dict[str, dict[str, Any]] = {}
     for parameter, told in sorted(parameter_values(saved, source).items()):
         _group(groups, told.group)["params"].append(parameter)
@@ -226,24 +228,24 @@ def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[st
 
 
 def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the one of `groups` that has these values, to the bit; a new one if none has."""
+    """Return the entry of `groups` with exactly these values, to the bit. If there is none, add a new entry and return it."""
     told = without_tensors(values)
     in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
     return groups.setdefault(exactly(in_order), {"params": [], **told})
 
 
 class Told(NamedTuple):
-    """What an optimizer holds of one parameter besides tensors."""
+    """The values that an optimizer has for one parameter, apart from tensors."""
 
     group: Mapping[str, Any]
-    """The values of its group."""
+    """The values of the parameter's group."""
     state: Mapping[str, Any]
-    """The values of its state."""
+    """The values in the parameter's state."""
 
 
 def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
-    """Return what the optimizer `source` holds of each parameter besides tensors, by global name. Raises LayoutError if the values in a
-    parameter's state differ from rank to rank."""
+    """Return the values that the optimizer `source` has for each parameter, apart from tensors, by global name. Raises LayoutError if the
+    values in a parameter's state differ from rank to rank."""
     values: dict[str, Told] = {}
     for part in optimizer_parts(saved, source):
         for key, state in part.state.items():
@@ -262,7 +264,7 @@ def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
 
 
 def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
-    """Return groups without the state of any parameter in the part of the optimizer that has the group."""
+    """Return the groups of an optimizer part that has no state for any parameter of the group."""
     return [
         group
         for part in optimizer_parts(saved, source)
@@ -272,7 +274,7 @@ def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
 
 
 class _PartForm(Struct):
-    """What `training/state/sources.py` collects of an optimizer, or of one of the optimizers that it consists of."""
+    """The saved form of an optimizer, or of one of the optimizers that it consists of, as `training/state/sources.py` creates it."""
 
     groups: list[dict[Any, Any]]
     state: dict[_Key, dict[Any, Any]]
@@ -281,7 +283,8 @@ class _PartForm(Struct):
 
 
 def optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
-    """Yield the parts of all ranks. Raises LayoutError if there is no such optimizer, SnapshotError if it is not an optimizer."""
+    """Yield the optimizer's parts of all ranks. Raises LayoutError if the snapshot has no such source, SnapshotError if the source is not
+    an optimizer."""
     for manifest, described in zip(saved.manifests, saved.described, strict=True):
         if not isinstance(described, dict) or source not in described:
             raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
