@@ -1,9 +1,9 @@
-"""A tensor's fingerprint: the XOR of its bytes' little-endian 8-byte words, the last one filled up with zeros.
+"""A tensor's fingerprint: the XOR of its bytes' little-endian 8-byte words, the last word padded with zeros.
 
-It is computed on the device when a state is staged, and again where the state has arrived. So a bad copy is detected, which checksums of
-the copy cannot do. It detects any flipped bit, but not a changed order of words, which the checksums of chunks detect. An XOR needs no
-order. So a device computes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms), and replicas of another layout
-agree.
+It is computed on the device when a state is staged, and again after the state is copied. So a bad copy is detected; checksums computed on
+the copy cannot do that. An XOR detects any flipped bit, but not reordered words, which the checksums of chunks detect. The order of an XOR
+does not matter. So a device computes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms), and replicas with another
+memory layout get the same value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WORD_BYTES = 8
 _FOLD = 1 << 20
-"""Words that an older torch, without `hash_tensor`, folds at a time."""
+"""Number of words that are XORed at a time with an older torch, which lacks `hash_tensor`."""
 
 
 def of_bytes(content: memoryview) -> int:
@@ -29,22 +29,22 @@ def of_bytes(content: memoryview) -> int:
 
 
 def of_part(content: memoryview, at: int) -> int:
-    """Return what `content`, `at` bytes from the start of its tensor, contributes: a tensor's fingerprint is the XOR of its parts'
-    values."""
+    """Return what `content` contributes to its tensor's fingerprint, which is the XOR of its parts' contributions. at: offset of `content`
+    in the tensor, in bytes."""
     turn = 8 * (at % WORD_BYTES)
     word = of_bytes(content)
     return (word << turn | word >> 64 - turn) & (1 << 64) - 1
 
 
 def gather(words: Sequence[Tensor]) -> NDArray[np.uint64]:
-    """Return the fingerprints that `on_device` gave, all from one device. Waits for that device."""
+    """Return the values of the fingerprints `words`, which `on_device` computed on one device. Waits for that device."""
     import torch
 
     return torch.stack(list(words)).cpu().numpy().view(np.uint64)
 
 
 def on_device(flat: Tensor) -> Tensor:
-    """Return the fingerprint of the bytes `flat` as one int64 on their device. Does not wait for the device."""
+    """Return the fingerprint of the bytes `flat` as one int64 on the same device. Does not wait for the device."""
     import torch
 
     whole = flat.numel() // WORD_BYTES * WORD_BYTES

@@ -1,7 +1,7 @@
-"""The files in which a snapshot on disk describes itself. Pure: dataclasses ⇄ JSON, accepted only when every field fits.
+"""The files in which a snapshot on disk describes itself. Pure: dataclasses ⇄ JSON, accepted only if every field is valid.
 
-A chain of checksums leads from COMMIT to each rank's manifest, and from there to each chunk of its slab. So no byte of a snapshot can
-change, go missing or come from another attempt unnoticed.
+A chain of checksums leads from COMMIT to each rank's manifest, and from there to each chunk of its slab. So if any byte of a snapshot
+changes, is missing or comes from another attempt, a reader detects it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .tensor_table import Table
 FORMAT = 3
 MOST_RANKS = 100_000
 MANIFEST_BYTES = 1 << 30
-"""The largest size of one rank's manifest."""
+"""The most bytes of one rank's manifest."""
 AttemptName = Annotated[str, Meta(pattern=r"\A[0-9a-g-]{1,255}\Z")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankManifest:
-    """One rank's part of a snapshot: written once its slab is on disk."""
+    """Describes one rank's part of a snapshot. It is written once the rank's slab is on disk."""
 
     attempt: str
     rank: int
     world: int
     table: Table
     metadata_sha256: str
-    """Of the slab's zarr.json."""
+    """SHA-256 of the slab's zarr.json."""
     fingerprints: tuple[str, ...]
-    """One for each of the table's pieces, in hex, as it left its device (`fingerprint.py`)."""
+    """The fingerprint of each of the table's pieces, in hex, computed on its device (`fingerprint.py`)."""
     chunk_crc32c: tuple[int, ...]
-    """One for each chunk of the payload as it lay in the arena. A shard's own checksums can't tell one attempt from another."""
+    """The checksum of each chunk of the payload, as it was in the arena. A shard's own checksums cannot distinguish attempts."""
     sources: Sources
-    """Which rank has written each chunk. One rank writes a chunk that several hold."""
+    """For each chunk, the rank that has written it. If several ranks hold the same chunk, only one writes it."""
 
     def words(self) -> NDArray[np.uint64]:
-        """The fingerprints as numbers."""
+        """Return the fingerprints as numbers."""
         return np.array([int(each, 16) for each in self.fingerprints], np.uint64)
 
     def to_json(self) -> bytes:
@@ -54,7 +54,8 @@ class RankManifest:
 
     @classmethod
     def from_json(cls, data: bytes) -> RankManifest:
-        """Return the manifest. Raises SnapshotError for data that `to_json` can't have made, FormatError for data of another version."""
+        """Return the manifest. Raises SnapshotError for data that `to_json` cannot have written, FormatError for data of another
+        version."""
         where = "the rank manifest"
         form = checked(_versioned(data, where), _ManifestForm, where)
         table = Table.of_form(form.table)
@@ -77,7 +78,7 @@ class RankManifest:
 
 
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank manifest, as COMMIT names it."""
+    """A rank manifest's size and hash, as COMMIT lists them."""
 
     bytes: Annotated[int, Meta(ge=0, le=MANIFEST_BYTES)]
     sha256: Sha256
@@ -85,12 +86,12 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures that retention and lists use. Nothing else in a snapshot confirms them, so they have a checksum of their own."""
+    """The figures that retention and lists use. No other checksum in a snapshot covers them, so they have their own."""
 
     written_s: float
-    """Wall-clock seconds when it was committed."""
+    """Wall-clock seconds at the commit."""
     bytes: int
-    """Of all slabs and manifests."""
+    """Total bytes of all slabs and manifests."""
 
     def as_object(self) -> dict[str, object]:
         found = asdict(self)
@@ -98,7 +99,7 @@ class Figures:
 
     @classmethod
     def of_form(cls, form: _FiguresForm) -> Figures:
-        """Return the figures. Raises SnapshotError unless the checksum is theirs."""
+        """Return the figures. Raises SnapshotError unless the checksum matches them."""
         found = cls(written_s=form.written_s, bytes=form.bytes)
         if found.as_object()["crc32c"] != form.crc32c:
             raise SnapshotError("the figures in COMMIT are damaged")
@@ -107,11 +108,11 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """The content of COMMIT. The snapshot exists when this file does."""
+    """The content of COMMIT. The snapshot exists if this file exists."""
 
     attempt: str
     ranks: tuple[Entry, ...]
-    """By global rank."""
+    """The manifests by global rank."""
     figures: Figures
 
     @property
@@ -143,7 +144,7 @@ class _ManifestForm(Struct, forbid_unknown_fields=True):
 
 class _FiguresForm(Struct, forbid_unknown_fields=True):
     written_s: Annotated[float, Meta(ge=0, le=1 << 37)]
-    """Up to the year 6325, so that it can be shown as a date."""
+    """At most the year 6325, so that it can be shown as a date."""
     bytes: Size
     crc32c: Word
 

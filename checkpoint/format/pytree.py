@@ -1,9 +1,9 @@
-"""The JSON skeleton of a nested state: what is left when its leaves are taken out. Pure; knows neither torch nor files.
+"""The JSON skeleton of a nested state: everything but its leaves (tensors and arrays). Pure; uses neither torch nor files.
 
-`pytree_walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. `unflatten` puts them back.
-Everything else (numbers, strings, bytes, None) is in the skeleton itself, exact to the bit. What JSON can express is plain JSON. Any other
-value is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`. A value made of others has the tag `{"tagged":
-["deque", […]]}`, and only the code that tagged it can rebuild it.
+`pytree_walk.py` takes tensors and arrays out of dicts, lists and tuples and leaves their names behind. `unflatten` puts them back. All
+other values (numbers, strings, bytes, None) are in the skeleton itself, exact to the bit. A value that JSON can express is plain JSON. Any
+other value is an object with one key, the tag: `{"tuple": […]}`, `{"leaf": "model/weight"}`. A value composed of other values has the tag
+`{"tagged": ["deque", […]]}`, and only the code that tagged it can rebuild it.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import numpy as np
 from ...resilience.errors import SnapshotError
 
 Json = Any
-"""What json.loads returns."""
+"""A value that json.loads returns."""
 
 SCALARS = frozenset(np.dtype(code).name for code in "?bhilBHILefdFD")
-"""numpy's dtypes that are plain bytes."""
+"""The numpy dtypes that are plain bytes."""
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _PLAIN = 1 << 63
-"""An int of this size or more is written in hex: some JSON readers have no big ints, and Python limits decimal digits."""
+"""An int of at least this absolute value is written in hex: some JSON readers have no big ints, and Python limits decimal digits."""
 
 
 class Tagged(tuple[Any, ...]):
-    """(kind, content): a value that is neither plain nor one of the containers above, as what it consists of. This module does not rebuild
-    it. A value with an empty kind is just its content, and its kind matters only to its source."""
+    """(kind, content): a value that is neither plain nor one of the containers above, decomposed into its content. This module does not
+    rebuild it. If the kind is empty, the value is just its content, and only the source that saved it knows its type."""
 
     __slots__ = ()
 
@@ -42,9 +42,9 @@ class Tagged(tuple[Any, ...]):
 def unflatten(
     skeleton: Json, leaves: Mapping[str, Any], array: Callable[[Any], Any] = lambda leaf: np.asarray(leaf).copy()
 ) -> Any:
-    """Return the state, with `leaves` in their places. array: makes an array again of a leaf that was one.
+    """Return the state, with `leaves` in their places. array: turns a leaf that was an array into an array again.
 
-    Raises SnapshotError for a skeleton that `flatten` can't have made, and for a leaf that is missing.
+    Raises SnapshotError for a skeleton that `flatten` cannot have created, and for a missing leaf.
     """
     try:
         return _up(skeleton, leaves, array)
@@ -53,7 +53,7 @@ def unflatten(
 
 
 def values(skeleton: Json) -> Iterator[tuple[str, Json]]:
-    """Yield everything that is not a leaf, in no order, as (name of its place, its JSON). A container is given as its kind and length."""
+    """Yield everything that is not a leaf as (path, JSON value), unsorted. For a container, the value is its kind and length."""
     todo: list[tuple[str, Json]] = [("", skeleton)]
     while todo:
         path, node = todo.pop()
@@ -162,12 +162,12 @@ def _pairs(inner: Json) -> Iterator[tuple[str | int, Json]]:
         key = _up(pair[0], {}) if isinstance(pair, list) and len(pair) == 2 else None
         if not isinstance(key, (str, int)) or isinstance(key, bool):
             raise SnapshotError("the snapshot's skeleton has a dict item without a string or integer key")
-        # Interned, as literals in a program are: pickle writes a string object that it has met before as a reference, an equal one not.
+        # Interned, as literals in a program are: pickle writes a reference only for the same string object, not for an equal string.
         yield sys.intern(key) if isinstance(key, str) else key, pair[1]
 
 
 def join(path: str, key: str | int) -> str:
-    """Return the name of a place within another one."""
+    """Return the path of `key` inside the container at `path`."""
     return f"{path}/{_said(key)}" if path else _said(key)
 
 

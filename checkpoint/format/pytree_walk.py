@@ -1,9 +1,9 @@
 """Lists the tensors of a nested state in one pass. Builds their names, and the skeleton that `pytree.py` reads, only if the structure has
-changed since the last state. Pure; knows neither torch nor files.
+changed since the last state. Pure; uses neither torch nor files.
 
-At a training's boundary, thousands of tensors have new bytes, and only a few numbers have changed. So the pass (`Walk`) lists what it meets
-and does no more. States with equal lists have the same names, and the same JSON except for the numbers (`Form`). Nothing is concluded from
-a tensor's being the same object as before, and no reference to a tensor is kept.
+Between two steps, thousands of tensors have new bytes, and only a few numbers have changed. So the pass (`Walk`) only lists types, keys,
+plain values and tensors. States with equal types and keys have the same names, and the same JSON except for the numbers (`Form`). That a
+tensor is the same object as before implies nothing here. No reference to a tensor is kept.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from ...resilience.errors import SnapshotError
 from .pytree import SCALARS, Json, Tagged, join, plain
 
 PLAIN = frozenset((bool, str, int, float, bytes, type(None), *(np.dtype(code).type for code in "?bhilqBHILQefdFD")))
-"""Types of plain values. All are immutable: the same object is the same value, to the bit."""
+"""The types of plain values. All are immutable, so the same object always has the same value, to the bit."""
 _MAPPINGS = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _NO_LEAVES = PLAIN | _MAPPINGS.keys() | {list, tuple, Tagged}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _INT = range(-(1 << 63), 1 << 63)
 MOST_LEVELS = 200
-"""Limit of containers nested in each other. Reading takes two Python frames a level. The limit of frames is 1,000, and the script may have
-used half of them. Python 3.12 would write states that it cannot read."""
+"""The most containers that may be nested in each other. Reading needs two Python frames per level. Python's limit is 1,000 frames, and the
+script may have used half of them. Without this limit, Python 3.12 would write states that it cannot read."""
 TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
 
 class Walk:
-    """Lists what a state is made of, depth first. Raises SnapshotError for a state that contains itself."""
+    """Lists the contents of a state, depth first. Raises SnapshotError for a state that contains itself."""
 
     def __init__(self, state: Any) -> None:
         self.kinds: list[Any] = []
-        """The type of everything in the state. After a container's type come the number of its items and, for a dict, the types of its
+        """The type of everything in the state. A container's type is followed by the number of its items and, for a dict, the types of its
         keys."""
         self.keys: list[Any] = []
         self.values: list[Any] = []
         self.leaves: list[Any] = []
-        """Tensors and arrays. Until a `Form` is made of the walk, also all objects that can't be saved."""
+        """Tensors and arrays. Until a `Form` is made from the walk, also all objects that cannot be saved."""
         try:
             self._down(state)
         except RecursionError:
@@ -50,7 +50,7 @@ class Walk:
     def _down(self, state: Any) -> None:
         kinds, keys, values, leaves = self.kinds, self.keys, self.values, self.leaves
 
-        def down(value: Any, level: int) -> None:  # runs thousands of times at a boundary: every test counts
+        def down(value: Any, level: int) -> None:  # runs thousands of times between two steps: every test costs time
             kind = type(value)
             kinds.append(kind)
             if kind in PLAIN:
@@ -82,10 +82,10 @@ class Walk:
 
 
 class Form:
-    """The structure of a state. States that differ only in plain values and in what their tensors are like have the same form."""
+    """The structure of a state. States that differ only in plain values and in their tensors' properties have the same form."""
 
     def __init__(self, walk: Walk, is_leaf: Callable[[Any], bool]) -> None:
-        """is_leaf: tells whether a value is a tensor. Raises SnapshotError, with place and type, for a value that can't be restored
+        """is_leaf: returns whether a value is a tensor. Raises SnapshotError, with path and type, for a value that cannot be restored
         exactly: other types, and subclasses of known types."""
         self._kinds, self._keys, self._values = walk.kinds, walk.keys, walk.values
         writing = _Writing(walk, is_leaf)
@@ -96,10 +96,10 @@ class Form:
             self._texts[2 * number + 1] = text(value)
 
     def fits(self, walk: Walk) -> bool:
-        return self._kinds == walk.kinds and self._keys == walk.keys  # `_kinds` has compared the keys' types
+        return self._kinds == walk.kinds and self._keys == walk.keys  # comparing `_kinds` has compared the keys' types
 
     def skeleton(self, values: list[Any]) -> str:
-        """Return the JSON of a state of this form with these plain values."""
+        """Return the JSON of a state that has this form and the plain values `values`."""
         for number, (value, known) in enumerate(zip(values, self._values, strict=True)):
             if value is not known:
                 self._texts[2 * number + 1] = text(value)
@@ -108,24 +108,24 @@ class Form:
 
 
 def flatten(state: Any, is_leaf: Callable[[Any], bool]) -> tuple[Json, list[tuple[str, Any]]]:
-    """Return the skeleton of `state`, and its leaves by unique name, in order: numpy arrays, and values that `is_leaf` accepts (tensors).
-    Raises SnapshotError as `Form` does."""
+    """Return the skeleton of `state`, and a list of its leaves with unique names. Leaves are numpy arrays, and values that `is_leaf`
+    accepts (tensors). Raises SnapshotError as `Form` does."""
     walk = Walk(state)
     form = Form(walk, is_leaf)
     return json.loads(form.skeleton(walk.values)), list(zip(form.names, walk.leaves, strict=True))
 
 
 class _Writing:
-    """Writes the skeleton's JSON: the texts around the plain values, and an empty text in the place of each value."""
+    """Writes the skeleton's JSON as a list of texts, with an empty text in place of each plain value."""
 
     def __init__(self, walk: Walk, is_leaf: Callable[[Any], bool]) -> None:
         self._kinds, self._keys, self._leaves = iter(walk.kinds), iter(walk.keys), iter(walk.leaves)
         self._is_leaf = is_leaf
         self.names: dict[str, None] = {}
         self._copies: Counter[str] = Counter()
-        """How many further names were made from a name that several leaves would have."""
+        """How many suffixed names were made from a path that several leaves share."""
         self._said: list[str | None] = []
-        """JSON texts; None in the place of a plain value."""
+        """JSON texts, with None in place of a plain value."""
         try:
             self._down("")
             json.loads("".join("0" if said is None else said for said in self._said))  # fails if too deep to be read

@@ -1,19 +1,19 @@
-"""Finds the tensors of which data-parallel replicas hold the same bits, and reports those that diverge. Pure.
+"""Finds the tensors that must have the same bits on data-parallel replicas, and reports those that diverge. Pure.
 
 tables of ranks → `comparisons`: which ranks must hold the same bits → `Ledger.look`, snapshot by snapshot → `Apart`: tensors that diverged
 → `wrong`: the ranks in the minority
 
-The tables tell which ranks are replicas. Ranks that hold the same places of all the model's tensors are data-parallel replicas. Their bits
-are the same, because all of them add the same reduced gradients. Tensor- and expert-parallel ranks have some tensors in common too. No
-framework promises that these stay equal to the last bit, so they are not compared. A model's tensors that no optimizer trains are not
-compared either, if the optimizer tells which it trains. DistributedDataParallel, for example, makes a BatchNorm's statistics equal in each
-forward pass, and the next batch makes them differ. So they may be equal in all snapshots that follow an evaluation. Where places are
-unknown (a bare module given to `Session`), ranks whose tables name the same tensors may be replicas. They count once all of their
-optimizers' tensors have moved alike. Compared are then these tensors and the parameters that optimizers name.
+The tables show which ranks are replicas. Ranks with the same parts of all the model's tensors are data-parallel replicas. They have the
+same bits, because all of them add the same reduced gradients. Tensor- and expert-parallel ranks share some tensors too. No framework
+promises that these stay equal to the last bit, so they are not compared. If the optimizer shows which tensors it trains, a model's other
+tensors are not compared either. For example, DistributedDataParallel makes a BatchNorm's statistics equal in each forward pass, and the
+next batch makes them differ. So they may be equal in all snapshots that follow an evaluation. If the parts are unknown (a bare module given
+to `Session`), ranks whose tables name the same tensors may be replicas. They count as replicas once all of their optimizers' tensors have
+changed identically. Then these tensors are compared, and the parameters that optimizers name.
 
-A tensor is trusted once it has taken TRUSTED values in a row, each of them equal on all ranks. A tensor that differs earlier differs on
-purpose (statistics of a batch, parameters that are gathered later) and is left out for good. So a finding always means: the bits were the
-same, and no longer are. Not detected: tensors that never change, and faults in a tensor that is not trusted yet.
+A tensor is trusted once it has had TRUSTED different values in a row, each equal on all ranks. A tensor that differs earlier differs on
+purpose (statistics of a batch, parameters that are gathered later) and is never compared again. So a finding always means: the bits were
+the same and no longer are. Not detected: tensors that never change, and faults in a tensor that is not trusted yet.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ Numbers: TypeAlias = NDArray[np.intp]
 NONE: Numbers = np.zeros(0, np.intp)
 
 TRUSTED = 4
-"""Number of different values in a row. The first is the initial one (zeros, ones); each further one shows that the ranks move together."""
+"""How many different values in a row, each equal on all ranks, make a tensor trusted. The first is the initial one (zeros, ones); each
+further one shows that the ranks change it identically."""
 
 _OPTIMIZER = re.compile(r"[^/]+/\d+/(state|main)/")
-"""Names of an optimizer's tensors, as `training/state/optimizers/optimizers.py` gives them."""
+"""Matches the names of an optimizer's tensors, which `training/state/optimizers/optimizers.py` creates."""
 _FLOATS = ("float", "bfloat", "complex")
-"""Only these dtypes of a model's tensors are compared. Integers are counters: they may be equal for long and differ with the data one
-day."""
+"""Prefixes of dtypes: a model's other tensors are not compared. Integers are counters, which may be equal for long and later differ with
+the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Ranks that hold the same tensors."""
+    """Ranks that must hold the same bits of some tensors."""
 
     ranks: tuple[int, ...]
     """Indexes into the list of tables."""
     names: tuple[str, ...]
     """The tensors' names."""
     pieces: Numbers
-    """The tensors' numbers in the tables: one row for each tensor, one column for each rank."""
+    """The tensors' numbers in the tables: one row per tensor, one column per rank."""
     moments: NDArray[np.bool_]
-    """The rows that an optimizer computes from gradients: its tensors, except single numbers, which count steps."""
+    """Marks the rows that an optimizer computes from gradients: its tensors, except single numbers, which count steps."""
     telling: NDArray[np.bool_] | None = None
-    """Set where places are unknown: no row is trusted until all of these rows are."""
+    """Set if the parts are unknown: no row is trusted until all of these rows are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +68,12 @@ class Apart:
 
     name: str
     words: Mapping[int, int]
-    """Its fingerprint by rank (index into the list of tables)."""
+    """The tensor's fingerprint by rank (index into the list of tables)."""
 
 
 def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
-    """Return the ranks that differ from the value of more than half of all; None without such a majority, as always when two ranks
-    differ."""
+    """Return the ranks whose value differs from that of the majority (more than half of all ranks). Return None if there is no majority.
+    With two ranks that differ, there is never one."""
     if not words:
         return frozenset()
     (word, votes), *_ = Counter(words.values()).most_common(1)
@@ -82,14 +83,14 @@ def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
 
 
 def convicted(words: Mapping[int, int], right: int) -> frozenset[int] | None:
-    """Return the ranks whose value was not `right`, the value that a replay gave on all ranks; None if no rank had `right`."""
+    """Return the ranks whose value was not `right`, the value that a replay computed on all ranks. Return None if no rank had `right`."""
     if right not in words.values():
         return None
     return frozenset(rank for rank, found in words.items() if found != right)
 
 
 def comparisons(tables: Sequence[Table]) -> tuple[Comparison, ...]:
-    """Return what to compare among ranks with these tables; empty if no two of them are replicas."""
+    """Return what to compare among ranks with these tables; an empty tuple if no two ranks are replicas."""
     classes: dict[tuple[bool, Hashable], list[int]] = defaultdict(list)
     for rank, table in enumerate(tables):
         classes[_class(table)].append(rank)
@@ -125,7 +126,7 @@ def _compared(
 
 
 def _class(table: Table) -> tuple[bool, Hashable]:
-    """Return a key that replicas share: the places of everything that the model holds or, where no place is known, the names."""
+    """Return a key that replicas share: the parts of all of the model's tensors or, if no part is known, the tensors' names."""
     model = frozenset(_key(piece) for piece in table.pieces if piece.parts and not _OPTIMIZER.match(piece.name))
     return (True, model) if model else (False, frozenset(_key(piece) for piece in table.pieces))
 
@@ -141,15 +142,15 @@ def _comparable(piece: Piece) -> bool:
 
 
 def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
-    """Return whether replicas update the piece in the same way. trained: global names of parameters; empty if the optimizer does not tell
-    them, as plain SGD."""
+    """Return whether replicas update the piece in the same way. trained: global names of parameters; empty if the optimizer does not show
+    them, like plain SGD."""
     if _OPTIMIZER.match(piece.name):
         return True
     return any(part.name in trained for part in piece.parts) if placed else piece.trained
 
 
 def _trained(table: Table) -> set[str]:
-    """Return the names of the parameters for which an optimizer holds state."""
+    """Return the names of the parameters for which an optimizer has state."""
     return {
         part.name.split("/", 2)[2]
         for piece in table.pieces
@@ -160,8 +161,8 @@ def _trained(table: Table) -> set[str]:
 
 
 def parameters(tables: Sequence[Table]) -> list[Numbers]:
-    """Return for each table the tensors that training is to change: those that an optimizer names or, if no optimizer names any, all of a
-    model's."""
+    """Return, for each table, the numbers of the tensors that training should change: those that an optimizer names. If no optimizer names
+    any, return all tensors of a model."""
     trained = set[str]().union(*map(_trained, tables))
     return [
         np.array([n for n, piece in enumerate(table.pieces) if _is_parameter(piece, trained)], np.intp)
@@ -177,15 +178,15 @@ def _is_parameter(piece: Piece, trained: set[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Digest:
-    """Computes one number over everything that a node's ranks must hold alike with their replicas on another node."""
+    """Computes one number over all bits of a node's ranks that replicas on another node must have too."""
 
     model: str
-    """Equal on two nodes if each rank of one holds the same places of the same tensors as its counterpart on the other."""
+    """Equal on two nodes if each rank of one has the same parts of the same tensors as its counterpart on the other."""
     rows: tuple[Numbers, ...]
-    """Numbers of the tensors that count, by rank."""
+    """Numbers of the tensors to include, by rank."""
 
     def of(self, words: Sequence[Words]) -> int:
-        """Return 48 bits for the snapshot with these fingerprints, given rank by rank."""
+        """Return 48 bits for the snapshot with these fingerprints, which are given rank by rank."""
         mixed = blake2b(digest_size=6)
         for held, rows in zip(words, self.rows, strict=True):
             mixed.update(held[rows].tobytes())
@@ -193,9 +194,10 @@ class Digest:
 
 
 def digest(tables: Sequence[Table]) -> Digest | None:
-    """Return the digest of a node's ranks: over their trained parameters and the optimizer's tensors. A distributed optimizer has other
-    shards on each rank, so it does not tell what is trained. Then the digest is over all of the model and nothing else. Where places are
-    unknown, it is over what optimizers name and keep. Integers are left out. Return None if a rank has nothing of the kind."""
+    """Return the digest of a node's ranks: over their trained parameters and the optimizer's tensors. A distributed optimizer has different
+    shards on each rank, so it does not show which tensors are trained. Then the digest covers exactly the model. If the parts are unknown,
+    it covers the parameters that optimizers name and the tensors that optimizers keep. Integers are left out. Return None if a rank has no
+    such tensor."""
     keys, rows = blake2b(digest_size=6), []
     for table in tables:
         chosen = sorted((repr(_key(table.pieces[n])), n) for n in _replicated(table))
@@ -222,7 +224,7 @@ def _replicated(table: Table) -> list[int]:
         if part.name.count("/") > 1
     ]
     if not any(_OPTIMIZER.match(piece.name) for _, piece in held):
-        return []  # nothing tells which tensors are trained
+        return []  # nothing shows which tensors are trained
     if not own or not whole.issuperset(own):
         return [n for n, _ in model]
     trained = {name for name, *_ in own}
@@ -230,8 +232,8 @@ def _replicated(table: Table) -> list[int]:
 
 
 class Ledger:
-    """What the snapshots of one layout have shown, for each comparison: the last value that all ranks held, the number of different values
-    in a row, and the tensors left out for good. Only `look` and `leave` change it."""
+    """What the snapshots of one layout have shown, for each comparison. That is: the last value that all ranks had, the number of different
+    values in a row, and the tensors that are never compared again. Only `look` and `leave` change it."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.comparisons = comparisons(tables)
@@ -239,10 +241,11 @@ class Ledger:
         self._values = [np.zeros(len(each.names), np.intp) for each in self.comparisons]
         self._apart = [np.zeros(len(each.names), np.bool_) for each in self.comparisons]
         self.parted = False
-        """No trusted moment was equal in the last snapshot that `look` saw: each rank has trained by itself."""
+        """Whether no trusted moment (optimizer tensor) was equal in the last snapshot passed to `look`: each rank has trained
+        independently."""
 
     def look(self, words: Sequence[Words]) -> list[Apart]:
-        """Return the tensors that were equal before and differ in the snapshot with these fingerprints, given rank by rank."""
+        """Return the trusted tensors that differ between ranks in the snapshot with these fingerprints, which are given rank by rank."""
         found: list[Apart] = []
         moments: list[bool] = []
         for number, each in enumerate(self.comparisons):
@@ -262,12 +265,12 @@ class Ledger:
         return found
 
     def leave(self) -> None:
-        """Trust no tensor any more."""
+        """Make every tensor untrusted, for good."""
         for apart in self._apart:
             apart[:] = True
 
     def value(self, name: str, ranks: Sequence[int], words: Sequence[Words]) -> int | None:
-        """Return the fingerprint of that tensor if those ranks all hold the same; None otherwise."""
+        """Return the fingerprint of the tensor `name` if all of `ranks` have the same; None otherwise."""
         for each in self.comparisons:
             if each.ranks == tuple(ranks) and name in each.names:
                 row = set(_held(each, words)[each.names.index(name)].tolist())

@@ -1,7 +1,7 @@
-"""What the JSON of a snapshot may contain: fields, kinds and ranges, all checked before use. Pure.
+"""Fields, types and ranges that the JSON of a snapshot may contain, all checked before use. Pure.
 
-bytes → `parse` → `checked`, by one of the forms here or in `manifest.py`. No size, count or index exceeds these bounds. `tensor_table.py`
-and `shared_chunks.py` check that they fit each other.
+bytes → `parse` → `checked`, against one of the forms here or in `manifest.py`. No size, count or index exceeds these limits.
+`tensor_table.py` and `shared_chunks.py` check that they are consistent.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from msgspec import Meta, Struct
 from ...resilience.errors import SnapshotError
 
 MOST_AXES = 64
-"""As many as numpy's arrays have."""
+"""The most axes of a tensor, as in numpy."""
 MOST_NAME = 1 << 16
 MOST_ELEMENTS = 1 << 59
-"""Of a tensor: its size in bytes still fits into 64 bits."""
+"""Upper bound of a tensor's elements. Below it, the size in bytes fits into 64 bits."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 Word = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -28,11 +28,11 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 _Form = TypeVar("_Form")
 _SHOWN = 200
-"""Characters of the input that a message repeats."""
+"""The most characters of the input that an error message repeats."""
 
 
 class PartForm(Struct, array_like=True, forbid_unknown_fields=True):
-    """A row of a `sharding.Part`, in the order of its fields."""
+    """A `sharding.Part` as a JSON array, in the order of its fields."""
 
     name: Name
     shape: Axes
@@ -47,7 +47,7 @@ class PartForm(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class PieceForm(Struct, array_like=True, forbid_unknown_fields=True):
-    """A row of a `tensor_table.Piece`."""
+    """A `tensor_table.Piece` as a JSON array."""
 
     name: Name
     dtype: str
@@ -64,7 +64,7 @@ class TableForm(Struct, forbid_unknown_fields=True):
 
 
 def parse(data: bytes, where: str) -> Any:
-    """Return the parsed JSON. Raises SnapshotError."""
+    """Return the parsed JSON. Raises SnapshotError for invalid JSON."""
     try:
         return json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -72,11 +72,11 @@ def parse(data: bytes, where: str) -> Any:
 
 
 def checked(found: Any, form: type[_Form], where: str) -> _Form:
-    """Return `found` if it has exactly the fields, kinds and ranges of `form`. A bool does not count as an int, nor NaN as a number. Raises
-    SnapshotError otherwise."""
+    """Return `found`, converted to `form`, if it has exactly the form's fields, types and ranges. A bool is not accepted as an int, nor NaN
+    as a number. Raises SnapshotError otherwise."""
     try:
         return msgspec.convert(found, form, strict=True)
-    except (msgspec.ValidationError, RecursionError, UnicodeError) as error:  # the last for a lone surrogate
+    except (msgspec.ValidationError, RecursionError, UnicodeError) as error:  # UnicodeError: a lone surrogate
         raise SnapshotError(f"{where} is damaged, or of another version: {str(error)[:_SHOWN]}") from None
 
 

@@ -1,8 +1,8 @@
-"""Where each byte of a payload lies in its shard file. Pure.
+"""Maps each byte of a payload (a rank's tensors, one after another) to its place in the shard file. Pure.
 
-A shard of zarr v3 (`sharding_indexed`, packed) is `[chunk | crc32c] × n | index | crc32c of the index`. A slot has this same layout,
-without the index. So nothing is copied between staging and the disk. A chunk and its checksum together fill 4 MiB. Every chunk starts on a
-page, as direct I/O and devices prefer it. Chunks that another rank writes are left out of the file.
+A shard of zarr v3 (`sharding_indexed`, packed) is `[chunk | crc32c] × n | index | crc32c of the index`. A slot has the same layout, without
+the index. So the disk write needs no copy of a staged slot. A chunk and its checksum together fill 4 MiB. Every chunk starts on a page,
+which is best for direct I/O and devices. Chunks that another rank writes are left out of the file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CRC_BYTES = 4
 _CRC = struct.Struct("<I")
 STRIDE_BYTES = 4 << 20
 CHUNK_BYTES = STRIDE_BYTES - CRC_BYTES
-"""Unit of checksums and of reading (facts: larger ones do not get faster)."""
+"""Bytes per chunk, the unit of checksums and of reading (facts: larger chunks are not faster)."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """The image of a payload of `payload_bytes`, a size that `padded` returned: whole chunks, or one smaller chunk."""
+    """The image of a payload of `payload_bytes`, a size that `padded` returned: several whole chunks, or one smaller chunk."""
 
     payload_bytes: int
 
@@ -35,7 +35,7 @@ class Image:
 
     @cached_property
     def stride_bytes(self) -> int:
-        """Distance from one chunk to the next, its checksum included: whole pages."""
+        """Bytes from the start of one chunk to the start of the next, including the checksum: a multiple of the page size."""
         return self.chunk_bytes + CRC_BYTES
 
     @property
@@ -47,12 +47,12 @@ class Image:
         return self.chunks * self.stride_bytes
 
     def file_bytes(self, written: int) -> int:
-        """Return the size of a shard with `written` of the chunks; 0 without any, because then there is no file."""
+        """Return the size in bytes of a shard that contains `written` chunks. Return 0 for 0 chunks, because then there is no file."""
         return written * self.stride_bytes + 16 * self.chunks + CRC_BYTES if written else 0
 
     def index(self, written: Sequence[int], room: int = 0) -> bytes:
-        """Return what follows the chunks `written`: an (offset, size) pair for each chunk, and the checksum of all pairs. The pair of a
-        chunk that is not there is all ones. room: the number of pairs; 0 for one for each chunk of the image."""
+        """Return the bytes that follow the chunks `written`: an (offset, size) pair for each chunk, and the checksum of all pairs. The pair
+        of a missing chunk is all ones. room: the number of pairs; 0: one for each chunk of the image."""
         pairs = np.full((room or self.chunks, 2), ~np.uint64(0), "<u8")
         pairs[written, 0] = np.arange(len(written)) * self.stride_bytes
         pairs[written, 1] = self.stride_bytes
@@ -60,7 +60,7 @@ class Image:
         return body + _CRC.pack(crc32c(body))
 
     def segments(self, offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the runs of payload bytes [offset, offset + nbytes): (chunk, place in the chunk, bytes), in order."""
+        """Yield where the payload bytes [offset, offset + nbytes) are, as contiguous runs: (chunk, offset in the chunk, bytes)."""
         size = self.chunk_bytes
         while nbytes > 0:
             chunk, at = divmod(offset, size)
@@ -69,23 +69,24 @@ class Image:
             offset, nbytes = offset + run, nbytes - run
 
     def aligned(self, offset: int, align: int) -> int:
-        """Return the first payload offset from `offset` on whose place in the image is a multiple of `align`, which divides a page."""
+        """Return the first payload offset, at or after `offset`, whose place in the image is a multiple of `align`. A page must be a
+        multiple of `align`."""
         chunk, at = divmod(offset, self.chunk_bytes)
         at = -(-at // align) * align
         # After the last multiple of `align` in a chunk comes the next chunk's start: the checksum fills the bytes between them.
         return chunk * self.chunk_bytes + min(at, self.chunk_bytes)
 
     def chunk(self, memory: memoryview, index: int) -> memoryview:
-        """Return the payload of one chunk, in memory laid out as the image."""
+        """Return the payload bytes of one chunk, in memory laid out as this image."""
         at = index * self.stride_bytes
         return memory[at : at + self.chunk_bytes]
 
     def sealed(self, memory: memoryview, index: int) -> memoryview:
-        """Return the chunk and the checksum behind it."""
+        """Return the chunk followed by its checksum."""
         return memory[index * self.stride_bytes : (index + 1) * self.stride_bytes]
 
     def seal(self, memory: memoryview, chunks: Sequence[int]) -> list[int]:
-        """Write the checksum of each of `chunks` behind it, and return the checksums."""
+        """Write the checksum of each of `chunks` behind the chunk, and return the checksums."""
         crcs = [crc32c(self.chunk(memory, index)) for index in chunks]
         for index, crc in zip(chunks, crcs, strict=True):
             _CRC.pack_into(memory, index * self.stride_bytes + self.chunk_bytes, crc)
@@ -93,7 +94,7 @@ class Image:
 
 
 def padded(nbytes: int) -> int:
-    """Return `nbytes` rounded up to whole chunks. Up to one chunk, the size and its checksum together fill whole pages."""
+    """Return `nbytes` rounded up to whole chunks. If one chunk suffices, its size and its checksum together fill whole pages."""
     if nbytes <= CHUNK_BYTES:
         return pages(nbytes + CRC_BYTES) - CRC_BYTES
     return -(-nbytes // CHUNK_BYTES) * CHUNK_BYTES

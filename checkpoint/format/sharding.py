@@ -1,7 +1,8 @@
-"""Where a piece of a tensor lies in the global tensor, and which elements two layouts have in common. Pure; knows neither torch nor files.
+"""Describes where a piece of a tensor lies in the global tensor (a tensor that is split over ranks), and which elements two layouts share.
+Pure; uses neither torch nor files.
 
-A rank's live tensor is a list of `Part`s. Writing needs nothing more: the bytes are written in the order in which they lie. Reading in
-another layout goes part → `boxes` → `overlap` of each box that is wanted with each box that was saved → copy.
+A rank's live tensor is a list of `Part`s. Writing needs nothing more: the bytes are written as they lie in memory. Reading in another
+layout goes part → `boxes` → `overlap` of each wanted box with each saved box → copy.
 """
 
 from __future__ import annotations
@@ -17,34 +18,36 @@ Shape = tuple[int, ...]
 
 _PRIME = (1 << 127) - 1
 _POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
-"""A random coordinate for each axis, which no writer of a snapshot can know beforehand."""
+"""A random coordinate for each axis. A snapshot's writer cannot know it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A box of the global tensor `name`, or a flat range of such a box, and the elements of a live tensor that hold it."""
+    """A box of the global tensor `name`, or a flat range of such a box, and the elements of a live tensor that contain it."""
 
     name: str
     shape: Shape
-    """Of the global tensor."""
+    """Shape of the global tensor."""
     offset: Shape
-    """Where the box begins in it."""
+    """First index of the box in the global tensor."""
     box: Shape
     """The shape of the box, with as many axes as the global tensor."""
     flat: tuple[int, int] | None = None
-    """Only the elements [start, stop) of the row-major box are held: the shard of a distributed optimizer cuts through it."""
+    """If set, the part is only the elements [start, stop) of the row-major box: the shard of a distributed optimizer may end inside a
+    box."""
     replica: tuple[int, ...] = ()
-    """Which of several holders this one is, along axes that the framework defines. One holder of each element has only zeros."""
+    """Number of this holder among several holders of the same elements, along axes that the framework defines. Exactly one holder has only
+    zeros."""
     start: int = 0
-    """The element of the flattened, row-major live tensor that holds the first element of this part."""
+    """Index, in the flattened row-major live tensor, of this part's first element."""
     strides: Shape | None = None
-    """Distance, in elements of the live tensor, from one index of the box to the next, by axis. None if the box lies there row-major and
-    without gaps. (A gated layer's halves and stacked experts are views with strides, or transposed ones.)"""
+    """Elements of the live tensor between neighbouring indexes of the box, by axis. None if the box is row-major there, without gaps. (A
+    gated layer's halves and stacked experts are views with strides, or transposed ones.)"""
     stacked: int = 0
-    """Number of leading axes that count tensors (layers, experts) and don't belong to one of them. A scalar beside the tensor has them
-    too."""
+    """Number of leading axes that count tensors (layers, experts). A scalar that belongs to the tensor, such as a step count, has these
+    axes too."""
     padded: bool = False
-    """The first axis is padded to suit the layout (a vocabulary): the global shapes of two layouts may differ there."""
+    """The first axis is padded to suit the layout (a vocabulary). The global shapes of two layouts may differ in that axis."""
 
     @property
     def elements(self) -> int:
@@ -56,14 +59,14 @@ class Part:
 
     @property
     def last(self) -> int:
-        """The element of the live tensor that holds this part's last element. The part must not be empty."""
+        """The index, in the live tensor, of this part's last element. The part must not be empty."""
         if self.strides is None:
             return self.start + self.elements - 1
         return self.start + sum((size - 1) * stride for size, stride in zip(self.box, self.strides, strict=True))
 
 
 def cutting(parts: Sequence[Part]) -> int:
-    """Return a sort key for how a live tensor of these parts is cut: 0, not at all; 1, into boxes; 2, flat; 3, unknown."""
+    """Return a sort key for how a live tensor with these parts is split: 0, not at all; 1, into boxes; 2, flat; 3, unknown."""
     if not parts:
         return 3
     if any(part.flat is not None for part in parts):
@@ -76,7 +79,8 @@ def row_major(shape: Shape) -> Shape:
 
 
 def cut(shape: Shape, start: int, stop: int) -> Iterable[tuple[Shape, Shape]]:
-    """Yield the flat range [start, stop) of a row-major array of `shape` as boxes (offset, shape), in order; at most 2·axes - 1 of them."""
+    """Yield the flat range [start, stop) of a row-major array of `shape` as boxes (offset, shape), in ascending order. There are at most
+    2·axes - 1 boxes."""
     if start >= stop:
         return
     if not shape:
@@ -98,7 +102,7 @@ def cut(shape: Shape, start: int, stop: int) -> Iterable[tuple[Shape, Shape]]:
 
 
 def boxes(part: Part) -> list[Part]:
-    """Return the same elements as parts without flat ranges, each with explicit strides."""
+    """Return the elements of `part` as parts without flat ranges, each with explicit strides."""
     strides = part.strides or row_major(part.box)
     if part.flat is None:
         return [replace(part, strides=strides)] if part.elements else []
@@ -111,8 +115,8 @@ def boxes(part: Part) -> list[Part]:
 
 
 def within(part: Part, begin: int, end: int) -> list[Part]:
-    """Return what the elements [begin, end) of the live tensor hold of `part`, as parts of those elements alone. `part` has no flat
-    range."""
+    """Return the elements of `part` that lie in the range [begin, end) of the live tensor, as parts of that range. `part` must not have a
+    flat range."""
     if part.strides is None:
         first, last = max(begin, part.start), min(end, part.start + part.elements)
         if first >= last:
@@ -152,8 +156,8 @@ def _elements_before(lengths: Shape, steps: Shape, bound: int) -> int:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A box that two live tensors hold. Element [i, j, …] lies at `source` + i, j, … · `source_strides` in one, and likewise in the
-    other."""
+    """A box that two live tensors share. Element [i, j, …] is at `source` + i, j, … · `source_strides` in one tensor; likewise in the
+    target."""
 
     box: Shape
     source: int
@@ -161,11 +165,11 @@ class Overlap:
     target: int
     target_strides: Shape
     offset: Shape
-    """Of the box in the global tensor."""
+    """Offset of the box in the global tensor."""
 
 
 def overlap(source: Part, target: Part) -> Overlap | None:
-    """Return what two boxes, as `boxes` gives them, have in common; None if nothing. Both are of the same global tensor."""
+    """Return the box that two parts returned by `boxes` share; None if there is none. Both are of the same global tensor."""
     low = tuple(max(a, b) for a, b in zip(source.offset, target.offset, strict=True))
     ends = [(o + n for o, n in zip(p.offset, p.box, strict=True)) for p in (source, target)]
     box = tuple(min(a, b) - at for a, b, at in zip(*ends, low, strict=True))
@@ -175,10 +179,10 @@ def overlap(source: Part, target: Part) -> Overlap | None:
 
 
 def covers(found: Iterable[tuple[Shape, Shape]], offset: Shape, box: Shape) -> bool:
-    """Return whether boxes (offset, shape) make up `box` at `offset`, each element once. The time is linear in their number.
+    """Return whether the boxes (offset, shape) fill `box` at `offset`, with each element exactly once. The time is linear in their number.
 
-    A set of elements is a polynomial, with a term a₀^i·a₁^j… for each element [i, j, …]. Two sets are taken as equal if their polynomials
-    are equal at a random point (Schwartz and Zippel). The answer is wrong at most once in 2⁶⁰ times.
+    A set of elements is represented by a polynomial, with a term a₀^i·a₁^j… for each element [i, j, …]. Two sets count as equal if their
+    polynomials are equal at a random point (Schwartz and Zippel). The answer is wrong at most once in 2⁶⁰ times.
     """
     total = sum(_value(tuple(a - b for a, b in zip(at, offset, strict=True)), size) for at, size in found)
     return total % _PRIME == _value((0,) * len(box), box) % _PRIME
@@ -197,8 +201,8 @@ def _address(part: Part, at: Shape) -> tuple[int, Shape]:
 
 
 def scalars(parts: Iterable[Part]) -> list[Part]:
-    """Return the parts of a number that belongs to the tensor that `parts` make up, such as a step count: one scalar, or one for each
-    stacked layer or expert. The rank that holds the tensor's first element is the main holder; all others hold replicas."""
+    """Return the parts of a number that belongs to the tensor formed by `parts`, such as a step count: one scalar, or one for each stacked
+    layer or expert. The rank with the tensor's first element is the main holder; all other ranks are replicas."""
     found: dict[tuple[str, Shape], Part] = {}
     for part in parts:
         lead = part.stacked

@@ -1,9 +1,9 @@
-"""Which rank writes each chunk that several ranks hold alike, and where that chunk lies then. Pure.
+"""Decides which rank writes each chunk that several ranks share, and where that chunk is stored. Pure.
 
-tables and fingerprints of ranks → chunks that look alike → a writer for each chunk of each rank → `Sources` in the manifest
+tables and fingerprints of ranks → chunks that look equal → a writer for each chunk of each rank → `Sources` in the manifest
 
-Replicas hold most of their state in the same order (`arena/staging.py` sees to that), hence in the same chunks of their images. Equal
-fingerprints only say that two chunks look alike. The node that writes them compares their bytes to be sure.
+Replicas have most of their state in the same order (`arena/staging.py` arranges that), hence in the same chunks of their images. Equal
+fingerprints only suggest that two chunks are equal. So the node that writes them also compares their bytes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ...resilience.errors import SnapshotError
 from .tensor_table import Table
 
 Writers: TypeAlias = list[int]
-"""For each chunk of one rank, which rank writes it: an index into the list of ranks."""
+"""For each chunk of one rank, the rank that writes it, as an index into the list of ranks."""
 
 
 def deal(tables: Sequence[Table], fingerprints: Sequence[NDArray[np.uint64]]) -> list[Writers]:
-    """Return the writer of each chunk, for each rank: one of the ranks that seem to hold it. Runs of chunks are dealt so that all ranks
-    write about as much."""
+    """Return, for each rank, the writer of each chunk: one of the ranks that seem to have it. Runs of chunks are distributed so that all
+    ranks write about the same amount."""
     looks = [_looks(table, words.tolist()) for table, words in zip(tables, fingerprints, strict=True)]
     holders: dict[tuple[int, object], list[int]] = defaultdict(list)
     for rank, chunks in enumerate(looks):
@@ -50,7 +50,7 @@ def deal(tables: Sequence[Table], fingerprints: Sequence[NDArray[np.uint64]]) ->
 
 
 def _looks(table: Table, words: Sequence[int]) -> list[tuple[object, ...]]:
-    """Return a key for each chunk that is equal for chunks with the same bytes: which bytes of which tensors lie where."""
+    """Return a key for each chunk: which bytes of which tensors it contains, and where. Chunks with the same bytes have equal keys."""
     pieces, by_chunk = table.pieces, table.by_chunk()
     return [
         (
@@ -78,7 +78,8 @@ def _evenly(chunks: int, ranks: Sequence[int], load: Counter[int]) -> Iterator[i
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the chunks of a rank's image are: runs of (number of chunks, global rank, place of the first in what that rank wrote)."""
+    """Where the chunks of a rank's image are stored. A run is (number of chunks, global rank, place of the first chunk in that rank's
+    slab)."""
 
     rank: int
     runs: tuple[tuple[int, int, int], ...]
@@ -90,24 +91,24 @@ class Sources:
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
-        """By chunk: the global rank that wrote it, and its place in what that rank wrote."""
+        """For each chunk: the global rank that wrote it, and its place in that rank's slab."""
         return [(rank, first + number) for chunks, rank, first in self.runs for number in range(chunks)]
 
     @cached_property
     def own(self) -> list[int]:
-        """The chunks that this rank has written, in the order in which they lie in its slab."""
+        """The chunks that this rank has written, in the order of its slab."""
         return [chunk for chunk, (rank, _) in enumerate(self.places) if rank == self.rank]
 
     @cached_property
     def ends(self) -> dict[int, int]:
-        """By global rank: the end of the places in its slab at which chunks of this image lie."""
+        """By global rank: the end of the range of places in its slab that contain chunks of this image."""
         found: dict[int, int] = {}
         for chunks, rank, first in self.runs:
             found[rank] = max(found.get(rank, 0), first + chunks)
         return found
 
     def check(self, chunks: int, world: int) -> None:
-        """Raise SnapshotError unless each of the chunks has one place, and what this rank wrote lies without gaps."""
+        """Raise SnapshotError unless each chunk has one place, and the chunks that this rank wrote lie without gaps."""
         sound = all(n > 0 and 0 <= rank < world and 0 <= first < 1 << 40 for n, rank, first in self.runs)
         if not sound or sum(n for n, _, _ in self.runs) != chunks:
             raise SnapshotError(f"the rank manifest does not say where each of its {chunks} chunks is")
@@ -118,7 +119,7 @@ class Sources:
 
 
 def check_places(sources: Sequence[Sources]) -> None:
-    """Raise SnapshotError unless each chunk is where its sources say. sources: those of all ranks, in order."""
+    """Raise SnapshotError unless each chunk is where its sources say. sources: the sources of all ranks, by rank."""
     for each in sources:
         for chunk, (rank, place) in enumerate(each.places):
             if sources[rank].own[place : place + 1] != [chunk]:
@@ -128,7 +129,7 @@ def check_places(sources: Sequence[Sources]) -> None:
 
 
 def placed(ranks: Sequence[int], dealt: Sequence[Writers]) -> list[Sources]:
-    """Return `dealt` as places in slabs, for each rank. ranks: the global ranks that `dealt` is about."""
+    """Return, for each rank, the writers in `dealt` as places in slabs. ranks: the global ranks to which the entries of `dealt` belong."""
     places = [
         {chunk: place for place, chunk in enumerate(c for c, writer in enumerate(writers) if writer == number)}
         for number, writers in enumerate(dealt)

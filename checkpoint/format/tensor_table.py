@@ -1,7 +1,7 @@
-"""The table of a slot or slab: which tensors it holds, and where. Pure.
+"""The table of a slot or slab: which tensors it contains, and where. Pure.
 
-plan (names, dtypes, shapes) → `Layout` → with the skeleton as JSON beside the payload → `Table`, accepted only if every number fits.
-Offsets count in the payload. `shard_image.py` tells where a byte of the payload lies in memory and on disk.
+plan (names, dtypes, shapes) → `Layout` → with the skeleton as JSON beside the payload → `Table`, accepted only if every number is valid.
+Offsets are relative to the payload. `shard_image.py` maps a byte of the payload to memory and disk.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .shard_image import CHUNK_BYTES, Image, padded
 from .sharding import Part
 
 ALIGN_BYTES = 64
-"""A cache line, and more than any dtype's alignment."""
+"""Alignment of each tensor in bytes: a cache line, and more than any dtype needs."""
 
 _WHOLE = Image(CHUNK_BYTES)
-"""Used to align offsets: all payloads of whole chunks align alike, and a smaller payload aligns like the first chunk."""
+"""Used to align offsets: all payloads of whole chunks align in the same way, and a smaller payload aligns like the first chunk."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -36,12 +36,12 @@ ITEM_BYTES = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     "complex128": 16,
 }
-"""The dtypes a snapshot can hold, by torch's names, and the bytes of an element."""
+"""The dtypes that a snapshot can contain, by torch's names, and the bytes per element."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """One tensor: `nbytes` bytes from `offset` of the payload on, row-major, little-endian."""
+    """One tensor: `nbytes` bytes of the payload from `offset` on, row-major, little-endian."""
 
     name: str
     dtype: str
@@ -49,14 +49,14 @@ class Piece:
     offset: int
     nbytes: int
     parts: tuple[Part, ...] = ()
-    """Where it lies in global tensors; empty if unknown."""
+    """The parts of global tensors that it contains; empty if unknown."""
     trained: bool = False
-    """True if an optimizer names it as one of its parameters. Set only if no parts are known."""
+    """Whether an optimizer names it as one of its parameters. Set only if no parts are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where the bytes lie. `payload_bytes` is padded to whole chunks, gaps and padding are zero."""
+    """Where the tensors' bytes lie. `payload_bytes` is padded to whole chunks; gaps and padding are zero."""
 
     pieces: tuple[Piece, ...]
     payload_bytes: int
@@ -66,7 +66,7 @@ class Layout:
         return Image(self.payload_bytes)
 
     def by_chunk(self) -> dict[int, list[tuple[int, int, int, int]]]:
-        """Return what each chunk holds, piece by piece: (number of the piece, first byte within the piece, place in the chunk, bytes)."""
+        """Return the contents of each chunk, piece by piece: (number of the piece, first byte in the piece, offset in the chunk, bytes)."""
         found: dict[int, list[tuple[int, int, int, int]]] = {}
         for number, piece in enumerate(self.pieces):
             done = 0
@@ -83,7 +83,7 @@ class Table(Layout):
     skeleton: Json
 
     def described(self) -> Any:
-        """Return the state, with a piece in the place of each tensor and array."""
+        """Return the state, with a piece in place of each tensor and array."""
         return unflatten(self.skeleton, {piece.name: piece for piece in self.pieces}, array=lambda piece: piece)
 
     def as_object(self) -> Json:
@@ -91,7 +91,7 @@ class Table(Layout):
 
     @classmethod
     def from_object(cls, found: Json) -> Table:
-        """Return the table in a parsed JSON value. Raises SnapshotError unless every piece fits in."""
+        """Return the table in a parsed JSON value. Raises SnapshotError unless every piece fits into the payload."""
         return cls.of_form(checked(found, TableForm, "the tensor table"))
 
     @classmethod
@@ -118,12 +118,12 @@ class Table(Layout):
 
     @classmethod
     def from_json(cls, data: bytes) -> Table:
-        """Return the table in `data`. Raises SnapshotError for anything else."""
+        """Return the table in `data`. Raises SnapshotError for invalid data."""
         return cls.from_object(parse(data, "the tensor table"))
 
     @classmethod
     def of(cls, layout: Layout, data: bytes) -> Table:
-        """Return the table in `data`, which this process wrote for a state with the layout `layout`."""
+        """Return the table in `data`. This process wrote `data` for a state with the layout `layout`."""
         return cls(pieces=layout.pieces, payload_bytes=layout.payload_bytes, skeleton=json.loads(data)["skeleton"])
 
 
@@ -143,8 +143,8 @@ def lay_out(
     parts: Mapping[str, Sequence[Part]] = MappingProxyType({}),
     trained: Collection[str] = (),
 ) -> Layout:
-    """Lay out tensors given as (name, dtype, shape), in that order. parts: by name, where they are known. trained: names of parameters that
-    optimizers have. Raises SnapshotError for an unknown dtype, and for too many axes or too long a name."""
+    """Lay out tensors, given as (name, dtype, shape), in the given order. parts: the known parts, by tensor name. trained: names of
+    optimizers' parameters. Raises SnapshotError for an unknown dtype, for too many axes, and for too long a name."""
     pieces: list[Piece] = []
     end = 0
     for name, dtype, shape in tensors:
@@ -174,7 +174,7 @@ def lay_out(
 
 
 def encoded(skeleton: str, pieces: str, payload_bytes: int) -> bytes:
-    """Return a table's JSON. skeleton, pieces: JSON already."""
+    """Return a table's JSON. `skeleton` and `pieces` are JSON already."""
     return f'{{"skeleton":{skeleton},"pieces":{pieces},"payload_bytes":{payload_bytes}}}'.encode()
 
 
@@ -227,7 +227,7 @@ def _piece(form: PieceForm) -> Piece:
 
 
 def _part(form: PartForm, elements: int) -> Part:
-    """Return a part of a tensor that has `elements` elements. Raises SnapshotError unless all of it lies within the tensor."""
+    """Return a part of a tensor that has `elements` elements. Raises SnapshotError unless the whole part lies within the tensor."""
     shape, offset, box, flat, strides = form.shape, form.offset, form.box, form.flat, form.strides
     if (
         len(shape) == len(offset) == len(box) >= form.stacked
