@@ -1,7 +1,8 @@
-"""A slab's shard file as one stream of direct I/O: slot → disk, and disk → chunks, around the page cache.
+"""Writes and reads a slab's shard file by direct I/O, around the page cache: slot → disk, and disk → chunks. (A slab is the file with one
+rank's tensors.)
 
-Tests hold it byte for byte to what tensorstore writes (`zarr_slab.py` is the reference). The page cache is the bottleneck of large
-sequential writes. Past it a slab takes 1.03 times as long as the bare bytes (measured; with tensorstore's file driver 2.7 times).
+Tests require the same bytes that tensorstore writes (`zarr_slab.py` is the reference). The page cache is the bottleneck of large sequential
+writes. Without it, a slab takes 1.03 times as long as the raw bytes (measured; with tensorstore's file driver 2.7 times).
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from ..backend.filesystem import open_file
 from ..format.shard_image import PAGE_BYTES, Image, pages
 
 BLOCK_BYTES = 16 << 20
-"""Size of one request of the writer. With 4 MiB a write takes 1.05 times as long (measured)."""
+"""Bytes of one write request. With 4 MiB, a write takes 1.05 times as long (measured)."""
 _READERS = 4
-"""Reads under way at a time. With one, reading takes 2.5 times as long (measured)."""
+"""Number of concurrent reads. With one, reading takes 2.5 times as long (measured)."""
 _AHEAD = 4
-"""Chunks that are read before they are asked for."""
+"""Number of chunks that are read ahead."""
 
 
 def write(
     path: Path, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
 ) -> list[int]:
-    """Write `chunks`, ascending, of the slot `memory`, which starts on a page, as the shard file `path`. It is durable except for its name.
-    Return the checksum of each chunk. A second thread puts them into the slot on the way. pace: called with the bytes of each request
-    before it.
+    """Write `chunks` (ascending) of the slot `memory` as the shard file `path`. `memory` must start on a page. The file is durable except
+    for its name. Return the checksum of each chunk. Meanwhile, a second thread writes the checksums into the slot. pace: called before each
+    request with its number of bytes.
 
     Raises OSError.
     """
@@ -58,7 +59,8 @@ def write(
 
 
 def read(places: Sequence[tuple[Path, int]], nbytes: int) -> Iterator[memoryview]:
-    """Yield `nbytes`, whole pages, from each place (file, offset), in that order. Later reads overwrite the bytes: use them at once.
+    """Yield `nbytes` bytes, a multiple of the page size, from each place (file, offset), in the given order. Later reads overwrite the
+    bytes, so use them immediately.
 
     Raises OSError, and SnapshotError for a file that is missing or too short.
     """
@@ -82,14 +84,14 @@ def read(places: Sequence[tuple[Path, int]], nbytes: int) -> Iterator[memoryview
 
 
 def tail(path: Path, offset: int, nbytes: int) -> memoryview:
-    """Return the `nbytes` from `offset` on, which is the start of a page. Raises as `read` does."""
+    """Return the `nbytes` bytes from `offset` on. `offset` must be the start of a page. Raises as `read` does."""
     with _opened(path, os.O_RDONLY) as descriptor:
         return _read_all(descriptor, memoryview(mmap.mmap(-1, pages(nbytes))), offset, path, nbytes)
 
 
 def _buffers(number: int, nbytes: int) -> list[memoryview]:
-    """Return buffers, in huge pages if the kernel has them. A request of many scattered pages is split up, and can fill a device's queue
-    alone."""
+    """Return buffers, in huge pages if the kernel provides them. The kernel splits a request of many scattered pages, and its parts can
+    fill a device's queue."""
     memory = mmap.mmap(-1, max(1, number) * nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -98,7 +100,7 @@ def _buffers(number: int, nbytes: int) -> list[memoryview]:
 
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Open the file, with direct I/O if the file system has it."""
+    """Open the file, with direct I/O if the file system supports it."""
     try:
         descriptor = _open(path, flags | os.O_DIRECT)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -130,8 +132,8 @@ def _write_all(descriptor: int, data: list[memoryview], offset: int) -> None:
 
 
 def _read_all(descriptor: int, buffer: memoryview, offset: int, path: Path, least: int | None = None) -> memoryview:
-    """Fill `buffer`, or at least `least` bytes of it, and return a view of these. A read may give less than there is, if a network file
-    system was interrupted. Direct I/O goes on from a page's start."""
+    """Fill `buffer`, or at least `least` bytes of it, and return a view of these bytes. A read may return fewer bytes than exist, if a
+    network file system was interrupted. Direct I/O must continue from a page's start."""
     wanted, done = len(buffer) if least is None else least, 0
     while True:
         try:

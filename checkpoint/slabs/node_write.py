@@ -1,5 +1,5 @@
-"""Writes what each rank of a node adds to a snapshot: its slab, and then its manifest. Of the chunks that several ranks hold alike, each
-rank writes only its share.
+"""Writes each rank's part of a snapshot on one node: its slab (the file with its tensors), and then its manifest. If several ranks share
+the same chunks, each rank writes only some of them.
 
 views of slots → `divide` → `write`
 """
@@ -29,14 +29,14 @@ from . import zarr_slab
 from .slab_writer import Writer
 
 AT_A_TIME = {Files: 8, Objects: 1}
-"""Slabs that are written at a time. A memory file system takes 2.7 GB/s in one file however many threads write to it. In 4 files it takes
-10.7, in 8 files 18 (measured, 16 cores). A parallel file system often has each file on a server of its own. An object store gets several
-shards of one slab at a time (`zarr_slab.put`)."""
+"""Number of slabs written concurrently. A memory file system takes 2.7 GB/s in one file, however many threads write to it. In 4 files it
+takes 10.7 GB/s, in 8 files 18 GB/s (measured, 16 cores). A parallel file system often has each file on another server. An object store
+receives several shards of one slab concurrently (`zarr_slab.put`)."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank writes."""
+    """The chunks that one rank writes."""
 
     view: View
     table: Table
@@ -44,7 +44,7 @@ class Share:
 
     @classmethod
     def whole(cls, view: View) -> Share:
-        """Return all that the rank holds. Raises SnapshotError if the slot's table is not that of its content."""
+        """Return a share of all chunks of the rank. Raises SnapshotError if the slot's table does not match its content."""
         table = table_of(view.header, view.table)
         return cls(view, table, Sources.whole(view.header.rank, table.image.chunks))
 
@@ -60,8 +60,8 @@ class Share:
         return self.table.image.chunk(self.view.memory, index)
 
     def write(self, snapshot: Place, writer: Writer) -> None:
-        """Write the slab, and then its manifest. Do nothing if the manifest is there: the same attempt has the same bytes. Raises as
-        `writer` does."""
+        """Write the slab, and then its manifest. Do nothing if the manifest exists: attempts of the same name have the same bytes. Raises
+        as `writer` does."""
         if snapshot.there(paths.manifest_name(self.rank)):
             return
         slab, image, own = snapshot / paths.slab_name(self.rank), self.table.image, self.sources.own
@@ -79,12 +79,12 @@ class Share:
                 sources=self.sources,
             )
             self._prove()
-        # After the block, which deletes the slab on an error: the manifest may be there though this fails, and needs its slab.
+        # After the block, because the block deletes the slab on an error. If this write fails, the manifest may exist and needs its slab.
         snapshot.write(paths.manifest_name(self.rank), manifest.to_json())
 
     def _prove(self) -> None:
-        """Raise SnapshotError unless the bytes that the chunks' checksums cover have the tensors' fingerprints. So a later reader of some
-        of a tensor need not read all of it to be sure. (13 GB/s on one core; checksums 17.)"""
+        """Raise SnapshotError unless the bytes covered by the chunks' checksums have the tensors' fingerprints. So a later reader of a part
+        of a tensor need not read all of it. (13 GB/s on one core; the checksums take 17 GB/s.)"""
         found = [0] * len(self.table.pieces)
         for index, held in self.table.by_chunk().items():
             chunk = self.chunk(index)
@@ -99,7 +99,8 @@ class Share:
 
 
 def divide(views: Sequence[View]) -> list[Share]:
-    """Return the shares of ranks whose slots do not change meanwhile. One rank writes what several hold, if it is the same to the bit."""
+    """Return the ranks' shares. If several ranks have a chunk with the same bits, one of them writes it. The slots must not change
+    meanwhile."""
     shares = [Share.whole(view) for view in views]
     dealt = shared_chunks.deal([share.table for share in shares], [view.fingerprints for view in views])
     for number, writers in enumerate(dealt):
@@ -111,8 +112,8 @@ def divide(views: Sequence[View]) -> list[Share]:
 
 
 def write(shares: Sequence[Share], snapshot: Place, writer: Writer) -> None:
-    """Write all shares, a few at a time. After the first error no other share is begun. The error is raised once those under way have
-    ended: shares that are complete then stay for the next try. Raises as `writer` does."""
+    """Write all shares, a few at a time. After the first error, no further share is started. The error is raised once the running writes
+    have ended, so that complete shares stay for the next try. Raises as `writer` does."""
     with ThreadPoolExecutor(min(AT_A_TIME[type(snapshot)], len(shares))) as threads:
         parts = [threads.submit(share.write, snapshot, writer) for share in shares]
         try:

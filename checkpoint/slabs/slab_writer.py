@@ -1,5 +1,5 @@
-"""Chooses the writer of a slab: tensorstore, or one stream of direct I/O. In a directory both leave the same files, and a trial tells which
-is faster there. In an object store tensorstore writes."""
+"""Chooses the writer of a slab (the file with one rank's tensors): tensorstore, or a stream of direct I/O. In a directory, both write the
+same bytes, and a trial shows which is faster there. In an object store, tensorstore writes."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..format.shard_image import CHUNK_BYTES, PAGE_BYTES, Image
 from . import direct_io, zarr_slab
 
 Writer: TypeAlias = Callable[[Place, View, Sequence[int]], list[int]]
-"""Write some chunks of the view, ascending, as a new slab at that place, durable except for the directories. Returns the checksum of each.
-Several threads call it, each for a slab of its own. Raises MachineError, SnapshotError or OSError."""
+"""Writes some chunks of the view (ascending) as a new slab at that place, durable except for the directories. Returns each chunk's
+checksum. Several threads may call it, each for another slab. Raises MachineError, SnapshotError or OSError."""
 
 TRIAL_BYTES = 4 * CHUNK_BYTES
-"""Size of one trial. tensorstore writes smaller slabs: nothing could be gained there."""
+"""Bytes of one trial. tensorstore writes smaller slabs, because a faster writer would gain nothing there."""
 _MARK = ".trial-"
 _BURST_S = 0.05
-"""A limited stream may run ahead of its limit by this time."""
+"""A rate-limited stream may run ahead of its limit by this many seconds."""
 
 
 def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
-    """Return the writer for slabs under `root`. bytes_per_s: limit for all slabs together; 0 for no limit."""
+    """Return the writer for slabs under `root`. bytes_per_s: rate limit for all slabs together; 0: no limit."""
     return Fastest(root, bytes_per_s) if isinstance(root, Files) else Puts(bytes_per_s)
 
 
@@ -44,7 +44,7 @@ def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
 
 
 class Pace:
-    """Waits until `nbytes` more may be written. All threads share one limit."""
+    """A rate limit that all threads share. A call waits until `nbytes` more bytes may be written."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
@@ -73,7 +73,7 @@ class Puts:
 
 
 class Direct:
-    """Writes slabs into a directory, as one stream past the page cache."""
+    """Writes slabs into a directory, as one stream that bypasses the page cache."""
 
     def __init__(self, bytes_per_s: float = 0.0) -> None:
         self._pace = Pace(bytes_per_s)
@@ -89,8 +89,9 @@ class Direct:
 
 
 class Fastest:
-    """The faster writer under `root`, found by a trial of both before the first slab that is large enough for it to matter. With a limit it
-    is the stream, because tensorstore knows no limit. If the trial fails (a full disk), it is tensorstore, which will say why."""
+    """The faster writer under `root`. Before the first slab that is large enough to matter, a trial of both writers finds it. With a rate
+    limit, it is the stream, because tensorstore has no such limit. If the trial fails (a full disk), it is tensorstore, which will report
+    the reason."""
 
     def __init__(self, root: Files, bytes_per_s: float = 0.0) -> None:
         self._root = root

@@ -1,7 +1,8 @@
-"""A rank's payload ⇄ a slab: a zarr v3 array of bytes, a chunk a row, in shards, checksummed chunk by chunk.
+"""Converts a rank's payload (its tensors' bytes) into a slab and back. A slab is a zarr v3 array of bytes, with one row and one checksum
+per chunk, in shards.
 
-tensorstore defines the format; `direct_io.py` writes the same file. In a directory a slab is one shard. In an object store it is several,
-because S3 takes at most 5 GiB at once. Each setting below was measured, or its default loses data silently.
+tensorstore defines the format; `direct_io.py` writes the same file. In a directory, a slab is one shard. In an object store it is several
+shards, because S3 accepts at most 5 GiB in one request. Each setting below was measured, or its default loses data silently.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from ..format.shard_image import Image
 
 METADATA = "zarr.json"
 SHARD = "c/0/0"
-"""The only shard, in a directory."""
+"""Name of the only shard of a slab in a directory."""
 OBJECT_CHUNKS = 32
-"""Chunks in a shard of an object store: 128 MiB."""
+"""Chunks per shard in an object store: 128 MiB."""
 _PUTS = 3
-"""Shards under way at a time."""
+"""Number of concurrent uploads of shards."""
 _READ_CHUNKS = 4
-"""Chunks in one request: the library does not limit the bytes in flight, and one huge read is the slowest way."""
+"""Chunks per read request. The library does not limit the bytes in flight, and one huge read is the slowest way."""
 
 _FILES = ts.Context(
     {
@@ -50,8 +51,9 @@ _LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 def create(slab: Place, image: Image) -> ts.TensorStore:
-    """Write the metadata of a new slab, and return its array. Raises MachineError if the place is full or can't be written, SnapshotError
-    if there is a slab already. In an object store a slab that is there is continued, because the same attempt has the same bytes."""
+    """Write the metadata of a new slab, and return its array. Raises MachineError if the storage is full or not writable. In a directory,
+    raises SnapshotError if a slab exists already. In an object store, an existing slab is continued, because the same attempt has the same
+    bytes."""
     sharding = {
         "chunk_shape": [1, image.chunk_bytes],
         "codecs": [{"name": "bytes"}, _CRC],
@@ -68,19 +70,19 @@ def create(slab: Place, image: Image) -> ts.TensorStore:
         },
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
-    # Without the last setting, a chunk of zeros is left out, and reads as missing.
+    # Without store_data_equal_to_fill_value, a chunk of zeros is left out, and reads as missing.
     spec = {**_driver(slab), "metadata": metadata, "store_data_equal_to_fill_value": True}
     future = ts.open(spec, context=_context(slab), create=True, open=not isinstance(slab, Files))
     return _done(future, slab, writing=True)
 
 
 def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) -> list[int]:
-    """Write `chunks`, ascending, of `memory`, laid out as `image`, as a new slab in a directory. It is durable except for the directories
-    above it. Return the checksum of each chunk; they are put into `memory` as well. Raises as `create` does."""
+    """Write `chunks` (ascending) of `memory`, laid out as `image`, as a new slab in a directory. It is durable except for the directories
+    above it. Return the checksum of each chunk; they are also written into `memory`. Raises as `create` does."""
     crcs = image.seal(memory, chunks)
     array, rows = create(slab, image), _rows(memory, image)
     if len(chunks) == image.chunks:
-        # No copy is needed, because the caller keeps the slot unchanged; with a copy it would take 1.7 times as long.
+        # No copy is needed, because the caller keeps the slot unchanged. With a copy, the write would take 1.7 times as long.
         _done(array.write(rows, can_reference_source_data_indefinitely=True), slab, writing=True)
     elif chunks:
         some = list(chunks)
@@ -91,10 +93,10 @@ def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) 
 def put(
     slab: Objects, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
 ) -> list[int]:
-    """Do the same in an object store, a shard at a time: each is copied out of `memory` and put whole, whatever was there. tensorstore's
-    own writing would read back a last shard that is not full. Then it would put it under a condition, which Swift refuses.
+    """Write a slab into an object store, shard by shard. Each shard is copied out of `memory` and uploaded whole, whatever was there.
+    tensorstore's own writer would first read a last shard that is not full. Then it would upload it with a condition, which Swift refuses.
 
-    pace: called with the bytes of each shard before it.
+    pace: called before each shard with its number of bytes.
     """
     create(slab, image)
     room, crcs = _shard_chunks(slab, image), []
@@ -115,11 +117,12 @@ def put(
 
 
 def read(slab: Place, chunk_bytes: int, wanted: Sequence[int]) -> Iterator[memoryview]:
-    """Yield the chunks `wanted`, each checked against the slab's own checksum. Later chunks overwrite the bytes: use them at once.
+    """Yield the chunks in `wanted`, each verified against the slab's own checksum. Later chunks overwrite the bytes, so use them
+    immediately.
 
-    Raises SnapshotError for a missing, torn or altered slab, and for one of another form; MachineError when storage fails.
+    Raises SnapshotError if the slab is missing, torn, altered, or has another form. Raises MachineError if the storage fails.
     """
-    # Without the last setting, a missing shard reads as zeros.
+    # Without fill_missing_data_reads=False, a missing shard reads as zeros.
     spec = {**_driver(slab), "fill_missing_data_reads": False}
     buffer = np.empty((_READ_CHUNKS, chunk_bytes), np.uint8)
     array = _done(ts.open(spec, context=_context(slab), read=True), slab)
@@ -144,7 +147,7 @@ def _driver(slab: Place) -> dict[str, Any]:
 
 
 def _in_utf8(path: Path) -> Path:
-    """Return the same directory by a name that is UTF-8, because tensorstore takes no other."""
+    """Return a name in UTF-8 for the same directory, because tensorstore accepts no other encoding."""
     last = max((n for n, part in enumerate(path.parts) if not _is_utf8(part)), default=-1)
     return Path(_opened(Path(*path.parts[: last + 1])), *path.parts[last + 1 :]) if last >= 0 else path
 
@@ -163,12 +166,12 @@ def _context(slab: Place) -> ts.Context:
 
 
 def _done(future: ts.Future | ts.WriteFutures, slab: Place, nbytes: int = 0, *, writing: bool = False) -> Any:
-    """Return the result of `future`. In a directory nothing is given up: a write that is given up would go on during the next try."""
+    """Return the result of `future`. In a directory, there is no time limit: an abandoned write would continue during the next try."""
     return object_store.done(future, str(slab), nbytes, writing=writing, bounded=not isinstance(slab, Files))
 
 
 def _rows(memory: memoryview, image: Image) -> NDArray[np.uint8]:
-    """Return the chunks as rows, where they lie."""
+    """Return the chunks as rows of an array, without a copy."""
     whole = np.frombuffer(memory, np.uint8)
     return np.lib.stride_tricks.as_strided(
         whole, (image.chunks, image.chunk_bytes), (image.stride_bytes, 1), writeable=False
