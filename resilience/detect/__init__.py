@@ -1,1 +1,1 @@
-"""World → suspicions: one rule for each kind of fault. Pure."""
+"""From the World (all that the leader knows) to suspicions, by one rule for each kind of fault. Pure."""

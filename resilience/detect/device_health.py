@@ -1,7 +1,7 @@
-"""What devices report about themselves → complaints: signs of failing hardware, each told once. Pure.
+"""Turns what devices report about themselves into complaints (signs of failing hardware), each reported once. Pure.
 
-    counters, at each look    new uncorrectable memory errors · memory rows that wait to be remapped, or could not be ·
-                              slowed down by temperature, or by the power brake, in several looks in a row
+    counters, each reading    new uncorrectable memory errors · memory rows that wait to be remapped, or could not be ·
+                              slowed down by temperature, or by the power brake, in several readings in a row
     kernel log                an Xid that indicates a hardware fault (NVIDIA's Xid catalogue; Xids of program errors are left out)
 
 The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`). A value that the device does not report is None, and causes no complaint.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HOT_LOOKS = 3
-"""Looks in a row that must find a device slowed down. At the start of its work, a device is slowed down for a moment."""
+"""Number of readings in a row that must show a device slowed down. When a device starts to work, it is slowed down for a moment."""
 
 FATAL_XIDS = {
     48: "an error of its memory that could not be corrected",
@@ -27,17 +27,17 @@ FATAL_XIDS = {
     120: "an error of its system processor",
     140: "an error of its memory that could not be recovered",
 }
-"""https://docs.nvidia.com/deploy/xid-errors/: the Xids whose first named cause is the hardware, or which end with a reset of it."""
+"""The Xids whose first named cause is the hardware, or which end with a reset of it (https://docs.nvidia.com/deploy/xid-errors/)."""
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)\): (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceReading:
-    """One look at one device."""
+    """What one device reported at one time."""
 
     device: str
-    """Its number and PCI address: `GPU 3 (00000000:3B:00.0)`."""
+    """The device's number and PCI address, such as `GPU 3 (00000000:3B:00.0)`."""
     uncorrected: int | None = None
     """Uncorrectable memory errors since the driver was loaded."""
     remap_pending: bool | None = None
@@ -49,8 +49,9 @@ class DeviceReading:
 
 
 def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tuple[str, ...]:
-    """Return what is wrong with one device, in words that stay the same while it lasts. first: the look when the agent started; last: the
-    last few looks, ascending. Errors counted before `first` do not count. Rows that wait to be remapped count even if they waited then."""
+    """Return what is wrong with one device, in words that stay the same while the fault lasts. first: the reading when the agent started;
+    last: the last few readings, oldest first. Errors from before `first` are ignored. Rows that wait to be remapped are not, even if they
+    waited already then."""
     if not last:
         return ()
     now, found = last[-1], []

@@ -2,8 +2,9 @@
 
     silent for longer than a budget ──▶ two looks, some seconds apart: has it moved? ──▶ no · suspected · certain, and which ranks
 
-The first signal (`overdue`) comes from what ranks report by themselves. The second (`compare`) comes from two looks at each rank. Neither
-is enough: a slow step is silent, and a rank that waits for a slow rank does not move.
+The first signal (`overdue`) comes from what ranks report by themselves. The second (`compare`) comes from two looks at each rank (readings
+of its stack, processor time and I/O). Neither signal is enough: a rank in a slow step is silent, and a rank that waits for a slow rank does
+not move.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ class HangPolicy:
 
 
 class Stage(StrEnum):
-    """What a budget is for."""
+    """What a rank is doing. Each stage has its own budget (the time that the rank may be silent)."""
 
     START = "start"
     STEP = "step"
     EVALUATION = "evaluation"
     CHECKPOINT = "checkpoint"
     TAIL = "tail"
-    """The script after its loop. Only the teardown in it is judged."""
+    """The script after its training loop. Only the teardown in this stage (the end of the process groups) is judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +87,18 @@ class Progress:
     rank: Rank
     phase: RankPhase
     silent_s: float
-    """Seconds since its last sign of life, without those in which the agent itself slept."""
+    """Seconds since the rank's last sign of life, not counting those in which the agent itself slept."""
     doing: Doing = Doing.STEP
     done: int = 0
     """Steps done in this generation, replayed steps included."""
     steps_s: Sequence[float] = ()
-    """Durations of the last steps, from boundary to boundary."""
+    """Seconds that each of the last steps took, from one step boundary to the next."""
     warmup_s: float = 0.0
-    """The longest silence among the first steps of an earlier generation; 0: there was none."""
+    """Seconds of the longest silence in the first steps of an earlier generation; 0: no such silence is known."""
     tells: bool = True
     """Whether the script is known to report its steps."""
     turning: bool = False
-    """The rank has rewound in place, and not done a step since."""
+    """Whether the rank has rewound in place and has not finished a step since."""
 
 
 def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
@@ -113,7 +114,7 @@ def stage(rank: Progress, policy: HangPolicy) -> Stage | None:
 
 
 def budget_s(rank: Progress, policy: HangPolicy) -> float:
-    """Return how long the rank may be silent in its stage; infinite if it has no stage."""
+    """Return how many seconds the rank may be silent in its stage; infinite if it has no stage."""
     match stage(rank, policy):
         case Stage.START if rank.phase is RankPhase.TRAINING and rank.warmup_s and not rank.turning:
             return min(policy.start_s, max(policy.floor_s, policy.factor * rank.warmup_s))
@@ -131,48 +132,51 @@ def budget_s(rank: Progress, policy: HangPolicy) -> float:
 
 
 def overdue(ranks: Sequence[Progress], policy: HangPolicy) -> bool:
-    """Whether every living rank has been silent for longer than its budget: the first signal. A rank within its budget (for example in
-    an evaluation of its own) may be what the others wait for."""
+    """Whether every living rank has been silent for longer than its budget: the first signal. The others may wait for a rank that is within
+    its budget, for example in an evaluation of its own."""
     return bool(ranks) and all(rank.silent_s > budget_s(rank, policy) for rank in ranks)
 
 
 BUSY_SHARE = 0.05
-"""Share of a core. The background threads of a waiting process use less (NCCL's and gloo's: well below 1 %)."""
+"""A rank that uses more than this share of a core is busy. The background threads of a waiting process use less (NCCL's and gloo's: well
+below 1 %)."""
 BUSY_BYTES = 1 << 20
-"""Bytes read and written between two looks; a rank above this is busy."""
+"""A rank that reads and writes more bytes than this between two looks is busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at a rank."""
+    """What one look at a rank showed."""
 
     at_s: float
     state: str
-    """The kernel's state of its main thread (before the rank exists: the launcher's): `R`, `S`, `D`, `T`, `t`; empty: it is gone."""
+    """The kernel's state of the rank's main thread (before the rank exists: of the launcher's): `R`, `S`, `D`, `T`, `t`; empty: it is
+    gone."""
     cpu_s: float = 0.0
-    """Processor time used so far by the process and its children."""
+    """Seconds of processor time that the process and its children have used so far."""
     io_bytes: int = 0
-    """Bytes that they have read and written so far."""
+    """Bytes that the process and its children have read and written so far."""
     stack: tuple[Frame, ...] | None = None
-    """Stack of its main thread; None: the rank has not answered."""
+    """Stack of the rank's main thread; None: the rank has not answered."""
     spot: Spot
     muted: bool = False
-    """The rank waits until its output is read: by a terminal after Ctrl-S, or by a pipe's reader."""
+    """Whether the rank waits until its output is read: by a terminal that Ctrl-S has stopped, or by the reader of a pipe."""
 
 
 _WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
 
 
 def same_place(first: Look, second: Look) -> bool:
-    """Whether the rank has not moved. While it waits for others, only the spot counts: in a polling wait, the innermost frames change."""
+    """Whether the rank has not moved between the two looks. While it waits for other ranks, only the spots are compared: in a polling wait,
+    the innermost frames change."""
     if first.spot.place in _WAITING:
         return first.spot == second.spot
     return (first.spot, first.stack) == (second.spot, second.stack)
 
 
 def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> tuple[bool, bool, str]:
-    """Return whether the rank has moved, whether it is busy, and what shows it: the second signal. unmoved_s: for how long it has been
-    seen at the same place."""
+    """Return the second signal: whether the rank has moved, whether it is busy, and the evidence in words. unmoved_s: for how many seconds
+    the rank has been seen at the same place."""
     if not same_place(first, second):
         return True, False, "it moves"
     if "t" in (first.state, second.state):
@@ -205,7 +209,7 @@ class Answer(Enum):
 class Judgement:
     answer: Answer
     blamed: tuple[RankStall, ...] = ()
-    """The ranks that hold up the others; empty: not known."""
+    """The ranks that hold up the others; empty: it is not known which ranks do."""
     reason: str = ""
 
 
@@ -222,8 +226,9 @@ def judge(stalls: Sequence[RankStall]) -> Judgement:
 
 
 def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
-    """Return the ranks that hold up the others; empty: not known. They are among the ranks furthest behind. The first of these that exist
-    are blamed: ranks that cannot run; ranks that do not wait; all, if others are ahead; the few in another collective than most."""
+    """Return the ranks that hold up the others; empty: it is not known which ranks do. The suspects are the ranks at the lowest step. The
+    first of these groups that is not empty is blamed: suspects that cannot run; suspects that do not wait for other ranks; all suspects, if
+    other ranks are ahead; the few ranks in another collective than most."""
     last = min(s.step for s in stalls)
     behind = [s for s in stalls if s.step == last]
     for places in ((Place.HALTED,), (Place.ELSEWHERE, Place.DATA, Place.TEARDOWN)):

@@ -1,12 +1,12 @@
-"""Detect that memory is about to run out: how long the rest will last, and which process grows. Pure.
+"""Detect that memory is about to run out, how long the rest will last, and which process grows. Pure.
 
     over each of the last 30, 120 and 300 s:  slope    Theil-Sen (the median of the slopes of all pairs: a few outliers do not move it)
-                                              steady   the medians of its thirds fall, the last drop at least half as deep as the one before
+                                              steady   the medians of the span's thirds fall, the second time at least half as far
     short      memory falls steadily over one of these spans, and at that rate runs out within a span of the same length
 
-A start that fills memory and stops is not steady. A saw-tooth (garbage, a dropped page cache) has no slope. A slow fall leaves enough
-time. The memory left is the machine's MemAvailable or the rest of a control group's limit, whichever is less
-(`checkpoint/arena/memory_limits.py`). In a container, the limit is what kills.
+A start that fills memory and then stops is no steady fall. A saw-tooth (garbage, a dropped page cache) has no slope. A slow fall leaves
+enough time, so it is not reported. The memory left is the machine's MemAvailable or the rest of a control group's limit, whichever is less
+(`checkpoint/arena/memory_limits.py`). In a container, the kernel kills a process at that limit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from statistics import median
 
 SPANS_S = (30.0, 120.0, 300.0)
 _POINTS = 30
-"""Number of readings of a span to use, evenly spread; less than twice as many are used."""
+"""Least number of evenly spread readings to use of a span, if it has so many; fewer than twice as many are used."""
 _LEAST_POINTS = 9
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the memory, in bytes."""
+    """One reading of the memory, in bytes."""
 
     at_s: float
     """Monotonic seconds."""
@@ -38,7 +38,7 @@ class Short:
     left: int
     """Bytes left."""
     lasts_s: float
-    """Seconds until they are used up at the present rate."""
+    """Seconds until the memory is used up at the present rate."""
     per_s: float
     """Bytes lost per second."""
     grows: str
@@ -47,7 +47,7 @@ class Short:
 
 
 def short(readings: Sequence[Reading]) -> Short | None:
-    """Return the shortage; None: memory is enough for now, as far as is known. readings: ascending."""
+    """Return the shortage; None: as far as is known, memory is enough for now. readings: oldest first."""
     return next((found for span_s in SPANS_S if (found := _within(readings, span_s))), None)
 
 

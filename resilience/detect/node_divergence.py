@@ -1,11 +1,11 @@
-"""Whether nodes whose ranks are replicas of each other still hold the same bits. Pure.
+"""Finds nodes whose ranks are replicas of each other, but no longer hold the same bits. Pure.
 
-    statuses (`Held`) ──▶ by model, snapshot by snapshot ──▶ `Parted`: since when nodes differ, and which of them is wrong
+    statuses (`Held`) ──▶ by model, snapshot by snapshot ──▶ `Parted`: since when nodes differ, and which nodes are wrong
 
 Each node compares its own ranks (`agent/snapshots/replica_check.py`). If its ranks share one model (tensor- or pipeline-parallel), the
-replicas are on other nodes, and this is the only comparison. Both comparisons learn which nodes or ranks are replicas: they held the
-same bits through TRUSTED different values in a row. A finding means that replicas no longer do. Nodes that hold something else on
-purpose never count as replicas.
+replicas are on other nodes, and the comparison of this module is the only one. Both comparisons learn which nodes or ranks are replicas:
+they held the same bits through TRUSTED different values in a row. A finding means that known replicas no longer hold the same bits. Nodes
+that hold something else on purpose never count as replicas.
 """
 
 from __future__ import annotations
@@ -21,28 +21,31 @@ TRUSTED = 4
 """Nodes count as replicas after this many different values in a row were equal. The same holds for the ranks of one node
 (`checkpoint/format/replica_agreement.py`)."""
 KEPT = 16
-"""Number of snapshots that a node reports. They suffice if another node is some behind, or etcd is away for some minutes."""
+"""Number of snapshots that a node reports. They suffice if another node is some snapshots behind, or etcd does not answer for some
+minutes."""
 
 
 MOST = 64
-"""A model with more different texts is not compared: most replicas are at the same snapshot, so they report fewer different texts."""
+"""A model of which nodes report more different texts (`Held`) than this is not compared. Most replicas are at the same snapshot, so they
+report fewer different texts."""
 
 
 def parted(told: Mapping[NodeId, str]) -> list[Parted]:
-    """Return the divergences among nodes that reported these texts of `Held`. A divergence is found once all replicas have reported
-    that snapshot."""
-    if len({hash(text) for text in told.values()}) < 2:  # a string keeps its hash, so no text is read twice
+    """Return the divergences among nodes that reported these texts of `Held`. A divergence is found once all replicas have reported the
+    snapshot at which they differ."""
+    if len({hash(text) for text in told.values()}) < 2:  # a string caches its hash, so no text is read twice
         return []
     alike = _alike(told)
     found = []
     for texts in _by_model(alike).values():
-        if len({_last(text) for text in texts}) < len(texts):  # else some nodes have only reported more
+        if len({_last(text) for text in texts}) < len(texts):  # otherwise, some nodes have only reported more snapshots
             found.append(_apart(_groups(texts, alike)))
     return [each for each in found if each]
 
 
 def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeId]]:
-    """Return the known replicas, by model; and the nodes that reported as many values of such a model but hold something else."""
+    """Return the known replicas, a list for each model. Also return the nodes that hold something else, although they reported TRUSTED
+    different values or more of such a model."""
     alike = _alike(told)
     known, own = [], []
     for texts in _by_model(alike).values():
@@ -59,7 +62,7 @@ def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeI
 
 
 _Group: TypeAlias = tuple[Mapping[Snapshot, int], list[NodeId]]
-"""What some nodes have reported, and these nodes."""
+"""One report, as a number for the bits of each snapshot; and the nodes that made this report."""
 
 
 def _alike(told: Mapping[NodeId, str]) -> dict[str, list[NodeId]]:
@@ -86,8 +89,9 @@ def _groups(texts: Iterable[str], alike: Mapping[str, list[NodeId]]) -> list[_Gr
 
 
 def _learn(groups: Sequence[_Group]) -> tuple[list[int], Snapshot | None, list[list[NodeId]]]:
-    """Return for each group how many different values in a row it held in common with the others. If known replicas diverge, return also
-    at which snapshot, and which nodes held the same there. Nodes not yet known as replicas are ignored and never block a verdict."""
+    """Return for each group how many different values in a row it held in common with the others. If known replicas diverge, also return
+    the snapshot at which they do, and lists of the nodes that held the same bits there. Nodes not yet known as replicas are ignored and
+    never block a verdict."""
     alike, last = [0] * len(groups), None
     for at in sorted(set[Snapshot]().union(*(words for words, _ in groups))):
         there = [n for n, (words, _) in enumerate(groups) if at in words]
@@ -106,8 +110,8 @@ def _learn(groups: Sequence[_Group]) -> tuple[list[int], Snapshot | None, list[l
 
 
 def _apart(groups: Sequence[_Group]) -> Parted | None:
-    """Return how the groups diverge. None: they do not; or a known replica has not reported so far; or the replicas agreed at no earlier
-    snapshot."""
+    """Return how the groups diverge. None: they do not diverge; or a known replica has not yet reported the snapshot; or the replicas
+    agreed at no earlier snapshot."""
     alike, at, parts = _learn(groups)
     if at is None:
         return None

@@ -1,4 +1,5 @@
-"""World → suspicions. Each detector looks for one thing, names what it saw, and decides nothing about what to do.
+"""From the World (all that the leader knows) to suspicions. Each detector looks for one kind of fault and names what it
+saw. It does not decide what to do.
 
 (The controller runs all `DETECTORS` at every tick. Findings that need no recovery come from `incidents/alerts.py`.)
 """
@@ -31,10 +32,10 @@ class Suspicion:
     rank: Rank | None = None
     started: bool = False
     through: bool = False
-    """The rank's loop was over."""
+    """The rank's training loop was over."""
     step: Step = Step(-1)
     details: tuple[str, ...] = ()
-    """Further lines for `explain`."""
+    """Further lines that the command `explain` prints."""
     broken: bool = False
     """No start can succeed: the script is missing, or is not Python."""
     onset: Step = Step(-1)
@@ -42,8 +43,8 @@ class Suspicion:
 
 
 _SENT = (signal.SIGKILL, signal.SIGTERM)
-"""Signals from outside. After its loop, a rank that ends by any other signal counts as the script's own failure: SIGINT is an uncaught
-KeyboardInterrupt."""
+"""Signals that come from outside. If any other signal ends a rank after its loop, that counts as the script's own failure: SIGINT is an
+uncaught KeyboardInterrupt."""
 _KINDS = frozenset(kind.value for kind in Kind)
 
 
@@ -121,9 +122,9 @@ def replaced_agents(world: World) -> list[Suspicion]:
     for node, instance in changed:
         present = nodes.get(node)
         if present is None and world.record and world.record.phase is Phase.GATHER:
-            continue  # it runs nothing that must end, and gathering again would not bring it back: the job waits for it
+            continue  # the node runs nothing that must end, and a new generation would not bring it back: the job waits for it
         if present and awaited(world, node):
-            continue  # it has come back
+            continue  # the node has come back
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         seen = max(seen, stepped_s) if present is None else seen
@@ -146,7 +147,7 @@ def awaited(world: World, node: NodeId) -> bool:
 
 def unwritten_ends(world: World) -> list[Suspicion]:
     """Return the members that are gone without having reported that their part of the last snapshot is written. If some node sees that
-    snapshot on disk, there are none. Otherwise the training is over, and its final state is lost."""
+    snapshot on disk, return no members. Otherwise the training is over, and its final state is lost."""
     begun_anew = world.spec and world.record and world.spec.first_generation > world.record.number
     if world.record is None or not world.record.complete or begun_anew:
         return []
@@ -200,7 +201,7 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
 
 
 def replicas_apart(world: World) -> list[Suspicion]:
-    """Return the mismatches that were found in the record's generation. Those of earlier generations have been answered."""
+    """Return the mismatches that were found in the record's generation. Mismatches of earlier generations have been answered."""
     number = world.record.number if world.record else 0
     return [
         Suspicion(
@@ -221,14 +222,14 @@ def replicas_apart(world: World) -> list[Suspicion]:
 
 
 def _gone_behind(found: Mismatch, status: NodeStatus) -> bool:
-    """Whether the ranks have since rewound to before the mismatch, because of it. The node's own status is asked, by its own clock: if etcd
-    has lost its data, there is no incident."""
+    """Whether the ranks have since rewound to before the mismatch, because of it. The answer comes from the node's own status and clock: if
+    etcd has lost its data, there is no incident to ask."""
     behind = [told for told in status.rewinds if told.cause == OrderedBy.COMPARISON and told.to < found.onset]
     return any(told.at_s > found.at_s for told in behind)
 
 
 def _answered(found: Mismatch, world: World) -> bool:
-    """Whether the ranks of this generation have been ordered to rewind because of it."""
+    """Whether the ranks of this generation have been ordered to rewind because of the mismatch."""
     return any(
         incident.generation == found.generation
         and incident.signature == sentences.mismatch_signature(found)
@@ -239,8 +240,8 @@ def _answered(found: Mismatch, world: World) -> bool:
 
 
 def nodes_apart(world: World) -> list[Suspicion]:
-    """Return the nodes that are wrong; if that is not known, all nodes that should hold the same. The time is when the leader heard it, by
-    the leader's clock."""
+    """Return the nodes that are wrong. If it is not known which nodes are, return all nodes that should hold the same bits. `at_s` is when
+    the leader heard of it, by the leader's clock."""
     suspected = []
     for found in node_divergence.parted(world.held()):
         if _turns_back(found, world):
@@ -264,7 +265,8 @@ def nodes_apart(world: World) -> list[Suspicion]:
 
 
 def _turns_back(found: Parted, world: World) -> bool:
-    """Whether the divergence was answered, or another answer sends the ranks back to before it. After that rewind, no node reports it."""
+    """Whether the divergence was answered, or the answer to another fault sends the ranks back to before it. After that rewind, no node
+    reports the divergence."""
     return any(
         incident.signature == sentences.parted_signature(found)
         or (incident.open and incident.would is None and 0 <= incident.onset <= found.seen[-1])
@@ -278,7 +280,7 @@ DETECTORS: tuple[Callable[[World], list[Suspicion]], ...] = (
 
 
 def suspect(world: World) -> list[Suspicion]:
-    """Return what all detectors suspect, earliest first. While the job ends, ranks are expected to exit: only `unwritten_ends` is asked
+    """Return what all detectors suspect, earliest first. While the job ends, ranks are expected to exit, so only `unwritten_ends` runs
     then."""
     if not world.record or world.record.phase is Phase.ENDED:
         return []

@@ -1,6 +1,6 @@
-"""Stacks as faulthandler writes them → where a rank's main thread stands, and whether it waits for other ranks there.
+"""Finds in a stack, as faulthandler writes it, where a rank's main thread is and whether it waits for other ranks there.
 
-Only the innermost frames count: those of torch and the standard library, up to the first frame of other code. A wrapper of
+Only the innermost frames are judged: those of torch and the standard library, and the first frame of other code. A wrapper of
 `torch.distributed` further out says nothing about what the code inside it does.
 """
 
@@ -39,7 +39,7 @@ _LIBRARY = re.compile(
     r"|(training/(boundary/(allreduce|consensus|boundary)|session|loops/base)|resilience/ipc/board_layout)\.py$"
 )
 _MEASURED = re.compile(r"training/boundary/step_timer\.py$")
-"""Our wrappers that only measure the time of what they wrap. `parse` leaves out their frames."""
+"""Our wrappers that only measure how long the wrapped call takes. `parse` leaves out their frames."""
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 
 
@@ -59,7 +59,7 @@ class Frame:
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """Where a rank stands."""
+    """Where a rank's main thread is."""
 
     place: Place
     words: str
@@ -67,8 +67,8 @@ class Spot:
 
 
 def parse(text: str) -> Mapping[int, tuple[Frame, ...]]:
-    """Return each thread's frames, the innermost first, as `faulthandler` lists them. Lines that are cut off or no part of a stack are
-    skipped."""
+    """Return each thread's frames, the innermost first, as `faulthandler` lists them. Lines that are cut off, or are not part of a stack,
+    are skipped."""
     found: dict[int, list[Frame]] = {}
     frames: list[Frame] = []
     for line in text.splitlines():
@@ -80,7 +80,7 @@ def parse(text: str) -> Mapping[int, tuple[Frame, ...]]:
 
 
 def locate(frames: Sequence[Frame], code: str = "") -> Spot:
-    """Return where a thread stands. code: the source line of the innermost frame, if it can be read."""
+    """Return where a thread is. frames: innermost first; code: the source line of the innermost frame, if it can be read."""
     if not frames:
         return Spot(place=Place.PERHAPS, words="in no Python code")
     inner = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))
@@ -109,4 +109,4 @@ _PLACES = (
     (Place.PERHAPS, "in its backward pass", _BACKWARD),
     (Place.PERHAPS, "for its device", _DEVICE),
 )
-"""The first that matches counts."""
+"""The place is that of the first pattern that matches a frame."""

@@ -1,22 +1,24 @@
 """Detect ranks that became slower than their peers, by each rank's own time for a step, without waiting for peers. Pure.
 
-A step takes all ranks equally long, because they wait for each other. A slow rank shows only after the waiting is subtracted.
+A step takes equally long on all ranks, because they wait for each other. A slow rank shows only after these waits are subtracted.
 
-    own time    a rank's time from boundary to boundary, less its sleep in collectives (`training.boundary.step_timer` measures it)
-    ratio       own time over the median of its peers'. A step that is slower for all, or a slow link, does not change it
-    baseline    the ratios of the samples before the window: ranks need not be equal (an embedding, a pipeline's last stage)
+    own time    a rank's time between two step boundaries, minus its sleep in collectives (`training.boundary.step_timer`)
+    ratio       own time over the median of its peers'. A step that is slower for all ranks, or a slow link, does not change it
+    baseline    the ratios of the samples before the window: ranks may have unequal work (an embedding, a pipeline's last stage)
     straggler   over the window, the median ratio is `shift` above the baseline's and above 1, and the rank's own seconds are `shift` above
-                what they were. Each ratio exceeds the baseline's 90th percentile. Or the ratio is at least `factor` from the start
+                what they were. Each ratio exceeds the baseline's 90th percentile. Or each ratio, and the baseline's median, is at least
+                `factor`
 
-Four other measures were rejected. The time of the whole step is equal on all ranks. Times of collectives from torch's flight recorder
-point to the straggler by the shortest (FALCON, arXiv:2410.12588): they show devices, but not which of several concurrent buckets a rank
+Four other measures were rejected. The time of the whole step is equal on all ranks. Times of collectives from torch's flight recorder point
+to the straggler, whose times are the shortest (FALCON, arXiv:2410.12588). But they do not show which of several concurrent buckets a rank
 waits for. Device events around the forward and backward pass (Megatron's StragglerDetector) include waits under tensor or pipeline
-parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Adopted: a shift of 10 % (FALCON), and twice the peers' median
-(DLRover).
+parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Two thresholds were adopted: a shift of 10 % (FALCON), and twice
+the peers' median (DLRover).
 
-A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false accusations. Its noise was 3 % from step to step and
-2 % lasting; one step in a hundred took up to three times as long. Of 200 ranks per slowdown in such noise, 93 % were found at 15 %, and
-all at 20 % and 30 %. The median delay was 10 samples, that is 20 s. `tests/unit/test_straggler.py` does the same with fewer samples.
+A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false findings. Its noise was 3 % from step to step and 2 %
+lasting; one step in a hundred took up to three times as long. In the same noise, 200 ranks each were slowed down by 15, 20 and 30 %: 93 %
+of them were found at 15 %, and all at 20 % and 30 %. The median delay was 10 samples, that is 20 s. `tests/unit/test_straggler.py` repeats
+this with fewer samples.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Spent:
     """One rank's average time for a step, in seconds."""
 
     own_s: float
-    """In all, without waiting for peers."""
+    """The whole time, without waits for peers."""
     computing_s: float = 0.0
     """Part of `own_s`: on a processor."""
     queued_s: float = 0.0
@@ -100,7 +102,7 @@ class Slow:
     peers_s: float
     """Its peers' time for a step."""
     usual: float
-    """The ratio of the two before; 1 if the rank was slow from the start."""
+    """The ratio of the two times in the baseline; 1 if the rank was slow from the start."""
     lost: Lost
 
     @property
@@ -109,13 +111,13 @@ class Slow:
 
 
 def ratio(sample: Sample, rank: int) -> float:
-    """Return the rank's own time over the median of its peers'."""
+    """Return the rank's own time, divided by the median of its peers' own times."""
     peers = median(spent.own_s for other, spent in enumerate(sample) if other != rank)
     return sample[rank].own_s / peers if peers > 0 else 1.0
 
 
 def look(history: Sequence[Sample], rank: int, policy: StragglerPolicy) -> Slow | None:
-    """Return how slow `rank` is, by the samples (ascending). None: it is not slow, or too little is known."""
+    """Return how slow `rank` is, from the samples (oldest first). None: the rank is not slow, or there are too few samples."""
     window = history[-policy.window_samples :]
     before = history[: -policy.window_samples][-policy.baseline_samples :]
     if len(before) < policy.baseline_samples // 2 or len(history[-1]) < 2:
@@ -140,15 +142,16 @@ def look(history: Sequence[Sample], rank: int, policy: StragglerPolicy) -> Slow 
 
 
 def _lost(before: Sequence[Sample], window: Sequence[Sample], rank: int) -> Lost:
-    """Return where the rank's extra time goes, compared with its peers and with before. If processors are contended, a rank that computes
-    for longer also queues for longer. So COMPUTING is the answer from a quarter of the extra time on."""
+    """Return where the rank's extra time goes. The time is compared with its peers' and with the baseline. If processors are contended, a
+    rank that computes for longer also queues for longer. So the answer is COMPUTING if computing takes at least a quarter of the extra
+    time."""
     grown = {part: _beyond(window, rank, part) - (_beyond(before, rank, part) if before else 0.0) for part in Lost}
     computes = grown[Lost.COMPUTING] >= 0.25 * sum(grown.values())
     return Lost.COMPUTING if computes else max(grown, key=lambda part: grown[part])
 
 
 def _beyond(samples: Sequence[Sample], rank: int, part: Lost) -> float:
-    """Return how much more of `part` the rank has than its peers."""
+    """Return by how many seconds a step the rank's `part` exceeds that of its peers (medians)."""
     return median(
         sample[rank].part(part) - median(spent.part(part) for other, spent in enumerate(sample) if other != rank)
         for sample in samples
