@@ -1,1 +1,1 @@
-"""Suspicions → the root cause, and what speaks against the other causes. Pure."""
+"""From suspicions to the root cause, and to what speaks against the other causes. Pure."""

@@ -1,7 +1,8 @@
-"""The explanations that a verdict rejected, and what speaks against each. Pure, and typed: `report/explain.py` has the words.
+"""The explanations that a verdict rejected, and what speaks against each. Pure. The results are typed values; `report/explain.py` puts them
+into words.
 
-seen beside the cause     a consequence: it came later, or such a cause brings it about on other ranks, never the other way round
-not seen at all           a flipped bit, while replicas agreed; the OOM killer, while the kernel counts no kill
+seen beside the cause     a consequence: it came later, or the cause makes other ranks show it, and never the other way round
+not seen at all           a flipped bit, but replicas agreed; the OOM killer, but the kernel counts no kill
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .root_cause import TOGETHER_S, Verdict
 
 _KILLED = -9
 _NAMED = 64
-"""At most this many ranks are named. If more did the same, none is named: the store takes no values of megabytes."""
+"""Maximum number of ranks that are named. If more ranks did the same, no rank is named: the store takes no values of megabytes."""
 
 
 def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
@@ -36,7 +37,7 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
 
 
 def agreement(statuses: Sequence[NodeStatus]) -> list[Weighed]:
-    """Return what speaks against a flipped bit: the newest step at which all nodes' replicas agreed. Empty: there is none."""
+    """Return what speaks against a flipped bit: the newest step at which all nodes' replicas agreed. Empty: there is no such step."""
     compared = [{*agreed} for agreed in {s.agreed_steps for s in statuses}]
     common = set.intersection(*compared) if compared else set()
     if not common:

@@ -1,4 +1,4 @@
-"""Suspicions → verdict: which of several things seen at once is the cause, and which are its consequences."""
+"""From suspicions to the verdict: which of several suspicions is the cause, and which are its consequences."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ _WEIGHT = {
     Cause.DEVICE_SICK: 5,
     Cause.MEMORY_SHORT: 5,
 }
-"""Of suspicions within `TOGETHER_S`, the smallest weight is the cause. A killed rank makes its peers raise, never the other way round. A
-wrong replica may be the reason why a step gives NaN."""
+"""Of several suspicions within `TOGETHER_S`, that with the smallest weight is the cause. A killed rank makes its peers raise exceptions,
+never the other way round. A wrong replica may be the reason why a step gives NaN."""
 
 TOGETHER_S = 1.0
-"""Gloo and NCCL tell a dead rank's peers within milliseconds, and the agent sees all of them in one or two ticks."""
+"""Suspicions that are at most this many seconds apart count as simultaneous. Gloo and NCCL report a dead rank to its peers within
+milliseconds, and the agent sees all their exits in one or two ticks of its loop."""
 
 HEARD_S = 1.0
-"""Within this time, all nodes have reported how their ranks ended: they report it at once."""
+"""Seconds after a fault by which all nodes have reported how their ranks ended. Agents report this immediately."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ class Verdict:
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """The nodes that the fault struck; none if ranks hang and no rank is blamed. Ranks with the same error as the first count too."""
+        """The nodes that the fault struck; none if ranks hang and no rank is blamed. Nodes of ranks with the same error as the first rank
+        are included."""
         same = [s for s in self.consequences if self.cause is Cause.SCRIPT_RAISED and s.signature == self.signature]
         here = (s.node for s in (*self.blamed, *same) if s.cause is not Cause.RANK_HUNG or s.rank is not None)
         return tuple(dict.fromkeys(here))
@@ -70,7 +72,7 @@ class Verdict:
 
     @property
     def through(self) -> bool:
-        """Whether the loops of all blamed ranks were over."""
+        """Whether the training loops of all blamed ranks were over."""
         return all(s.through for s in self.blamed)
 
     @property
@@ -80,7 +82,7 @@ class Verdict:
 
     @property
     def onset(self) -> Step:
-        """First step whose state is known to be wrong; -1: none is. The onset of a consequence counts too."""
+        """First step whose state is known to be wrong; -1: no state is. The onsets of consequences are included."""
         return min((s.onset for s in (*self.blamed, *self.consequences) if s.onset >= 0), default=Step(-1))
 
     @property
@@ -105,12 +107,13 @@ def judge(suspicions: Sequence[Suspicion]) -> Verdict | None:
     blamed = tuple(s for s in together if s.cause is cause)
     known = {*map(id, blamed)}
     rest = tuple(s for s in suspicions if id(s) not in known)
-    if cause is Cause.SCRIPT_RAISED:  # every peer of a rank that raised raises too: the first one is the cause
+    if cause is Cause.SCRIPT_RAISED:  # every peer of a rank that raised raises too: the first rank is the cause
         rest, blamed = (*blamed[1:], *rest), blamed[:1]
     return Verdict(cause=cause, blamed=blamed, consequences=rest, at_s=first)
 
 
 def settled(verdict: Verdict, unheard: bool, now: float) -> bool:
-    """Whether the controller may act on the verdict. An exception may follow from a fault on another node that has not reported it yet.
-    (The leader's own node reports without delay.) unheard: a member has reported no end of its ranks; now: wall-clock seconds."""
+    """Whether the controller may act on the verdict. An exception may be the consequence of a fault on another node that has not reported
+    it yet. (The leader's own node reports without delay.) unheard: a member has not reported how its ranks ended; now: wall-clock
+    seconds."""
     return verdict.cause is not Cause.SCRIPT_RAISED or not unheard or abs(now - verdict.at_s) >= HEARD_S
