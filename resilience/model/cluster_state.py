@@ -1,4 +1,4 @@
-"""One immutable picture of the job: everything in the store, read at one moment and parsed. Every decision starts from it."""
+"""The World, one immutable picture of the job: everything in the store, read at one moment and parsed. Every decision is based on it."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ class World:
     spec: Spec | None
     record: GenerationRecord | None
     nodes: Mapping[NodeId, NodeRecord]
-    """Nodes with a living agent: its lease is valid, and no neighbour has seen it dead."""
+    """Nodes whose agent is alive: its lease is valid, and no neighbour has reported it as dead."""
     status: Mapping[NodeId, NodeStatus]
-    """The last status of each node, also of nodes that have left, and of any generation (`statuses` selects)."""
+    """The last status of each node. Nodes that have left and earlier generations are included; `statuses` leaves them out."""
     acks: Mapping[NodeId, Ack]
-    """Acknowledgements for the record's generation, from the agent instances that it names."""
+    """The members' acknowledgements for the record's generation. Each comes from the agent instance (start of an agent) that the record
+    names."""
     incidents: tuple[Incident, ...]
     requests: tuple[Request, ...]
-    """All requests, answered ones too, the oldest first."""
+    """All requests of operators, the oldest first, including answered requests."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """By the request's id."""
+    """The answers, by the request's id."""
     quarantine: Mapping[NodeId, Quarantine] = field(default_factory=dict)
     since_s: Mapping[NodeId, float] = field(default_factory=dict)
-    """By node that may become a member: when the leader first saw it, by the leader's own wall clock."""
+    """For each node that may become a member: when the leader first saw it, by the leader's own wall clock."""
     heard_s: Mapping[NodeId, float] = field(default_factory=dict)
-    """By node, by the same clock: when the leader read its last status. The first status that it read has the node's own time."""
+    """For each node, by the same clock: when the leader read its last status. For the first status that it read: when the node wrote it, if
+    that is earlier."""
     dead: Mapping[str, Death] = field(default_factory=dict)
-    """By the dead agent's instance."""
+    """Reports of dead agents, by the dead agent's instance."""
     leader: str = ""
-    """Instance of the leader; empty: there is no leader."""
+    """The leader's instance; empty: there is no leader."""
 
     _known: dict[object, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Results that `once` has cached."""
@@ -60,7 +62,7 @@ class World:
         return len(self.acks) == len(self.members) > 0 and all(ack.kind in kinds for ack in self.acks.values())
 
     def with_incidents(self, changed: Iterable[Incident]) -> World:
-        """Return the same World with new and changed incidents in it."""
+        """Return this World with the incidents of `changed` added or replaced."""
         changed = tuple(changed)
         if not changed:
             return self
@@ -74,21 +76,22 @@ class World:
         return _statuses(self)
 
     def uncalm(self) -> dict[NodeId, NodeStatus]:
-        """Return the statuses, of members or not, that report something rare, such as exits, stalls or rewinds. A detector that looks
-        for those need not look at thousands of others."""
+        """Return the statuses of all nodes, members or not, that report something rare, such as exits, stalls or rewinds. So a detector of
+        rare events need not read thousands of ordinary statuses."""
         return _uncalm(self)
 
     def uncalm_statuses(self) -> list[NodeStatus]:
-        """Return those of `statuses` that report something rare."""
+        """Return the members' statuses, as in `statuses`, that report something rare."""
         return _of_members(self, self.uncalm())
 
     def held(self) -> dict[NodeId, str]:
-        """Return, by member, what its ranks held at the last snapshots, if it reports that (`signals.Held`, `node_divergence`)."""
+        """Return, for each member that reports it, the fingerprints of its ranks at the last snapshots (`signals.Held`,
+        `node_divergence`)."""
         return {node: told.held for node in self.members if (told := self.status.get(node)) and told.held}
 
 
 def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
-    """Cache what `judge` returns for a World and its arguments: a World never changes."""
+    """Cache the result of `judge` for each World and the other arguments. That is safe, because a World never changes."""
 
     @wraps(judge)
     def known(world: World, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -101,7 +104,7 @@ def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[Worl
 
 
 def once_said(judge: Callable[[World], T]) -> Callable[[World], T]:
-    """Cache what `judge` returns for the nodes' statuses. A World that `with_incidents` makes takes this cache over."""
+    """Cache the result of `judge`, which must not depend on incidents. A World made by `with_incidents` inherits this cache."""
 
     @wraps(judge)
     def known(world: World) -> T:

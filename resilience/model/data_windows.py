@@ -1,10 +1,10 @@
-"""Which batch of data a step uses, when some windows of the data are left out. Pure.
+"""Computes which batch of data a step uses when windows (ranges of batches) are left out. Pure.
 
     batches   0 1 2 3 4 5 6 7 8 …      a window [3, 6) is left out:
     steps     0 1 2 . . . 3 4 5 …      step 3 uses batch 6
 
-The number of steps, and with it the learning rate's schedule, does not change: only the data moves on. The batch depends only on the step
-and the windows. So each restart of the job that knows the windows uses the same batches, from whichever step it starts.
+The number of steps and the learning rate's schedule do not change: later steps only use later batches. A step's batch depends only on the
+step and the windows. So each restart of the job that knows the windows uses the same batches, from whichever step it starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..errors import UsageError
 
 @dataclass(frozen=True, order=True)
 class Window:
-    """Batches from `start` up to `stop`, without `stop`. They are counted from 0, as the script uses them when nothing is left out."""
+    """The batches from `start` to `stop - 1`. Batches are counted from 0, as the script uses them when nothing is left out."""
 
     start: int
     stop: int
@@ -41,7 +41,7 @@ class Window:
 
 
 def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
-    """Return the same batches as windows that do not touch each other, ascending."""
+    """Return the same batches as sorted windows that neither overlap nor touch each other."""
     found: list[Window] = []
     for window in sorted(windows):
         if found and window.start <= found[-1].stop:
@@ -52,7 +52,7 @@ def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
 
 
 def batch(step: int, windows: Iterable[Window]) -> int:
-    """Return the batch of the step that follows `step` finished steps."""
+    """Return the number of the batch that the next step uses after `step` finished steps."""
     at = step
     for window in merged(windows):
         if at < window.start:
@@ -62,26 +62,28 @@ def batch(step: int, windows: Iterable[Window]) -> int:
 
 
 def jump(step: int, windows: Iterable[Window]) -> int:
-    """Return how many batches are left out between the last finished step's batch and the next step's. step: finished steps."""
+    """Return how many batches are left out between the batch of the last finished step and that of the next step. step: number of finished
+    steps."""
     known = merged(windows)
     return batch(step, known) - (batch(step - 1, known) + 1 if step > 0 else 0)
 
 
 def following(step: int, count: int, windows: Iterable[Window]) -> Window:
-    """Return the window of the next `count` batches (1 or more) after `step` finished steps. It includes batches between them that are
-    already left out."""
+    """Return the window of the next `count` batches (1 or more) that are used after `step` finished steps. It also covers batches between
+    them that are already left out."""
     known = merged(windows)
     return Window(batch(step, known), batch(step + count - 1, known) + 1)
 
 
 def ahead(step: int, past: Iterable[Window], known: Iterable[Window]) -> tuple[Window, ...]:
-    """Return the windows for a state after `step` steps that was computed without the batches of `past`. They are `past`, and those of
-    `known` that the state's data has not passed yet."""
+    """Return the windows to leave out when the ranks continue after `step` steps, from a state computed without the batches of `past`. They
+    are `past` and each window of `known` that lies after the data used so far."""
     past = merged(past)
     reached = batch(step, past) if step else 0
     return merged((*past, *(window for window in known if window.start >= reached - _left_out(reached, past))))
 
 
 def _left_out(reached: int, windows: tuple[Window, ...]) -> int:
-    """Return how many batches the window has that ends at `reached`. A window that begins together with it is still ahead."""
+    """Return how many batches the window that ends at `reached` has; 0: none ends there. So `ahead` also keeps a window that starts where
+    that window starts."""
     return next((window.stop - window.start for window in windows if window.stop == reached), 0)

@@ -1,4 +1,4 @@
-"""The record of one fault: what the program concluded, what it did, and how long that took."""
+"""The incident: the record of one fault, with the program's conclusion, its answer, and how long each phase took."""
 
 from __future__ import annotations
 
@@ -11,90 +11,92 @@ from .signals import Repeated
 from .types import Generation, NodeId, Rank, Step
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
-"""Phases of a recovery, in order. Each ends at the event behind its arrow. detect: rank gone → controller knows; stop: → old worker group
-gone, pause over; start: → new ranks' interpreters are up; build: → imports done, model built; restore: → state restored; step: → first
-step finished; replay: → back at the step where the fault struck."""
+"""The phases of a recovery, in sequence. Each begins when the phase before ends, and ends at the event after its arrow. detect: a rank is
+gone → the controller knows; stop: → the old worker group is gone and any pause is over; start: → the new ranks' interpreters are up; build:
+→ imports are done and the model is built; restore: → the state is restored; step: → the first step is finished; replay: → the ranks are
+back at the step at which the fault struck."""
 
 
 class Because(StrEnum):
-    """Why another explanation was rejected."""
+    """Why the controller rejected another explanation."""
 
     FOLLOWS = "follows"
-    """The cause has this effect on other ranks, and the effect never produces the cause."""
+    """The rejected event is an effect of the accepted cause on other ranks, and never produces that cause."""
     LATER = "later"
-    """It came later than the cause."""
+    """The rejected event came later than the accepted cause."""
     WAITS = "waits"
     """A rank that waits for a lost rank hangs too."""
     AGREED = "agreed"
-    """The replicas agreed."""
+    """The replicas held the same bits, so no bit had flipped."""
     NOT_COUNTED = "not counted"
-    """The kernel counted no such event."""
+    """The kernel counted no kill for lack of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """Another explanation, which was rejected."""
+    """An explanation that the controller rejected."""
 
     cause: str
-    """The cause that the incident would have had then (`cause.Cause`)."""
+    """The cause that the incident would have according to this explanation (`cause.Cause`)."""
     because: Because
     ranks: tuple[Rank, ...] = ()
     by_s: float = 0.0
-    """Seconds by which it was seen after the cause; negative: before it."""
+    """Seconds by which this event was seen after the accepted cause; negative: before it."""
     step: Step = Step(-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One fault and its answer, as `mt-resilient explain` tells it."""
+    """One fault and the program's answer to it, as `mt-resilient explain` shows them."""
 
     id: str
     generation: Generation
-    """The generation it struck."""
+    """The generation in which the fault struck."""
     cause: str
     rung: int
     summary: str
     evidence: tuple[str, ...] = ()
     weighed: tuple[Weighed, ...] = ()
-    """Other explanations, which were rejected."""
+    """Explanations that the controller rejected."""
     plan: str = ""
     would: int | None = None
-    """For an incident that was only observed: the rung that would have answered it. Such an incident spends no budget."""
+    """For an incident that was only observed: the rung (kind of answer) that would have answered it. An observed incident spends no
+    budget."""
     at_s: float = 0.0
     step_at_fault: Step = Step(-1)
-    """Newest step finished by any rank."""
+    """The newest step that any rank had finished."""
     resume_step: Step | None = None
     """Step from which the job resumed; -1: the script's own start; None: it has not resumed."""
     started: bool = False
     """Whether any rank had finished a step in this generation."""
     loop_skipped: bool = False
-    """The ranks had begun at the last step, so they failed after the loop without having run its body."""
+    """Whether the ranks had started at the last step, so that they failed after the loop without having run a step."""
     onset: Step = Step(-1)
-    """First step that is known to be wrong: the job resumes from an older state. -1: the state is not suspected."""
+    """The first step that is known to be wrong, so that the job resumes from an older state; -1: no state is suspected."""
     signature: str = ""
     """Two incidents with equal signatures are the same fault."""
     remedy: str = ""
-    """For a rewind in place: what the ranks did besides going back (`rewind.Remedy`)."""
+    """For a rewind in place: what the ranks did besides rewinding (`rewind.Remedy`)."""
     window: Window | None = None
-    """Batches that the ranks leave out since that rewind."""
+    """Batches that the ranks leave out after that rewind."""
     ranks: tuple[Rank, ...] = ()
-    """Ranks whose own gradient was out of line then."""
+    """Ranks whose own gradient was unusual when the fault was found."""
     nodes: tuple[NodeId, ...] = ()
     """Nodes that the fault struck first."""
     size: int = 0
-    """Number of members of that generation."""
+    """Number of members of `generation`."""
     origin: str = ""
-    """Where the fault came from, as the remedy showed (`rewind.Origin`); `again`: the fault came again."""
+    """Where the fault came from, as the remedy showed (`rewind.Origin`); `again`: the remedy did not cure the fault."""
     unfit: int = 0
-    """Number of nodes on which the script does not start, as concluded here; 0: none. The job then trains on another number, if
-    one is available (`rank_assignment.allowed`)."""
+    """A number of nodes on which, as this incident shows, the script does not start; 0: none. The job then trains on another number of
+    nodes, if it can (`rank_assignment.allowed`)."""
     pause_s: float = 0.0
     """Seconds that the ranks wait before they start again, because starts fail."""
     repeated: Repeated = Repeated.UNKNOWN
-    """Whether the figures were the same when the ranks computed the steps up to the fault again."""
+    """Whether the ranks got the same loss and gradient norm when they computed the steps up to the fault again."""
     launch: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase of PHASES; a phase that is not over yet is missing."""
+    """Seconds that each of PHASES took. A phase that is not over is missing."""
     open: bool = True
 
     @property

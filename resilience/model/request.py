@@ -1,4 +1,4 @@
-"""An operator's order: its kind, the request, and the answer."""
+"""An operator's order (such as `stop` or `rewind`): its kind, the request, and the answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .types import Step
 
 
 class Wish(StrEnum):
-    """What an operator may ask for."""
+    """The orders that an operator can give."""
 
     STOP = "stop"
     DRAIN = "drain"
-    """Take a snapshot, then leave the node."""
+    """Take a snapshot, then release the node."""
     READMIT = "readmit"
     """Let a quarantined node train again."""
     REWIND = "rewind"
@@ -24,20 +24,21 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An operator's order. A command, or an agent that got a signal, writes it into the store. It stands until it is answered."""
+    """An operator's order. A command, or an agent that got a signal, writes it into the store. It stays in force until the controller
+    answers it."""
 
     kind: str
-    """A `Wish`. The controller refuses an unknown word of another program, and does not fail."""
+    """A `Wish`. If another program wrote an unknown word, the controller refuses the request and does not fail."""
     id: str = ""
-    """The key in the store. Ids sort by time."""
+    """The request's key in the store. Ids sort by time."""
     step: Step = Step(-1)
-    """With REWIND: the step to go back to."""
+    """With REWIND: the step to rewind to."""
     skip: int = 0
-    """With REWIND: number of batches after it to leave out."""
+    """With REWIND: number of batches after that step to leave out."""
     node: str = ""
     """With DRAIN and READMIT: the node."""
     instance: str = ""
-    """With DRAIN: the agent that was there when the operator asked; empty: none was."""
+    """With DRAIN: the instance of the node's agent when the operator asked; empty: there was no agent."""
     snapshot: bool = False
     """With STOP: whether to take a last snapshot first."""
     budget_s: float = 0.0
@@ -49,10 +50,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The outcome of a request, for the command that waits for it. It is written once."""
+    """The outcome of a request, for the command that waits for it. The controller writes it once."""
 
     sentence: str
     exit_code: int = 0
     """0: the request was carried out."""
     step: Step = Step(-1)
-    """The step that the answer is about: restored, on disk, or reached."""
+    """The step that was restored, written to disk, or reached."""

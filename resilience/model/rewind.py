@@ -15,18 +15,18 @@ class Remedy(StrEnum):
     REPLAY_EARLIER = "replay earlier"
     """Replay the same data from an older state."""
     REWIND = "rewind"
-    """Go on from the newest state before the onset. Which data comes then is not known."""
+    """Continue from the newest state before the onset. It is not known which data the script uses then."""
     REWIND_EARLIER = "rewind earlier"
-    """Go on from an older state. Which data comes then is not known."""
+    """Continue from an older state. It is not known which data the script uses then."""
     SKIP = "skip"
     """Leave out a window of data."""
     RESCUE = "rescue"
-    """Leave out a window of data, and compute the steps around it with more care (`rescue`)."""
+    """Leave out a window of data, and compute the steps around it with a lower learning rate or a higher precision (`rescue`)."""
     GIVE_UP = "give up"
 
 
 class Origin(StrEnum):
-    """Where a fault came from, as the remedy that cured it shows."""
+    """Where a fault came from, as shown by the remedy that cured it."""
 
     UNKNOWN = ""
     TRANSIENT = "transient"
@@ -38,23 +38,23 @@ class Origin(StrEnum):
     UNDECIDED = "undecided"
     """The fault is gone, but the ranks may have used other data."""
     RESCUED = "rescued"
-    """The fault came again when data was left out. Leaving more out and computing the steps around it with care cured it."""
+    """Leaving data out did not cure the fault. Leaving more out, and computing the steps around it with care (`RESCUE`), cured it."""
 
 
 SKIPS = (Remedy.SKIP, Remedy.RESCUE)
 """Remedies that leave data out."""
 
 REPLAYS = (Remedy.REPLAY, Remedy.REPLAY_EARLIER)
-"""Remedies after which the same data comes again."""
+"""Remedies after which the ranks use the same data again."""
 
 BLIND = (Remedy.REWIND, Remedy.REWIND_EARLIER)
-"""Remedies after which it is not known which data comes."""
+"""Remedies after which it is not known which data the ranks use."""
 
 EARLIER = (Remedy.REPLAY_EARLIER, Remedy.REWIND_EARLIER)
-"""Remedies that go back to an older state than the newest one."""
+"""Remedies that rewind to an older state than the newest one before the onset."""
 
 AGAIN = "again"
-"""In place of an origin: the remedy did not cure the fault."""
+"""Stands in place of an `Origin` if the remedy did not cure the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""What an agent finds out about its ranks and devices: frozen facts on which every decision rests. This module decides nothing."""
+"""Signals: immutable facts that an agent finds out about its ranks and devices. Every decision is based on them; this module decides
+nothing."""
 
 from __future__ import annotations
 
@@ -13,33 +14,33 @@ from .types import Generation, NodeId, Rank, Step
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """A rank that is gone, but did not end in order."""
+    """A rank whose process is gone and did not end normally."""
 
     rank: Rank
     at_s: float
-    """Wall-clock seconds when the agent saw it."""
+    """Wall-clock seconds when the agent saw that the rank was gone."""
     code: int | None = None
-    """Exit code; negative: the signal that killed it; None: the kernel does not tell."""
+    """Exit code; negative: the signal that killed the rank; None: the kernel does not report it."""
     error: str = ""
-    """Last line of the rank's own traceback; empty: it left none."""
+    """Last line of the rank's own traceback; empty: the rank left no traceback."""
     traceback: str = ""
     out_of_memory: bool = False
-    """The kernel killed it because memory ran out."""
+    """Whether the kernel killed the rank because memory ran out."""
     started: bool = False
-    """Whether it had finished a step in this generation."""
+    """Whether the rank had finished a step in this generation."""
     through: bool = False
-    """Whether its loop was over: it had done all steps, and failed after the loop."""
+    """Whether the rank had done all steps, and failed after its loop."""
     kind: str = "exit"
-    """`exit`, or the reason that the rank itself gave: a `cause.Kind`, `snapshot` (it is damaged), `unreadable` (the snapshot cannot be
-    read now), `refused` (a snapshot of something else), `unsavable` (what its Session is given), `broken` (the script is missing, or is
-    no Python). `wrapper`: the process that started the rank ended. `no torch`: the launcher ended. `fenced`, `nonsense`: its own agent
-    ended it; for `nonsense`, `error` names the impossible value on its page."""
+    """`exit`, or the reason that the rank itself gave: a `cause.Kind`, `snapshot` (the snapshot is damaged), `unreadable` (the snapshot
+    cannot be read now), `refused` (the snapshot is of something else), `unsavable` (an object given to its Session), `broken` (the script
+    is missing, or is no Python). `wrapper`: the process that started the rank ended. `no torch`: the launcher ended. `fenced`, `nonsense`:
+    the rank's own agent ended it; for `nonsense`, `error` names the impossible value on the rank's page of shared memory."""
     step: Step = Step(-1)
-    """The step that the reason is about."""
+    """The step to which that reason applies."""
 
 
 class Repeated(IntEnum):
-    """Whether steps that the ranks computed again on the same data gave the same figures as before."""
+    """Whether steps that the ranks computed again on the same data gave the same figures (loss and gradient norm) as before."""
 
     UNKNOWN = 0
     """No step was computed again, or its earlier figures are not known."""
@@ -48,75 +49,75 @@ class Repeated(IntEnum):
 
 
 class Place(StrEnum):
-    """Where the main thread of a rank stands. It tells whether the rank waits for others."""
+    """What the main thread of a rank is doing. It shows whether the rank waits for other ranks."""
 
     HALTED = "halted"
-    """The rank cannot move: a signal stopped it, it is stuck in the kernel, or its interpreter is not up."""
+    """The rank cannot move: a signal stopped it, it is stuck in the kernel, or its interpreter has not started."""
     ELSEWHERE = "elsewhere"
-    """The rank is in the script or a library: it works, or it hangs by itself."""
+    """The rank runs code of the script or a library: it works, or it hangs without waiting for other ranks."""
     DATA = "data"
     """The rank waits for its data loader."""
     PERHAPS = "perhaps"
-    """The rank may be in a collective: it is in a backward pass, waits for the device, or gives no stack."""
+    """The rank may be in a collective: it is in a backward pass, it waits for the device, or its stack is unknown."""
     COLLECTIVE = "collective"
-    """The rank waits in a collective. A rank of the same group that is elsewhere holds it up."""
+    """The rank waits in a collective. A rank of the same group that is not in a collective makes it wait."""
     EXCHANGE = "exchange"
-    """The rank waits for others that need not come to the same place: send and receive, or a rendezvous."""
+    """The rank waits for ranks that need not make the same call: in send or receive, or in a rendezvous."""
     BOUNDARY = "boundary"
-    """The rank waits at our own boundary."""
+    """The rank waits in our own code between two steps."""
     TEARDOWN = "teardown"
     """The rank destroys its process groups, or shuts its interpreter down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankStall:
-    """A rank that has been silent for longer than its budget, and what two looks at it showed. A status has all living ranks of its
-    node, or none: only all together show which rank holds up the others (`hang_rules.judge`)."""
+    """A rank that has been silent for longer than its budget, and the results of two inspections. A status reports all living ranks of its
+    node, or none: only together they show which rank makes the others wait (`hang_rules.judge`)."""
 
     rank: Rank
     at_s: float
-    """Wall-clock seconds of its last sign of life."""
+    """Wall-clock seconds of the rank's last sign of life."""
     silent_s: float
-    """Seconds from `at_s` to the second look. Only time in which the agent was awake counts."""
+    """Seconds from `at_s` to the second inspection. Only time in which the agent was awake counts."""
     budget_s: float
-    """Seconds for which it may be silent."""
+    """Seconds for which the rank may be silent."""
     stage: str
-    """What that budget is for: `start`, `step`, `evaluation`, `checkpoint`, `tail`."""
+    """The stage for which that budget holds: `start`, `step`, `evaluation`, `checkpoint`, `tail`."""
     step: Step
-    """Steps that it had finished; -1: none in this generation."""
+    """Steps that the rank had finished; -1: none in this generation."""
     place: Place
     words: str
-    """Where it stands, in words: `in all_reduce, train.py line 31 in main`."""
+    """What the main thread does, in words: `in all_reduce, train.py line 31 in main`."""
     site: str = ""
-    """The line of the script that led there."""
+    """The line of the script from which that code was called."""
     moved: bool = False
-    """Whether it stood elsewhere at the first look."""
+    """Whether the main thread was elsewhere at the first inspection."""
     busy: bool = False
-    """Whether it used the processor or the disk between the two looks."""
+    """Whether the rank used the processor or the disk between the two inspections."""
     why: str = ""
-    """What showed `moved` and `busy`."""
+    """The evidence for `moved` and `busy`."""
     started: bool = False
-    """Whether it had finished a step in this generation."""
+    """Whether the rank had finished a step in this generation."""
     stacks: str = ""
-    """File with the stacks of all its threads."""
+    """File with the stacks of all threads of the rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrongSteps:
-    """A fault that ranks found in their figures, and what they did about it."""
+    """A fault that ranks found in their figures (loss and gradient norm), and what they did about it."""
 
     ordinal: int
-    """Counted from 1 within the generation."""
+    """The fault's number, counted from 1 within the generation."""
     generation: Generation
     cause: str
     onset: Step
     """First step whose figures were wrong."""
     to: Step
-    """Step to which the ranks went back, or would have gone back."""
+    """Step to which the ranks rewound, or would have rewound."""
     remedy: str
-    """What they did besides going back (`rewind.Remedy`)."""
+    """What the ranks did besides rewinding (`rewind.Remedy`)."""
     window: Window | None = None
-    """Batches that they leave out from then on."""
+    """Batches that the ranks leave out from then on."""
     value: float = 0.0
     """The figure that was wrong."""
     expected: float = 0.0
@@ -126,42 +127,43 @@ class WrongSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class InPlaceRewind(WrongSteps):
-    """A rewind that the ranks did, by their own decision or by order, as the agent reports it. It happens in the same processes, unless an
-    order had to wait for the next ones."""
+    """The agent's report of a rewind that the ranks did, by their own decision or by order. They rewind in the same processes. Only an
+    order may have had to wait for new processes."""
 
     reached: Step
-    """Newest step finished when the ranks turned back."""
+    """Newest step that was finished when the ranks rewound."""
     order: int = 0
-    """Number of the order that it obeys; 0: the ranks decided themselves."""
+    """Number of the order that the ranks obeyed; 0: they decided themselves."""
     ranks: tuple[Rank, ...] = ()
-    """Ranks whose own gradient, before it was reduced with the others', was unusual for that rank while other ranks' were usual."""
+    """Ranks whose own gradient, before it was reduced with the other ranks', was unusual for that rank, while other ranks' gradients were
+    usual."""
     restore_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting(WrongSteps):
-    """A fault for which ranks that only observe would have gone back. The agent reports it once, and the ranks go on. `to` is -1 if no
-    remedy would have helped or no state is kept."""
+    """A fault that ranks found while they only observe, and for which they would otherwise have rewound. The agent reports it once, and the
+    ranks continue. `to` is -1 if no remedy would have helped or no state is kept."""
 
     seen: Step
-    """The step at which the ranks found it."""
+    """The step at which the ranks found the fault."""
     last: Step
-    """The newest step at which it was still there."""
+    """The newest step at which the fault was still there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """Memory of a node is about to run out."""
+    """The report that a node's memory is about to run out."""
 
     at_s: float
     left_bytes: int
-    """Memory left on the machine, or in the tightest control group."""
+    """Bytes of memory left on the machine, or in the tightest control group."""
     lasts_s: float
-    """Seconds until it runs out at the present rate."""
+    """Seconds until the memory runs out at the present rate."""
     per_s: int
-    """Bytes by which it shrinks each second."""
+    """Bytes by which the memory left shrinks each second."""
     grows: str
-    """The process that takes most of them, such as `rank 1`; empty: not known."""
+    """The process that takes most of these bytes, such as `rank 1`; empty: not known."""
     grows_per_s: int
 
 
@@ -173,37 +175,38 @@ class Complaint:
     words: str
     at_s: float
     step: int
-    """Newest step done when that was seen; -1: none."""
+    """Newest step that was done when the agent saw the complaint; -1: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A rank whose steps take longer than its peers' and longer than its own did. Only its own time counts, without waiting for others."""
+    """A rank whose steps take longer than its peers' steps and than its own earlier steps. Time in which it waits for other ranks does not
+    count."""
 
     rank: Rank
     at_s: float
     step: Step
-    """Newest step done when that was certain."""
+    """Newest step that was done when the rank was certainly slow."""
     own_s: float
-    """Its own time for a step."""
+    """Seconds that a step takes this rank, without waiting."""
     peers_s: float
-    """The median of its peers' own times."""
+    """The median of the same time of its peers."""
     usual: float
-    """The ratio of the two before."""
+    """The earlier ratio of `own_s` to `peers_s`."""
     lost: str
     """Where the additional time goes (`Lost`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """Replicas that had held the same bits, and differed when they were compared."""
+    """Replicas that held the same bits earlier, and different bits when they were compared."""
 
     generation: Generation
-    """Generation in which it was found. The ranks may be those of the generation before."""
+    """Generation in which the mismatch was found. The compared ranks may be those of the generation before."""
     onset: Step
-    """First step that was found wrong."""
+    """First compared step at which the replicas differed."""
     agreed: Step
-    """Last step before it that was found right; -1: none."""
+    """Last compared step before `onset` at which they were equal; -1: none."""
     tensors: tuple[str, ...]
     """Names of the first few tensors that differ."""
     count: int
@@ -211,25 +214,26 @@ class Mismatch:
     ranks: tuple[Rank, ...]
     """Ranks that should hold the same bits."""
     wrong: tuple[Rank, ...] = ()
-    """Those of `ranks` that are known to be wrong; empty: not known, with two replicas or equally many of each value."""
+    """Ranks of `ranks` that are known to be wrong; empty: not known, because there are two replicas or equally many hold each value."""
     replayed: bool = False
-    """The ranks had to compute the step again to show which of them were wrong."""
+    """Whether the ranks had to compute the step again to show which of them were wrong."""
     at_s: float
 
 
 Snapshot: TypeAlias = tuple[int, ...]
-"""Generation, number of rewinds, and step. Snapshots sort in the order in which they were taken."""
+"""A snapshot's generation, number of rewinds, and step. These tuples sort by the time at which the snapshots were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a node's ranks held at the last snapshots that all nodes check: those for the disk or for another node's memory. Its text has a
-    word for each snapshot. The leader gets thousands of such texts at a time, mostly equal, and parses those that differ."""
+    """Fingerprints of a node's ranks at the last snapshots that all nodes check: those for the disk or for another node's memory. The text
+    form has one word for each snapshot. The leader gets thousands of these texts at a time. Most are equal, and it parses only those that
+    differ."""
 
     model: str
-    """Equal on nodes whose ranks, one by one, are replicas of each other."""
+    """A text that is equal on two nodes if each rank of the one is a replica of the corresponding rank of the other."""
     words: Mapping[Snapshot, int]
-    """By snapshot: one number for the bits of all ranks."""
+    """For each snapshot: one fingerprint of the bits of all the node's ranks."""
 
     def __str__(self) -> str:
         return " ".join((self.model, *(".".join(map(str, (*at, word))) for at, word in sorted(self.words.items()))))
@@ -246,13 +250,13 @@ class Parted:
     """Nodes that held the same bits at one snapshot, and different bits at the next one that all of them reported."""
 
     agreed: Step
-    """Step of the first of these snapshots."""
+    """Step of the snapshot at which the bits were the same."""
     seen: Snapshot
-    """The second of these snapshots."""
+    """The snapshot at which the bits were different."""
     nodes: tuple[NodeId, ...]
     """Nodes that should hold the same bits."""
     wrong: tuple[NodeId, ...] = ()
-    """Those of `nodes` that differ from a majority of more than half; empty: there is no such majority."""
+    """Nodes of `nodes` that differ from a majority of more than half; empty: there is no majority."""
 
 
 class Lost(StrEnum):
@@ -263,4 +267,4 @@ class Lost(StrEnum):
     QUEUED = "queued"
     """The rank waits for a processor that another process uses."""
     ASLEEP = "asleep"
-    """The rank sleeps, but in no collective: it waits for data, a disk or a lock."""
+    """The rank sleeps, but not in a collective: it waits for data, a disk or a lock."""

@@ -1,9 +1,10 @@
-"""The life of a generation: phases, events, and one table that joins them.
+"""The state machine of a generation (one life of all ranks): phases, events, and a table of the transitions.
 
-A generation *gathers* (every node ends what it still runs and says so), *launches* (every node starts its ranks), and *runs*. Then
-either the job *ends*, or a fault opens the next generation, which gathers anew. `ENDING` waits until the ranks have left and the last
-snapshot is on disk. If a node is lost together with that snapshot, the job has not ended. `ENDED` is final. The table names every
-(phase, event) pair, because a level-triggered controller may see an event again at any tick. `IGNORE`: it means nothing in that phase.
+In GATHER, every node ends the ranks that it still runs and acknowledges this. In LAUNCH, every node starts its ranks. In RUN, the ranks
+train. Then either the job ends, or a fault opens the next generation, in GATHER. `ENDING` lasts until the ranks have exited and the last
+snapshot is on disk. A node may be lost together with that snapshot: then the job goes on with the next generation. `ENDED` is final. The
+table has every pair of phase and event, because a level-triggered controller may see an event again at any tick. `IGNORE`: the event has no
+effect in that phase.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Event(StrEnum):
 
 
 class Move(StrEnum):
-    """What the controller does with the record besides naming the new phase."""
+    """What the controller does with the generation record besides setting the new phase."""
 
     IGNORE = "ignore"
     ADVANCE = "advance"
