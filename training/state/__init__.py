@@ -1,1 +1,1 @@
-"""The training state of a rank: sources, places in global tensors, generators of random numbers."""
+"""The training state of a rank: saved objects, positions in global tensors, random number generators."""

@@ -1,4 +1,4 @@
-"""What objects of the script's hold that has a state of its own: models, optimizers, schedulers, and others with a `state_dict`."""
+"""Find, inside the script's objects, those with a state of their own: models, optimizers, schedulers, objects with a `state_dict`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .values.class_adapters import OBJECT, kind_of, slots_of
 from .values.kind import is_source
 
 _LEVELS = 3
-"""Of objects within objects, down to what has a state of its own."""
+"""The deepest nesting of objects that is searched for objects with a state of their own."""
 _FEW = 256
-"""Of a longer list nothing has a state of its own."""
+"""The most elements of a container that is searched. A longer container is taken to have no such objects."""
 
 
 def sources_in(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What has a state of its own, with the keys that lead there."""
+    """Yield each object with a state of its own, after the keys and attributes that lead to it from `value`."""
     if isinstance(value, torch.optim.Optimizer):
         found = not is_wrapped(value)
     else:
@@ -37,7 +37,7 @@ def sources_in(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def is_own_object(value: Any) -> bool:
-    """Whether it is one of the script's that has no state_dict."""
+    """Whether `value` is an instance of a class of the script that has no `state_dict`."""
     kind = _kind(value)
     known = None if type(value) in PLAIN or is_source(kind) else kind_of(kind)
     of_script = known is not None and known.name == OBJECT and is_scripts(kind.__module__)
@@ -45,7 +45,7 @@ def is_own_object(value: Any) -> bool:
 
 
 def own_attributes(value: Any) -> dict[str, Any]:
-    """Those in its `__dict__` and in its slots."""
+    """Return the attributes in the object's `__dict__` and in its slots."""
     slots = {slot: getattr(value, slot) for slot in slots_of(_kind(value)) if hasattr(value, slot)}
     return {**getattr(value, "__dict__", {}), **slots}
 

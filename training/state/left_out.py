@@ -1,7 +1,7 @@
 """Attributes of a script's object that its own `state_dict` may leave out: a count of steps, the last ten losses.
 
-The object's `load_state_dict` restores it first. Then each attribute that this call has left alone gets its value from the snapshot. What
-`load_state_dict` sets stays as the script sets it. If the snapshot had something else, the rank says so.
+The object's `load_state_dict` restores it first. Then each attribute that `load_state_dict` has not changed gets its value from the
+snapshot. An attribute that `load_state_dict` changes keeps its new value. If the snapshot has another value, the rank reports that.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .values.unpacking import difference, merged
 from .values.value_source import Known, Packed, Stateful
 
 _MOST = 2000
-"""The most parts of an attribute that is looked at. A longer list is data."""
+"""The most parts of an attribute that is compared. A longer list is taken for data."""
 _MOST_BYTES = 1 << 20
-"""The most bytes of its tensors and arrays."""
+"""The most bytes in the tensors and arrays of an attribute that is compared."""
 _GONE = ""
-"""The key, among a snapshot's attributes, for the names of those that the training has deleted."""
+"""The key in a snapshot's attributes under which the names of deleted attributes are listed."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
 _KNOWN = frozenset(map(id, (*CHANGING, *CHANGELESS, ENUM, VALUE)))
-"""The ids of known kinds."""
+"""The ids of the adapters whose values may be state."""
 
 
 def may_leave_out(thing: Any) -> bool:
-    """Whether an object's `state_dict` may leave something out. A scheduler that inherits torch's leaves nothing out. Objects of
-    frameworks, and objects that yield batches, belong to one process."""
+    """Whether an object's `state_dict` may leave out attributes that need saving. A scheduler that inherits torch's `state_dict` leaves
+    nothing out. Objects of frameworks are skipped, and so are objects of other libraries that yield batches."""
     kind: Any = type(thing)
     if kind.state_dict is torch.optim.lr_scheduler.LRScheduler.state_dict:
         return False
@@ -52,38 +52,38 @@ def may_leave_out(thing: Any) -> bool:
 
 
 class Declared(Stateful):
-    """An object of the script's with `state_dict` and `load_state_dict`."""
+    """An object of the script with `state_dict` and `load_state_dict`."""
 
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, thing, known)
         self._stays: dict[str, Any] = {}
-        """Parts that no snapshot holds, and that each start recreates."""
+        """Parts that no snapshot contains, because each start creates them again."""
         self._beside = Packed(name, Known(known.lenders, self._stays))
         self._begun = False
-        """Whether the loop has begun. The next four fields tell how the attributes were then."""
+        """Whether the training loop has begun. The next four fields describe the attributes at that moment."""
         self._plain: dict[str, Any] = {}
-        """Numbers and texts, by attribute."""
+        """Numbers and texts, by attribute name."""
         self._looks: dict[str, list[Any]] = {}
-        """The parts of other values, by attribute."""
+        """The parts of all other values, by attribute name."""
         self._copies: dict[str, Any] = {}
-        """Packed copies of these values, by attribute."""
+        """Packed copies of the values in `_looks`, by attribute name."""
         self._alone: set[str] = set()
-        """Names of those values that share nothing with other objects of the Session."""
+        """Names of those values in `_looks` that share nothing with other objects of the Session."""
         self._large: set[str] = set()
-        """Attributes that are too large, or can't be read: they are not looked at again."""
+        """Names of attributes that are too large or can't be read. They are not read again."""
         self._proved: set[tuple[str, type]] = set()
-        """Attributes that are proved to come back unchanged, with their types."""
+        """Names and types of attributes for which a trial proved that they are restored unchanged."""
         self._told: set[str] = set()
 
     def held(self) -> Iterator[tuple[str, Any]]:
-        """Yield models and other objects with a state of their own, in its attributes and in the script's objects there."""
+        """Yield models and other objects with a state of their own, found in this object's attributes and in the script's objects there."""
         held = own_attributes(self.thing)
         found = ((name, *each) for name, value in held.items() for each in sources_in(value, 1))
         return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
 
     @property
     def writes(self) -> bool:
-        """Whether its `load_state_dict` may write into a model."""
+        """Whether the object's `load_state_dict` may write into a model."""
         return any(isinstance(each, torch.nn.Module) for _, each in self.held())
 
     def collect(self) -> Any:
@@ -92,7 +92,7 @@ class Declared(Stateful):
         packed = self.pack(said)
         try:
             beside = self._collect_beside(said)
-        except SnapshotError:  # a value has become one that can't be kept
+        except SnapshotError:  # a value has changed to one that can't be saved
             self._proved.clear()
             beside = self._collect_beside(said)
         return Tagged(("", [packed, beside])) if beside else packed
@@ -113,7 +113,9 @@ class Declared(Stateful):
         self._begin()
         said, told = kept[1] if _has_more(kept) else (kept, {})
         told, gone = {name: each for name, each in told.items() if name != _GONE}, frozenset(told.get(_GONE, ()))
-        for name in self._now().keys() & self._plain.keys():  # the load finds what it would find after a restart
+        for name in (
+            self._now().keys() & self._plain.keys()
+        ):  # `load_state_dict` finds the values that it would find after a restart
             self._set(name, self._plain[name])
         before = self._now()
         looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}
@@ -144,19 +146,19 @@ class Declared(Stateful):
         self._compare(told)
 
     def _has_changed(self, name: str, now: Mapping[str, Any]) -> bool:
-        """Whether an attribute has changed since the loop began."""
+        """Whether the attribute has changed since the training loop began."""
         return (
             name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
         )
 
     def _apart(self) -> Packed:
-        """Return a packer for values that refer to no object of the Session but this one."""
+        """Return a packer for values that refer to no object of the Session except this one."""
         known = Known(stays=self._stays)
         known.add(self._name, self.thing)
         return Packed(self._name, known)
 
     def _packed(self, names: Collection[str]) -> dict[str, Nested]:
-        """Return these attributes, packed as they are now; without those that refer to other objects of the Session."""
+        """Return the named attributes, packed as they are now. Attributes that refer to other objects of the Session are left out."""
         found, now = {}, self._now()
         for name in names & now.keys():
             with suppress(SnapshotError):
@@ -173,7 +175,7 @@ class Declared(Stateful):
         for name in told:
             if where := difference(told[name], again.get(name), f"{self._name}.{name}"):
                 self._say(name, f"is not as the training had it: its load_state_dict sets it ({where})")
-                return  # later values may differ only by their numbers
+                return  # later differences may only come from shifted reference numbers
 
     # -- attributes -------------------------------------------------------------------------------------------------------
 
@@ -195,7 +197,7 @@ class Declared(Stateful):
                         self._alone.add(name)
 
     def _now(self) -> dict[str, Any]:
-        """Return the attributes that may be state."""
+        """Return the attributes that may be training state."""
         return {
             name: value
             for name, value in own_attributes(self.thing).items()
@@ -211,7 +213,7 @@ class Declared(Stateful):
         return kind in _FILLED or id(kind_of(kind)) in _KNOWN or is_own_object(value)
 
     def _is_beside(self, name: str, value: Any, named: Mapping[Any, Any]) -> bool:
-        """Whether the snapshot holds the attribute beside the `state_dict`."""
+        """Whether the snapshot stores the attribute next to the `state_dict`."""
         if _is_plain(value):
             return not _same(named, name, value) and (name in named or not _same(self._plain, name, value))
         look = self._look(name, value)
@@ -248,7 +250,7 @@ class Declared(Stateful):
         return now[name] is before[name] and was is not None and look is not None and alike(was, look)
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self.thing, name, value)  # a class may define its own, as a wrapper does
+        object.__setattr__(self.thing, name, value)  # a class may define its own `__setattr__`, as a wrapper does
 
     def _say(self, name: str, what: str) -> None:
         if name not in self._told:

@@ -1,4 +1,4 @@
-"""The random number generators of a rank, as a source of state."""
+"""The random number generators of a rank, as a source (an object that the Session saves)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .values.type_adapters import packed, unpacked
 
 
 class Randomness:
-    """Every generator of this rank: python, numpy, torch on CPU and device, and Megatron's tracker with its model-, expert- and
-    data-parallel streams. Megatron's own checkpoint keeps data-parallel rank 0's only."""
+    """All random generators of this rank: python, numpy, torch on CPU and device, and Megatron's tracker with its model-, expert- and
+    data-parallel streams. Megatron's own checkpoint keeps only the generators of data-parallel rank 0."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
-        """kinds: device types of the model's tensors."""
+        """kinds: the device types of the model's tensors."""
         self.kinds = tuple(kinds)
 
     def collect(self) -> Nested:
@@ -44,8 +44,8 @@ class Randomness:
 
 
 class Alone:
-    """The state that belongs to one rank alone, as a source. It holds the rank's generators and, if there are any, those of its data,
-    its gradients, the loaders that have started workers, its step counts, and the generators in the script's variables."""
+    """The state that belongs to one rank alone, as a source. It contains the rank's random generators. If they exist, it also contains the
+    states of the data, the gradients, the loaders with started workers, the step counts, and the generators in the script's variables."""
 
     def __init__(self, generators: Randomness) -> None:
         self.generators = generators
@@ -74,7 +74,7 @@ class Alone:
 
 
 def collect_host() -> dict[str, Any]:
-    """Return the states of this process's global generators, except those of devices."""
+    """Return the states of this process's global generators, without those of devices."""
     kept = {"python": packed(random.getstate()), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
     return kept if numpy is None else {**kept, "numpy": numpy.random.get_state()}

@@ -1,7 +1,8 @@
-"""Find the place of each live tensor of a model in a global tensor, by names that don't depend on the layout. Nothing here communicates.
+"""Find the position of each live tensor of a model in a global tensor. The names used don't depend on the layout. Nothing communicates.
 
 Megatron's `sharded_state_dict` gives the layout of parameters and buffers, DTensor gives its placements, and torch's DDP gives its group. A
-live tensor without parts has no known place: it can be restored in the same layout only.
+part is a live tensor's box in the global tensor. A live tensor without parts has no known position, so it can be restored in the same
+layout only.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import torch
 from ...checkpoint.format.sharding import Part, row_major
 
 _METADATA = {"non_homogeneous_layers": True}
-"""Gives every layer a name of its own. Megatron knows this option from 0.12 on. The other form also depends on options of the layout."""
+"""Gives every layer a name of its own. Megatron has this option since 0.12. Without it, names also depend on options of the layout."""
 
 WRAPPED = ("module", "_orig_mod")
-"""Names of a wrapper's only child: of DistributedDataParallel's and Float16Module's, and of torch.compile's."""
+"""The attribute names under which wrappers keep their only child. "module" is DistributedDataParallel's and Float16Module's, "_orig_mod" is
+torch.compile's."""
 
 
 def model_parts(chunks: Sequence[torch.nn.Module]) -> dict[str, list[Part]]:
-    """Return the parts of each live tensor, by the names of `state.Modules`. Raises ValueError for a tensor whose place can't be told."""
+    """Return the parts of each live tensor, under its name in `Modules`. Raises ValueError for a tensor whose position can't be
+    determined."""
     found: dict[str, list[Part]] = {}
     for index, chunk in enumerate(chunks):
         prefix = f"chunk{index}." if len(chunks) > 1 else ""
@@ -38,7 +41,7 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def places_of(chunk: torch.nn.Module) -> dict[int, list[Part]]:
-    """Return the parts by the id of the parameter or buffer."""
+    """Return the parts of each parameter and buffer, by its id."""
     bare, group = chunk, None
     while len(children := dict(bare.named_children())) == 1 and (inner := next(iter(children))) in WRAPPED:
         group = group or getattr(bare, "process_group", None)
@@ -49,8 +52,9 @@ def places_of(chunk: torch.nn.Module) -> dict[int, list[Part]]:
 
 
 def _of_torch(bare: torch.nn.Module, group: Any) -> dict[int, list[Part]]:
-    """Return the parts: those of DTensors by their placements. Plain tensors are equal on all ranks of DDP's group, or of the DTensors
-    beside them. In a module with neither, on several ranks, nothing says whether they are equal, so none has parts."""
+    """Return the parts of each tensor, by its id. The parts of a DTensor follow from its placements. Plain tensors are equal on all ranks
+    of DDP's group, or of the DTensors in the same module. If a module on several ranks has neither, its tensors may differ, so they get no
+    parts."""
     meshes = [_ranks(tensor) for _, tensor in _tensors(bare) if _is_dtensor(tensor)]
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = torch.distributed.get_rank() if distributed else 0
@@ -86,8 +90,8 @@ def _ranks(dtensor: Any) -> list[int]:
 
 
 def _of_dtensor(name: str, tensor: Any, first: int) -> Part:
-    """Return the part of the local tensor, which lies in memory. first: the model's first rank. A tensor may be sharded over some of the
-    model's ranks (FSDP without the tensor-parallel ones). The other ranks then have copies, on meshes without the first rank."""
+    """Return the part of the local tensor. first: the model's first rank. A tensor may be sharded over only some of the model's ranks, as
+    with FSDP without the tensor-parallel ranks. The other ranks then have copies, on meshes without the first rank."""
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"{name}: a partial DTensor is a sum that is not done yet; it has no place")
@@ -105,7 +109,8 @@ def _of_dtensor(name: str, tensor: Any, first: int) -> Part:
 
 
 def _of_megatron(bare: Any) -> dict[int, list[Part]]:
-    """Return the parts by id. A leaf of the sharded state dict is a tensor with its place, a factory of such leaves, or another object."""
+    """Return the parts by tensor id. A leaf of the sharded state dict is a tensor with its position, a factory that makes such leaves, or
+    another object."""
     found: dict[int, list[Part]] = {}
     for leaf in _leaves(bare.sharded_state_dict(metadata=dict(_METADATA))):
         if not torch.is_tensor(getattr(leaf, "data", None)):
@@ -129,7 +134,7 @@ def _leaves(node: Any) -> Iterator[Any]:
 
 
 def _of_leaf(leaf: Any, start: int, strides: tuple[int, ...] | None) -> Part:
-    """Return the part of a leaf. start, strides: where its tensor lies in the live one. None: it lies there row-major."""
+    """Return the part of a leaf. start, strides: the position of the leaf's elements in the live tensor. strides=None: row-major."""
     local, lead = tuple(leaf.local_shape), leaf.prepend_axis_num
     if strides is not None and all(a == b or n <= 1 for a, b, n in zip(strides, row_major(local), local, strict=True)):
         strides = None
@@ -147,9 +152,9 @@ def _of_leaf(leaf: Any, start: int, strides: tuple[int, ...] | None) -> Part:
 
 
 def _of_factory(factory: Any) -> list[Part]:
-    """Return the parts that a factory makes. Its leaves are views of the live tensor, and their strides give their places. A factory
-    that copies (stacked experts are transposed, and made contiguous) gets the numbers 0, 1, 2, … instead: its leaves then contain their
-    places."""
+    """Return the parts that a factory makes. Its leaves are views of the live tensor, so their strides give their positions. Some factories
+    copy instead: stacked experts are transposed and made contiguous. Such a factory is given the numbers 0, 1, 2, …, so that its leaves
+    contain their own positions."""
     live = factory.data.detach()
     leaves = _built(factory, live)
     if not (live.is_contiguous() and all(_is_view(leaf.data, live) for leaf in leaves)):
@@ -171,7 +176,8 @@ def _is_view(tensor: torch.Tensor, live: torch.Tensor) -> bool:
 
 
 def _read_off(name: str, numbers: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    """Return the start and strides of a tensor whose elements are their own places. Raises ValueError if no strides match them."""
+    """Return the start and strides of a tensor whose elements are their own positions. Raises ValueError if no strides match the
+    elements."""
     start = int(numbers.flatten()[0]) if numbers.numel() else 0
     strides = tuple(
         int(numbers.select(axis, 1).flatten()[0]) - start if size > 1 else 0 for axis, size in enumerate(numbers.shape)

@@ -1,12 +1,12 @@
-"""The training state, and how it is restored: live tensors by name, and the small values beside them.
+"""The training state and how it is restored: live tensors by name, and small values.
 
-Restoring copies into the *live* tensors: Megatron's parameters, gradient buffers and optimizer shards are views of each other. A
-tensor that is replaced instead of filled would silently leave its views behind. It also avoids the load functions of others (a native
-Adam that shares one `step` among all parameters; weight-decay groups swapped between pipeline stages; both met in Megatron).
+Restoring copies into the *live* tensors, because Megatron's parameters, gradient buffers and optimizer shards are views of each other. If a
+tensor were replaced instead of filled, its views would silently keep the old values. Restoring also avoids the frameworks' load functions
+(a native Adam that shares one `step` among all parameters; weight-decay groups swapped between pipeline stages; Megatron had both bugs).
 
-A source is anything given to `Session(name=source)`: a module, or a list of them; an optimizer, plain or Megatron's; an object
-with `state_dict` and `load_state_dict`; or anything else that can be filled in place (docs/state.md). A source that such
-a thing holds is a source of its own.
+A source is anything given to `Session(name=source)`: a module, or a list of them; an optimizer, plain or Megatron's; an object with
+`state_dict` and `load_state_dict`; or anything else that can be filled in place (docs/state.md). A source inside a given object is saved as
+a separate source.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from .values.value_source import Attributes, Iterated, Known, Stateful, Values
 
 class Source(Protocol):
     def collect(self) -> Nested:
-        """Return live tensors and plain values, nested. The caller copies the tensors before anything changes them."""
+        """Return live tensors and plain values, nested. The caller copies the tensors before the training changes them."""
         ...
 
     def restore(self, kept: Nested) -> None:
-        """Put back what `collect` returned. The tensors in `kept` are new, and the source may keep them."""
+        """Restore what `collect` returned. The tensors in `kept` are new, and the source may keep them."""
         ...
 
 
 @runtime_checkable
 class Preparing(Source, Protocol):
-    """A source whose tensors are filled in place. If a tensor from `collect` fits, `kept` has that very tensor, already filled."""
+    """A source whose tensors are filled in place. If a tensor from `collect` fits, `kept` contains that same tensor, already filled."""
 
     def prepare(self, described: Nested) -> None:
-        """Make room for what a fresh start does not have yet, before any state changes. `described` is what `restore` will get, with a
-        `Piece` for each tensor. Raises LayoutError if it cannot fit."""
+        """Allocate what a fresh start does not have yet, before any state changes. `described` has the structure that `restore` will get,
+        with a `Piece` for each tensor. Raises LayoutError if the structure cannot fit."""
         ...
 
 
 class Unfilled(LayoutError):
-    """A source refused its state after others had taken theirs. This process is of no use any more. The snapshot is kept."""
+    """A source refused its state after other sources were restored. This process can't be used any more. The snapshot is kept."""
 
     def __init__(self, name: str, error: Exception) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
@@ -68,7 +68,7 @@ class Unfilled(LayoutError):
 
 
 def tensors_of(name: str, model: Modules) -> Iterable[torch.Tensor]:
-    """Return a model's tensors, before the first step. Raises StateError if one can't be saved: a lazy module has none yet."""
+    """Return a model's tensors before the first step. Raises StateError if a tensor can't be saved: a lazy module has none yet."""
     try:
         return model.tensors().values()
     except SnapshotError as error:
@@ -76,7 +76,8 @@ def tensors_of(name: str, model: Modules) -> Iterable[torch.Tensor]:
 
 
 def collected(name: str, source: Source) -> Nested:
-    """Return what the source holds. Raises SnapshotError also if the script's `state_dict` fails: without us, nothing would call it."""
+    """Return the source's state. Raises SnapshotError also if the script's `state_dict` fails: a training without mt_resilient would not
+    call it."""
     try:
         return source.collect()
     except SnapshotError:
@@ -90,17 +91,17 @@ def collected(name: str, source: Source) -> Nested:
 
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
-    """Restore the sources from what was `kept`. Raises Unfilled if a source refuses its state. Callers retry what fails for lack of
-    memory or files. Models come first, then objects that load their own state. These may write into models, which therefore get their
-    state again. The script's own values follow: they may borrow memory of the others. The rank's own state is last: gradients belong to
-    tensors among these values."""
+    """Restore the sources from `kept`. Raises Unfilled if a source refuses its state. Errors for lack of memory or files pass through, for
+    the caller to retry. Models come first, then objects that load their own state. Such objects may write into models, so the models are
+    restored once more. The script's own values follow, because they may be views of other sources' memory. The rank's own state is last,
+    because its gradients belong to tensors among these values."""
     there = {name: source for name, source in sorted(sources.items(), key=_turn) if name in kept}
     models = {name: source for name, source in there.items() if isinstance(source, Modules)}
     loading = {name: source for name, source in there.items() if isinstance(source, Declared)}
     _restore(models, kept)
     if any(source.writes for source in loading.values()):
         tensors = [each for model in models.values() for each in model.tensors().values()]
-        # A device may have no room for a second model.
+        # The device may have no memory for a second model.
         were = [(each, each.detach().to("cpu", copy=True), each.requires_grad) for each in tensors]
         parts = [each for model in models.values() for chunk in model.chunks for each in chunk.modules()]
         modes = [(each, each.training) for each in parts]
@@ -123,7 +124,7 @@ def _restore(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
             source.restore(kept[name])
         except (MachineError, MemoryError, OSError, Unfilled):
             raise
-        except Exception as error:  # of the script's own classes
+        except Exception as error:  # raised by the script's own classes
             cause = error.__cause__ if isinstance(error, SnapshotError) else None
             raise Unfilled(name, cause if isinstance(cause, Exception) else error) from error
 
@@ -134,8 +135,9 @@ def _turn(named: tuple[str, Source]) -> int:
 
 
 def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool = True) -> dict[str, Source]:
-    """Return the sources of what a session is given, and of what that holds: `models={"g": G}` has the further source `models.g`. Given
-    objects may hold the session itself. Raises TypeError as `source_of` does, and SnapshotError for what can't be saved."""
+    """Return the sources of the objects given to a session, and of the objects inside them: `models={"g": G}` has the further source
+    `models.g`. Given objects may contain the session itself. Raises TypeError as `source_of` does, and SnapshotError for an object that
+    can't be saved."""
     known = Known()
     known.add("the session", session)
     things = {name: thing for name, thing in given.items() if thing is not None}
@@ -197,7 +199,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
 
 
 def _growing(found: Mapping[str, Source]) -> Iterator[tuple[str, Source]]:
-    """Yield each source once, including those that are added meanwhile."""
+    """Yield each source once, including sources that are added during the iteration."""
     seen: set[str] = set()
     while rest := [name for name in found if name not in seen]:
         for name in rest:
@@ -206,19 +208,19 @@ def _growing(found: Mapping[str, Source]) -> Iterator[tuple[str, Source]]:
 
 
 def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
-    """Return the adapter for `thing`. Raises TypeError with its name if there is none."""
+    """Return the source that saves `thing`. Raises TypeError with its name if its class is not supported."""
     kind: Any = type(thing)
     known = known or Known()
     if isinstance(thing, torch.nn.Module):
         return Modules([thing], known.lenders, name)
     if isinstance(thing, (list, tuple)) and thing and all(isinstance(m, torch.nn.Module) for m in thing):
         return Modules(thing, known.lenders, name)
-    if Source in kind.__mro__:  # a script's class may have methods with these names and other meanings
+    if Source in kind.__mro__:  # a script's class may have methods with these names that mean something else
         return cast(Source, thing)
     if isinstance(thing, torch.optim.Optimizer) or inner_optimizers(thing):
         return Optimizers(thing, name, known.lenders)
     if kind.__name__ == "OptimizerParamScheduler":
-        # Megatron's own load adds the steps to those that are counted already.
+        # Megatron's own load adds the saved steps to the steps that are counted already.
         return Attributes(thing)
     if is_source(kind):
         iterated = isinstance(thing, DataLoader) and hasattr(thing, "_get_iterator")
@@ -229,13 +231,14 @@ def source_of(name: str, thing: Any, known: Known | None = None) -> Source:
 
 
 def _may_be_apart(thing: Any) -> bool:
-    """Whether an object may be restored apart from its holder. A sampler may not: it may count what its load tells it to skip."""
+    """Whether an object may be restored separately from the object that contains it. A sampler may not: it may count batches that its own
+    load tells it to skip."""
     if not declares(thing):
         return True
     if hasattr(type(thing), "__iter__") or hasattr(type(thing), "__getitem__"):
         return False
     try:
         Stateful("", thing, Known()).collect()
-    except Exception:  # no matter, as long as the script has not given it to the Session
+    except Exception:  # an object that the script has not given to the Session may be left out
         return False
     return True

@@ -1,6 +1,8 @@
-"""Step counts of Hugging Face Accelerate, as a source of state: they decide at which batches the gradients synchronize.
+"""Step counts of Hugging Face Accelerate, as a source (an object that the Session saves). They decide after which batches gradients are
+reduced.
 
-Accelerate's own `save_state` keeps the `step` of an Accelerator too. The other objects that it saves are sources of their own here.
+Accelerate's own `save_state` also saves the `step` of an Accelerator. The other objects that `save_state` saves are sources of their own
+here.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ _COUNTED = {
 
 class StepCounts:
     def __init__(self, named: Mapping[str, Any]) -> None:
-        """named: the counting objects that the Session was given."""
+        """named: the counting objects that the script gave to the Session."""
         self._things = dict(named)
 
     def look(self, tell: Callable[[str], None]) -> None:
-        """Add all other counting objects in this process, when the loop begins: a script may not give them to the Session."""
+        """Add all other counting objects in this process when the loop begins, because a script may not give them to the Session."""
         known = {id(thing) for thing in self._things.values()}
         found = len(_others(known))
-        if found > 1:  # some may be garbage
+        if found > 1:  # some of the objects may be garbage
             gc.collect()
         others = _others(known) if found else []
         kinds = [type(thing).__name__ for thing in others]
@@ -55,12 +57,12 @@ class StepCounts:
 
 
 def counts_steps(thing: Any) -> bool:
-    """Whether the object is one of Accelerate's that count steps."""
+    """Whether the object is of a class in Accelerate that counts steps."""
     return isinstance(thing, tuple(_kinds()))
 
 
 def _kinds() -> dict[type, tuple[str, ...]]:
-    """Return the imported classes that count steps, with the names of their counts."""
+    """Return the imported classes that count steps, each with the names of its counts."""
     found = {getattr(sys.modules.get(module), name, None): counted for (module, name), counted in _COUNTED.items()}
     return {kind: counted for kind, counted in found.items() if kind is not None}
 

@@ -1,4 +1,4 @@
-"""Record how modules and parameters looked when first seen: which attributes a restart recreates, and their names."""
+"""Record how modules and parameters looked when first seen: which attributes a restart recreates, and all attribute names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Began(NamedTuple):
 
     thing: Any
     made: Mapping[str, Any]
-    """Attributes that the script recreates: fixed values, values that borrow memory, and third-party objects."""
+    """Attributes that the script recreates: fixed values, values that use memory of models or optimizers, and third-party objects."""
     names: frozenset[str]
     """The names of all attributes."""
     kept: frozenset[str]
-    """The names of the attributes that a snapshot may hold."""
+    """The names of the attributes that a snapshot may contain."""
 
 
 NEW = Began(None, {}, frozenset(), frozenset())
@@ -34,7 +34,7 @@ class Beginnings:
     def __init__(self, lenders: Lenders, foreign: Foreigners) -> None:
         self._lenders, self._foreign = lenders, foreign
         self._began: dict[int, Began] = {}
-        """By id of the module or parameter."""
+        """The records, by id of the module or parameter."""
 
     def __contains__(self, thing: Any) -> bool:
         return id(thing) in self._began
@@ -65,19 +65,19 @@ class Beginnings:
         self._began.setdefault(id(thing), NEW)
 
     def gone(self, thing: Any) -> list[str]:
-        """Return the names of the attributes that the script has deleted since."""
+        """Return the names of the attributes that the script has deleted since the record."""
         kept = self.of(thing).kept
         return sorted(kept - attribute_rules.every(thing).keys()) if kept else []
 
     def is_foreign(self, value: Any, of: type) -> bool:
-        """Whether the value is a third-party object that may change, and that a restart recreates."""
+        """Whether the value is a third-party object that may change, and that each restart recreates."""
         kind: Any = type(value)
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
         return not (is_value(kind, of) or is_scripts(kind.__module__))
 
     def _is_closed(self, value: Any, of: type) -> bool:
-        """Whether the value comes from its module's installed package, and no snapshot can hold it. Most such values never change."""
+        """Whether the value comes from the installed package of its module, and no snapshot can store it. Most such values never change."""
         kind: Any = type(value)
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
@@ -85,7 +85,8 @@ class Beginnings:
 
 
 def _is_sparse(value: Any) -> bool:
-    """Whether the value is a sparse tensor, which no snapshot holds. Most such tensors describe a graph and never change."""
+    """Whether the value is a sparse tensor, which no snapshot stores. Most sparse tensors in attributes describe a graph and never
+    change."""
     return isinstance(value, torch.Tensor) and value.layout is not torch.strided
 
 

@@ -1,7 +1,7 @@
-"""Rules for which attributes belong to the state: of the script's modules, of torch's own layers, and of parameters.
+"""Rules that tell which attributes belong to the training state. They cover the script's modules, torch's own layers, and parameters.
 
-An attribute that a torch layer's class stores itself belongs to torch: a fresh start recreates it. The script has set all others, and every
-object of one of its own classes.
+An attribute that a torch layer's class stores itself belongs to torch: a fresh start recreates it. All other attributes, and all attributes
+of the script's own classes, were set by the script.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module"
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
 _FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", *_CLOSED)
-"""Frameworks whose objects belong to one process, and whose optimizers keep no state in their attributes."""
+"""Frameworks whose objects belong to one process. Their optimizer wrappers keep no training state in their attributes."""
 _ON_PARAMETERS = frozenset(
     (
         *("main_grad", "main_param", "main_param_sharded", "grad_added_to_main_grad", "overwrite_main_grad"),
@@ -65,7 +65,7 @@ _VALUES = frozenset((list, tuple, np.ndarray, *MAPPINGS, *TENSORS))
 
 
 class Owner(enum.Enum):
-    """The kind of thing that has the attributes."""
+    """The kind of object that has the attributes."""
 
     SCRIPT = "a module of the script's, or of a package it uses"
     LAYER = "one of torch's own"
@@ -74,7 +74,8 @@ class Owner(enum.Enum):
 
 @cache
 def owner_of(kind: Any) -> Owner | None:
-    """Return the kind of owner. None for torch's wrappers and sharding frameworks: their attributes belong to one process."""
+    """Return the kind of owner. The answer is None for torch's wrappers and sharding frameworks, because their attributes belong to one
+    process."""
     names = [each.__module__ for each in kind.__mro__ if each is not Module]
     if any(_root(name) in _CLOSED or name.startswith("torch.nn.parallel") for name in names):
         return None
@@ -84,7 +85,7 @@ def owner_of(kind: Any) -> Owner | None:
 
 
 def every(thing: Any) -> dict[str, Any]:
-    """Return all attributes of a module or parameter except those that every module has."""
+    """Return all attributes of a module or parameter, without those that every module has."""
     own = {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
     if slots := slots_of(_kind(thing)):
         own |= {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
@@ -136,7 +137,7 @@ def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether comparing identities is enough: the value never changes, or is a source of state of its own."""
+    """Whether comparing identities is enough to find a change: the value never changes, or the Session saves it as a source of its own."""
     return is_constant(value) or is_source(_kind(value))
 
 
@@ -153,23 +154,23 @@ def is_constant(value: Any) -> bool:
 
 @cache
 def is_by_name(kind: Any) -> bool:
-    """Whether values of this type are functions or classes. A restart finds those by name, if they have one."""
+    """Whether values of this type are functions or classes. A restart finds such values by name, if they have one."""
     return kind_of(kind) is GLOBAL
 
 
 def is_told(value: Any) -> bool:
-    """Whether a snapshot can hold a constant: it cannot hold a function without a name."""
+    """Whether a snapshot can store the constant. A function without a name is the one constant that it cannot store."""
     return not is_by_name(_kind(value)) or has_a_name(value)
 
 
 def is_scripts_function(value: Any) -> bool:
-    """Whether the script defines the function's code. A framework's wrapper copies `__module__`, so the globals decide."""
+    """Whether the script defines the function's code. `__globals__` decides, because a framework's wrapper copies `__module__`."""
     at = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else None
     return is_scripts(str(at or getattr(value, "__module__", None)))
 
 
 def is_remade(one: Any, other: Any) -> bool:
-    """Whether two functions differ only in identity: the script makes such a function anew at each pass."""
+    """Whether two functions differ only in identity, because the script creates the function again at each pass."""
     if not (isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType)):
         return False
     same_code = one.__code__ is other.__code__ and one.__closure__ is None is other.__closure__
@@ -177,7 +178,7 @@ def is_remade(one: Any, other: Any) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two fixed values are equal, to the bit."""
+    """Whether two fixed values are equal, bit for bit."""
     if one is other or type(one) is not type(other):
         return one is other
     if type(one) is tuple:
@@ -188,7 +189,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_value(kind: type, of: type) -> bool:
-    """Whether values of this type belong to the state. Such types come from Python, torch or numpy, from the package of the class `of`, or
+    """Whether values of this type belong to the state. Their type comes from Python, torch or numpy, from the package of the class `of`, or
     from the script's own files."""
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
@@ -200,7 +201,8 @@ def is_value(kind: type, of: type) -> bool:
 
 
 def is_scripts_object(value: Any) -> bool:
-    """Whether the value is an object of a script's class that may change, a method of such an object, or a partial with one."""
+    """Whether the value is a changeable object of one of the script's classes, a method of such an object, or a partial that contains
+    one."""
     kind = _kind(value)
     if kind is types.MethodType:
         return is_scripts_object(value.__self__)
@@ -212,7 +214,7 @@ def is_scripts_object(value: Any) -> bool:
 
 
 def declares(value: Any) -> bool:
-    """Whether the value is one of the script's objects, or torch's GradScaler, and has a state_dict."""
+    """Whether the value has a `state_dict` and is one of the script's objects, or torch's GradScaler."""
     kind = _kind(value)
     if kind in PLAIN or isinstance(value, (Module, type)) or not is_source(kind):
         return False
@@ -220,7 +222,8 @@ def declares(value: Any) -> bool:
 
 
 def why_lost(value: Any) -> str:
-    """Return why no snapshot holds the changing part of an attribute, if that shows when the loop begins. Empty if no reason is known."""
+    """Return the reason why no snapshot can store the changing part of an attribute. The text is empty if the loop's begin shows no
+    reason."""
     if declares(value):
         return "it has a state_dict of its own: give it to the Session"
     if isinstance(value, types.FunctionType):
@@ -231,7 +234,8 @@ def why_lost(value: Any) -> str:
 
 
 def is_made_late(value: Any) -> bool:
-    """Whether the value is an optimizer, a scheduler, or a script's object with a state_dict. Those made before the Session are sources."""
+    """Whether the value is an optimizer, a scheduler, or a script's object with a `state_dict`. The Session saves those made before it
+    separately."""
     return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
 
@@ -253,13 +257,13 @@ def is_private(of: type, name: str, value: Any) -> bool:
 
 @cache
 def is_put_on(kind: Any, name: str) -> bool:
-    """Whether a class neither has nor stores an attribute of this name: then it was set from outside."""
+    """Whether the class neither has nor stores an attribute of this name. Then code outside the class has set it."""
     return not hasattr(kind, name) and not any(name in _stored(each) for each in kind.__mro__)
 
 
 @cache
 def _stored(kind: Any) -> frozenset[str]:
-    """Return the names of the attributes that the code of a class stores."""
+    """Return the names of the attributes that the code of the class stores."""
     held = (getattr(each, "__func__", getattr(each, "fget", each)) for each in vars(kind).values())
     codes: list[Any] = [each.__code__ for each in held if isinstance(each, types.FunctionType)]
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""Find other sources in the attributes of modules: optimizers, schedulers, further modules, and values in their memory."""
+"""Find other sources (objects that the Session saves) in the attributes of modules: optimizers, schedulers, and further modules."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _EASY = frozenset((*PLAIN, *TENSORS))
 
 
 def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's class is a wrapping framework's, such as Accelerate's, which keeps it in a list of its own."""
+    """Whether the optimizer's class belongs to a wrapping framework, such as Accelerate, which keeps the optimizer in a list of its own."""
     return type(optimizer).__module__.partition(".")[0] in WRAPPERS
 
 
 def borrows(value: Any, loans: Loans) -> bool:
-    """Whether a value contains tensors in the memory of models or optimizers."""
+    """Whether a value contains tensors that lie in the memory of models or optimizers."""
     try:
         leaves = Walk(value).leaves
     except SnapshotError:
@@ -37,8 +37,8 @@ def borrows(value: Any, loans: Loans) -> bool:
 
 
 def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[str, Any]]:
-    """Yield the optimizers, schedulers and objects with a state_dict in attributes of modules, with their places. Also yield modules that
-    are no submodules, such as a teacher in a list, which is not trained."""
+    """Yield the optimizers, schedulers and objects with a `state_dict` in attributes of modules, each after its path. Also yield modules
+    that are not registered as submodules, such as a teacher in a list, which is not trained."""
     parts = set(map(id, modules.values()))
     for path, module in modules.items():
         kind: Any = type(module)
@@ -50,7 +50,7 @@ def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[
 
 
 def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the sources in a value, each with the keys that lead to it."""
+    """Yield the sources in a value, each after the keys that lead to it."""
     if isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value):
         yield (), value
     elif isinstance(value, torch.optim.Optimizer):
@@ -63,7 +63,7 @@ def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def members(value: Any) -> Collection[tuple[Any, Any]]:
-    """Return a container's members with their keys, or nothing if all are plain values and tensors."""
+    """Return a container's members with their keys. The result is empty if all members are plain values and tensors."""
     if not isinstance(value, (dict, list, tuple)):
         return ()
     if _EASY.issuperset(map(type, value.values() if isinstance(value, dict) else value)):

@@ -1,7 +1,7 @@
-"""State that modules keep beside parameters and buffers, by torch's means for it. These are `get_extra_state`, and keys that a module's own
-`_save_to_state_dict` or its state_dict hooks add.
+"""State that modules keep besides parameters and buffers, in ways that torch provides. A module returns it from `get_extra_state`. Or its
+own `_save_to_state_dict` or its `state_dict` hooks add further keys.
 
-Hooks of torch and of sharding frameworks do not count: they gather parameters, which the snapshot holds anyway.
+Hooks of torch and of sharding frameworks are ignored: they gather parameters, which the snapshot contains anyway.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _EXTRA = "_extra_state"
 
 
 class Extra:
-    """The extra state of `modules`, which are given by name."""
+    """The extra state of the given modules."""
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
-        """Raises SnapshotError for a module whose extra state could not be put back."""
+        """modules: by name. Raises SnapshotError for a module whose extra state could not be restored."""
         self._states = {name: module for name, module in modules.items() if _own(module, "get_extra_state")}
         self._keys = {name: module for name, module in modules.items() if _puts_more(module)}
         for name, module in self._states.items():
@@ -71,7 +71,8 @@ def _of_a_script(hook: Callable[..., Any]) -> bool:
 
 
 def _more(module: Module) -> Nested:
-    """Return a module's own state_dict entries that are neither parameter nor buffer. Children with such entries are asked themselves."""
+    """Return a module's own `state_dict` entries, without parameters and buffers. Entries of children that also add keys are left out: each
+    such child is asked separately."""
     known = {name for kind in (module.named_parameters, module.named_buffers) for name, _ in kind()}
     below = named_modules([module]).values()
     tensors = {id(tensor) for each in below for tensor in (*each._parameters.values(), *each._buffers.values())}

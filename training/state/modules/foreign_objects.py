@@ -1,7 +1,7 @@
 """Third-party objects in attributes of modules: an argparse.Namespace, a config, a scaler.
 
-Most of them never change, and a restart recreates them. So the rank notes each object's parts when the loop begins, and compares them at
-each snapshot. The snapshot holds the objects that have changed. The rank does not watch an object with too many parts.
+Most of these objects never change, and a restart recreates them. So the rank records each object's parts when the loop begins, and compares
+them at each snapshot. The snapshot stores only the objects that have changed. The rank does not watch an object with too many parts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
 
 _MOST = 2000
-"""The most parts of all such objects of a model. Comparing them takes 1 ms at each snapshot."""
+"""The most parts of all such objects of a model together. Comparing this many parts takes 1 ms at each snapshot."""
 _MOST_BYTES = 1 << 24
-"""The most bytes of arrays and tensors in one object: the rank keeps their first contents."""
+"""The most bytes of arrays and tensors in one object. The rank keeps a copy of their first contents."""
 _FLAT = 10
-"""Comparing so many attributes with constant values takes as long as comparing one part."""
+"""The number of attributes with constant values that can be compared in the time that one part takes."""
 _OURS = frozenset(
     ("torch", "builtins", "megatron", "transformer_engine", "deepspeed", "apex", "accelerate", "lightning")
 )
@@ -47,16 +47,16 @@ _PLAIN = (
 """Modules whose objects count as values: distributions; `AttributeDict`, the hyperparameters of a LightningModule."""
 _FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
-"""The ids of the kinds whose objects may change."""
+"""The ids of the adapters for objects that may change."""
 _CONTAINERS = (dict, list, tuple)
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState)
 _MADE_IN_PYTHON = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: the types of functions, modules and the like lack this flag."""
+"""Py_TPFLAGS_HEAPTYPE. The built-in types, such as those of functions and modules, lack this flag."""
 
 
 @cache
 def is_foreign(kind: Any) -> bool:
-    """Whether objects of this type can be watched. Those of torch and of frameworks belong to one process."""
+    """Whether objects of this type can be watched for changes. Objects of torch and of frameworks can't: they belong to one process."""
     module = kind.__module__
     if isinstance(kind, type) and issubclass(kind, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor, np.ndarray)):
         return False
@@ -66,16 +66,16 @@ def is_foreign(kind: Any) -> bool:
 
 
 class TooMany(Exception):
-    """An object has too many parts."""
+    """The error for an object that has too many parts."""
 
 
 def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
-    """Return all parts of a value, so that `alike` can tell whether it has changed since. Raises what reading the value raises. Raises
-    TooMany for more than `room` parts, or for arrays and tensors of more than `most_bytes`."""
+    """Return all parts of a value, so that `alike` can find out whether the value has changed. Raises any error that reading the value
+    raises. Raises TooMany if the value has more than `room` parts, or arrays and tensors of more than `most_bytes`."""
     found: list[Any] = []
     seen: set[int] = set()
     size, made = 0, False
-    """made: whether the tensors were made for this look. Then their contents are compared."""
+    """made: whether the tensors were created only for this comparison. Then their contents are compared."""
 
     def down(value: Any) -> None:
         nonlocal size, made
@@ -122,7 +122,7 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
             found.append(value)
 
     def items(value: Any) -> None:
-        """Add the items as Python's own class returns them: a Box of python-box returns other objects."""
+        """Add the items that Python's own class returns: an overridden method may return other objects, as in a Box of python-box."""
         found.append(len(value))
         if isinstance(value, dict):
             for key, each in [*dict.items(value)]:
@@ -137,15 +137,15 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
 
 
 def alike(began: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Whether a value is unchanged, by its parts at the beginning and now."""
+    """Whether the value is unchanged: its parts when the loop began equal its parts now."""
     return len(began) == len(now) and all(map(_alike, began, now))
 
 
 class Foreign:
-    """One object, as it was when the loop began."""
+    """One third-party object, as it was when the loop began."""
 
     def __init__(self, thing: Any, room: int) -> None:
-        """room: the most parts it may have. Raises what reading the object raises, and TooMany."""
+        """room: the most parts that the object may have. Raises TooMany, and any error that reading the object raises."""
         self.thing, self._room = thing, room
         values = list(vars(thing).values())
         flat = not isinstance(thing, _CONTAINERS) and all(map(_never_changes, values))
@@ -160,7 +160,7 @@ class Foreign:
         self._packed: Any = None
 
     def freeze(self, packed: Packed) -> None:
-        """Keep a separate copy of the object's present contents. Raises SnapshotError."""
+        """Keep a separate copy of the object's present contents. Raises SnapshotError if the object can't be packed."""
         if self._flat is None:
             self._packed = [copy.deepcopy(packed.pack(self.thing))]
 
@@ -178,7 +178,7 @@ class Foreign:
         return not alike(self._began, self._now())
 
     def put_back(self, packed: Packed) -> None:
-        """Restore the object to its contents when the loop began."""
+        """Restore the object's contents from when the loop began."""
         if self._flat is not None and self.has_changed():
             vars(self.thing).clear()
             vars(self.thing).update(zip(*self._flat, strict=True))
@@ -193,15 +193,15 @@ class Foreigners:
     """The third-party objects in the modules of a model."""
 
     def __init__(self, packed: Callable[[str], Packed]) -> None:
-        """packed: returns the packer for an object of this name."""
+        """packed: a function that returns the packer for an object, given the object's name."""
         self._packed = packed
         self._known: dict[int, Foreign | None] = {}
-        """By id. None for an object that is not watched."""
+        """The watched objects, by id. None stands for an object that is not watched."""
         self._held: list[Any] = []
-        """The known objects. Held, so that no other object gets one of their ids."""
+        """References to all known objects, so that no other object can get one of their ids."""
         self._room = _MOST
         self.changed: frozenset[int] = frozenset()
-        """The ids of the objects that had changed since the loop began, at the last look."""
+        """The ids of the objects that the last comparison found changed since the loop began."""
 
     def begin(self, thing: Any, called: str) -> None:
         if id(thing) in self._known:
@@ -217,11 +217,13 @@ class Foreigners:
         if not is_source(_kind(thing)):
             try:
                 made.freeze(self._packed(called))
-            except Exception:  # a lock in it, say: once the object changes, the rank says so
+            except (
+                Exception
+            ):  # it contains a lock, say. If the object changes later, the rank reports that it is not saved
                 return
 
     def against(self, thing: Any) -> str:
-        """Return why the object is too large for a snapshot; empty if it is not."""
+        """Return the reason why the object is too large for a snapshot; empty if it is not."""
         known = self._known.get(id(thing))
         try:
             known or Foreign(thing, _MOST)
@@ -230,7 +232,7 @@ class Foreigners:
         return ""
 
     def packs(self, thing: Any) -> bool:
-        """Whether a snapshot can hold the object."""
+        """Whether a snapshot can store the object."""
         try:
             self._packed("").pack(thing)
         except SnapshotError:
@@ -238,13 +240,13 @@ class Foreigners:
         return True
 
     def look(self) -> bool:
-        """Look at all objects again. Return whether the set of changed objects differs from the last look."""
+        """Compare all objects again. Return whether the set of changed objects differs from that of the last comparison."""
         now = frozenset(each for each, known in self._known.items() if known is not None and known.has_changed())
         before, self.changed = self.changed, now
         return before != now
 
     def put_back(self, but: set[int]) -> None:
-        """Restore all objects to their contents when the loop began, except those with the ids in `but`."""
+        """Restore the contents that all objects had when the loop began, except for objects whose ids are in `but`."""
         for known in self._known.values():
             if known is not None and id(known.thing) not in but:
                 known.put_back(self._packed(_kind(known.thing).__qualname__))
@@ -261,7 +263,7 @@ def _has_attributes(kind: Any) -> bool:
     known = kind_of(kind)
     if is_source(kind):
         return not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and bool(kind.__dictoffset__)
-    if known is None:  # such a class defines how it is copied, as those of sortedcontainers do
+    if known is None:  # a class without an adapter defines how it is copied, as the classes of sortedcontainers do
         return bool(kind.__dictoffset__ and kind.__flags__ & _MADE_IN_PYTHON)
     return id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
 

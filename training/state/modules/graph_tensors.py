@@ -1,6 +1,6 @@
 """Tensors in attributes that have an autograd graph: the hidden state of truncated backpropagation, the last loss.
 
-A backward pass frees the graph, so a script that uses such a tensor further detaches it. A snapshot holds it detached.
+A backward pass frees the graph, so a script detaches such a tensor before it uses the tensor again. A snapshot stores it detached.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 from ....checkpoint.format.pytree_walk import PLAIN
 
 _MOST_BYTES = 1 << 26
-"""The most bytes of all such tensors of a model: activations kept only for inspection may take gigabytes."""
+"""The most bytes of all such tensors of a model. Activations that are kept only for inspection may take gigabytes."""
 _LEVELS = 4
 _COMPUTED = ("_orig", "_g", "_v")
-"""Suffixes of torch's prune, spectral_norm and weight_norm: they compute `weight` from `weight_orig` at each pass."""
+"""Suffixes that torch's prune, spectral_norm and weight_norm use: they compute `weight` from `weight_orig` in each forward pass."""
 
 
 class WithoutGraph:
-    """Detaches the tensors in attributes for one snapshot."""
+    """Detaches the tensors in attributes, for one snapshot."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def of(self, thing: Any, name: str, value: Any) -> tuple[Any, str]:
-        """Return the value, with its tensors detached if needed, and why it cannot be kept (empty if it can)."""
+        """Return two things: the value, with its tensors detached if needed, and the reason why it can't be saved (empty if it can)."""
         if not _may_have(value):
             return value, ""
         before = self._bytes
@@ -59,7 +59,7 @@ def is_in_graph(tensor: torch.Tensor) -> bool:
 
 
 def is_borrowed(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a view of a parameter, as FSDP makes them, or has no memory."""
+    """Whether the tensor is a view of a parameter (FSDP makes such views), is not strided, or has no memory."""
     base = tensor._base if tensor._is_view() else None
     if base is not None and base.is_leaf:
         return True

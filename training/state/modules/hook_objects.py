@@ -1,7 +1,7 @@
 """Objects that the script's hooks change from call to call: a callable object, or the object of a bound method.
 
-Only hooks that exist when the loop begins count: a restart registers them again in the same order, which identifies them. A function's
-closure is not kept. It mostly serves inspection (activations, open files), and restoring only a part of it does harm.
+Only hooks that exist when the loop begins are saved: a restart registers them again in the same order, which identifies them. A function's
+closure is not saved. Most closures serve inspection (activations, open files), and restoring only a part of a closure does harm.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 _FILLED = (list, dict, torch.Tensor, torch.nn.Parameter, np.ndarray)
-"""Types of arguments in a partial that its function may change from call to call."""
+"""Types of arguments in a partial that the partial's function may change from call to call."""
 
 Held: TypeAlias = Callable[[], Any]
-"""Returns the object that a hook holds, or None once the hook is removed."""
+"""A function that returns the object that a hook contains, or None after the hook was removed."""
 
 
 Hook: TypeAlias = tuple[str, Any, Any, Any]
-"""A hook's place; its module, parameter or optimizer; the mapping that holds the hook, and its key there."""
+"""The hook's name (path, kind and number); its module, parameter or optimizer; the mapping that contains the hook; its key in the
+mapping."""
 
 
 def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
-    """Yield the objects of the hooks of these modules and of their parameters, each with its place."""
+    """Yield the objects in the hooks of these modules and of their parameters, each after its hook's name."""
     return _held(hooks_of_modules(modules))
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Held]]:
-    """Yield the objects of the hooks of the optimizer's steps, each with its place."""
+    """Yield the objects in the optimizer's step hooks, each after its hook's name."""
     return _held(hooks_of_optimizer(optimizer))
 
 
@@ -54,7 +55,7 @@ def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[Hook]:
 
 
 def hooks_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[Hook]:
-    """Yield the hooks of the optimizer's steps."""
+    """Yield the optimizer's step hooks."""
     return _of("", optimizer, OF_OPTIMIZERS)
 
 

@@ -1,6 +1,6 @@
 """Hooks that the script removes while it trains. A restart registers them again, so a snapshot records which hooks are gone.
 
-Their order among all hooks at the beginning identifies them, as in `hook_objects.py`. Frameworks manage their own hooks.
+A hook's position among all hooks at the loop's begin identifies it, as in `hook_objects.py`. Frameworks manage their own hooks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import Module
 from .hook_objects import hooks_of_modules, hooks_of_optimizer, is_scripts_hook
 
 _BESIDE = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-"""A module's further tables about its hooks, with the same keys."""
+"""Further tables of a module that describe its hooks, under the same keys."""
 
 
 class _Hook(NamedTuple):
@@ -23,7 +23,7 @@ class _Hook(NamedTuple):
     key: Any
     hook: Any
     beside: Sequence[tuple[MutableMapping[Any, Any], Any]]
-    """The further tables that list the hook, each with its entry."""
+    """The further tables that list the hook, each with its entry for the hook."""
 
 
 class Removals:
@@ -31,7 +31,7 @@ class Removals:
 
     def __init__(self) -> None:
         self._began: dict[str, _Hook] = {}
-        """The script's hooks, by place."""
+        """The script's hooks, by the names that `hook_objects.py` gives."""
 
     def of_modules(self, modules: Mapping[str, Module]) -> None:
         """Record the hooks of new modules."""
@@ -48,11 +48,11 @@ class Removals:
                 self._began[place] = _Hook(hooks, key, hooks[key], beside)
 
     def gone(self) -> dict[str, str]:
-        """Return the names of what the removed hooks call, by place."""
+        """Return the name of the function or class that each removed hook calls, by the hook's name."""
         return {place: _called(each.hook) for place, each in self._began.items() if each.key not in each.hooks}
 
     def restore(self, gone: Mapping[str, str]) -> None:
-        """Remove the hooks in `gone`, and register all others again."""
+        """Remove the hooks listed in `gone`, and register all other recorded hooks again."""
         for place, each in self._began.items():
             if place in gone and gone[place] == _called(each.hook):
                 for table in (each.hooks, *(table for table, _ in each.beside)):
@@ -62,7 +62,7 @@ class Removals:
 
 
 def _put_back(hook: _Hook) -> None:
-    """Register a hook again in its old place: a hook that was registered later has a greater key."""
+    """Register a hook again at its old position. Hooks that were registered later have greater keys."""
     later = {key: hook.hooks.pop(key) for key in [*hook.hooks] if key > hook.key}
     hook.hooks[hook.key] = hook.hook
     hook.hooks.update(later)
@@ -71,7 +71,8 @@ def _put_back(hook: _Hook) -> None:
 
 
 def _called(hook: Any) -> str:
-    """Return the name of what a hook calls. A restart that registers other hooks thus removes none of them by mistake."""
+    """Return the name of the function or class that a hook calls. If a restart registers other hooks, the names differ and no hook is
+    removed."""
     while isinstance(hook, functools.partial):
         hook = hook.func
     return str(getattr(hook, "__qualname__", type(hook).__qualname__))

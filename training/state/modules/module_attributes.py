@@ -1,8 +1,8 @@
 """Plain attributes of modules and parameters, which torch's state_dict leaves out: `self.calls += 1` in a forward pass, a moving average, a
-generator, the `p` of a dropout that the script lowers. Objects that hooks hold count, too.
+generator, the `p` of a dropout that the script lowers. Objects inside hooks are included.
 
-A snapshot holds an immutable value (a number, a text, a device) only if it differs from the one when the loop began. It always holds
-other values that can be packed and rebuilt. The rest, such as functions without a name, stays as the script has it.
+A snapshot stores an immutable value (a number, a text, a device) only if the value has changed since the loop began. It always stores other
+values that can be packed and rebuilt. Values that can't, such as functions without a name, stay as the script made them.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from .hook_removals import Removals
 from .unsaved_parts import moves, note
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
-"""Keys beside the modules' paths and the parameters' names after a dot: torch allows no name that begins with a dot."""
+"""Keys besides the modules' paths and the parameters' names (which begin with one dot). Torch allows no name that begins with a dot."""
 _ABSENT: Any = object()
 _NOTHING: tuple[int, list[str], list[Any]] = (-1, [], [])
 
 
 class Attributes:
     def __init__(self, modules: Mapping[str, Module], lenders: Lenders, name: str = "") -> None:
-        """Note the attributes as the loop begins. lenders: sources whose memory they may borrow. name: the source's name, for messages."""
+        """Record the attributes as the loop begins. lenders: sources (saved objects) whose memory they may use. name: for messages."""
         self._lenders, self._name = lenders, name
         self._modules: dict[str, tuple[Module, Owner]] = {}
         self._parameters: dict[str, torch.Tensor] = {}
-        """The parameters of these modules, by name after a dot."""
+        """The parameters of these modules. Each key is a dot and the parameter's full name."""
         self._hooks: dict[str, Held] = {}
-        """By place, the objects of the hooks that existed when the loop began."""
+        """The objects inside the hooks that existed when the loop began, by the hook's name."""
         self._removals = Removals()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
-        """For a module with nothing to record: the number of its attributes, and the names and values to compare."""
+        """For each module with nothing to record: the number of its attributes, and the names and values to compare."""
         self._stays: dict[str, Any] = {}
-        """Parts that no snapshot holds, by attribute and number."""
+        """Parts that no snapshot stores, by attribute and number."""
         self._known = Known(lenders, self._stays)
         self._packed = Packed(name or "a module", self._known)
         self._without_graph = WithoutGraph()
@@ -70,17 +70,17 @@ class Attributes:
         self._keeps: dict[tuple[str, str, type], bool] = {}
         self._beginnings = Beginnings(lenders, self._foreign)
         self._gifted: set[str] = set()
-        """The names of the parameters that had attributes when first seen."""
+        """The names of the parameters that already had attributes when first seen."""
         self._gone: dict[str, list[str]] = {}
-        """By path, the names of attributes that existed when first seen, and that the script has deleted."""
+        """The names of attributes that existed when first seen and that the script has deleted, by path."""
         self._dropped: set[tuple[str, str]] = set()
-        """Attributes that snapshots do not hold, or no longer hold."""
+        """Attributes that snapshots do not contain, or no longer contain."""
         self._told: set[tuple[type, str]] = set()
-        """Those of them that the rank has reported."""
+        """The attributes in `_dropped` that the rank has already reported, by class and name."""
         self.look(modules)
 
     def look(self, modules: Mapping[str, Any]) -> None:
-        """Look at the modules again: some may be new."""
+        """Read the modules again, because some may be new."""
         kinds: dict[str, Any] = {path: type(each) for path, each in modules.items()}
         self._modules = {path: (each, owner) for path, each in modules.items() if (owner := owner_of(kinds[path]))}
         self._parameters = {
@@ -95,7 +95,7 @@ class Attributes:
             if thing not in self._beginnings:
                 note(self._stays, path, dict(looked_at(thing, owner)))
             self._beginnings.add(thing, owner, loans)
-        for parameter in self._parameters.values():  # of those without attributes, every later attribute is new
+        for parameter in self._parameters.values():  # a parameter without attributes now: every later attribute is new
             self._beginnings.add_new(parameter)
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
@@ -113,7 +113,7 @@ class Attributes:
                 self._drop(path, name, why)
 
     def collect(self) -> Any:
-        """Return the attributes to record, or nothing if there are none."""
+        """Return the attributes to record. The result is empty if there are none."""
         told, self._without_graph = {}, WithoutGraph()
         if self._foreign.look():
             self._calm.clear()
@@ -142,17 +142,17 @@ class Attributes:
             return {}
         try:
             return Tagged(("", self._packed.pack(told)))
-        except SnapshotError:  # a value has become one that can't be kept
+        except SnapshotError:  # a value has changed to one that can't be saved
             for path, found in told.items():
                 for name, value in list(found.items()):
                     if why := self._against(path, name, value):
                         del found[name]
-                        self._keeps[path, name, type(value)] = False  # otherwise each boundary would try again
+                        self._keeps[path, name, type(value)] = False  # otherwise each snapshot would try again
                         self._drop(path, name, why, " any more")
             return Tagged(("", self._packed.pack(told)))
 
     def _shareable(self, told: Mapping[str, Mapping[str, Any]]) -> dict[int, str]:
-        """Return the names of the recorded values that can change, by id, without the third-party objects of the beginning."""
+        """Return the names of the recorded values that can change, by id. Third-party objects present when the loop began are left out."""
         return {
             id(value): self._called(path, name)
             for path, found in told.items()
@@ -163,7 +163,7 @@ class Attributes:
 
     @property
     def trained(self) -> list[torch.Tensor]:
-        """The tensors in the last collected attributes that may have gradients."""
+        """Return the tensors in the last collected attributes that may have gradients."""
         return self._packed.trained
 
     def restore(self, kept: Any) -> None:
@@ -202,7 +202,7 @@ class Attributes:
         yield from ((name, (each, Owner.PARAMETER)) for name, each in self._with_attributes())
 
     def _with_attributes(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters that have, or had, attributes."""
+        """Yield the parameters that have or had attributes, each after its name."""
         gifted = any(map(vars, self._parameters.values()))
         for name, each in self._parameters.items() if gifted or self._gifted else ():
             if vars(each) or name in self._gifted:
@@ -242,7 +242,8 @@ class Attributes:
         return self._is_kept(path, name, value, of)
 
     def _leave(self, path: str, name: str, value: Any, began: Any) -> bool:
-        """Return False: the function stays as it is. The rank says so if the function is the script's."""
+        """Return False: the function stays as the script made it. If the function is the script's own, the rank reports that it is not
+        saved."""
         if not is_remade(value, began):
             why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
             self._drop(path, name, why, told=is_scripts_function(value))
@@ -272,7 +273,7 @@ class Attributes:
         return isinstance(value, Module) and Parts(self._lenders).said(value) is not None
 
     def _against(self, path: str, name: str, value: Any) -> str:
-        """Return why a snapshot could not restore the value unchanged; empty if it could."""
+        """Return the reason why a snapshot could not restore the value unchanged; empty if it could."""
         if is_made_late(value) and id(value) not in self._lenders.names:
             return f"its {type(value).__qualname__} came after the Session was made. Make it before, and give it to the Session"
         if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):

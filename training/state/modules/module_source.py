@@ -1,5 +1,5 @@
-"""Modules as a source of state: parameters and buffers by name. The source adds the modules' other state (`extra_state.py`,
-`module_attributes.py`), and the changes of their structure since the loop began (`module_structure.py`), if there are any.
+"""Modules as a source (an object that the Session saves): parameters and buffers by name. If they exist, the source adds the modules' other
+state (`extra_state.py`, `module_attributes.py`) and the changes of their structure since the loop began (`module_structure.py`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from .module_structure import Objects, Outline, same_shape
 from .module_tensors import Named, Names, named_modules
 
 CHANGED, EXTRA, ATTRIBUTES, BOUND = ".changed", ".extra", ".attributes", "bound"
-"""Keys beside the tensors' names: torch allows no name that begins with a dot."""
+"""Keys besides the tensors' names. Torch allows no name that begins with a dot."""
 _STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(None)))
-"""A communication hook whose state has one of these types keeps nothing."""
+"""Types of a communication hook's state that store nothing between steps."""
 _NAMED = 3
-"""The most tensors that an error names when some do not fit."""
+"""The most tensors that an error message names when tensors do not fit."""
 _MADE = attrgetter("shape", "dtype", "requires_grad")
 
 
 class Modules:
-    """Parameters and buffers, the non-persistent ones too, of one module or of the chunks of a pipeline stage."""
+    """Parameters and buffers, including non-persistent ones, of one module or of the chunks of a pipeline stage."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None, name: str = "") -> None:
-        """lenders: sources whose memory attributes may borrow; by default, only these modules. name: the session's, for messages."""
+        """lenders: sources whose memory attributes may use; by default only these modules. name: the source's name in messages."""
         self._name = name
         self.chunks = chunks if type(chunks) is list else list(chunks)  # the script may replace modules in its list
         self._lenders = Lenders() if lenders is None else lenders
@@ -45,14 +45,14 @@ class Modules:
             self._lenders.modules[""] = self.by_path
         self._names = Names()
         self._outline: Outline | None = None
-        """None until the loop begins."""
+        """The modules' structure; None until the loop begins."""
         self._extra, self._attributes = Extra({}), Attributes({}, self._lenders, name)
         self._stale = True
-        """Whether the modules have changed since `_extra` was made."""
+        """Whether the modules have changed since `_extra` was created."""
         self._seen: list[Any] = []
         self._changes: Nested = {}
         self.bound = ""
-        """Why no new process could restore the last collected state; empty if one could."""
+        """The reason why no new process could restore the last collected state; empty if one could."""
         self.buffers: frozenset[str] = frozenset()
         """The names of the buffers in the last collected state."""
         self._made: list[Any] = []
@@ -66,13 +66,13 @@ class Modules:
         return parameters, buffers
 
     def known_as(self, source: str) -> Named:
-        """Return the parameters by their names in the session, where the modules are called `source`."""
+        """Return the parameters by their names in the Session, which calls the modules `source`."""
         return {f"{source}/{name}": parameter for name, parameter in self.named()[0].items()}
 
     def hooked(self, wrappers: Iterable[DistributedDataParallel] = ()) -> str:
-        """Return the name of DistributedDataParallel's communication hook that has a state (PowerSGD's errors, say), or nothing. torch's
-        private states, as for mixed precision, keep nothing between steps. wrappers: further wrappers, which count if they have one of
-        these modules."""
+        """Return the name of DistributedDataParallel's communication hook if it has a state, such as PowerSGD's errors; otherwise an empty
+        text. torch's private states, as for mixed precision, keep nothing between steps. wrappers: further wrappers to search; a wrapper is
+        ignored if it contains none of these modules."""
         mine = {id(module) for chunk in self.chunks for module in chunk.modules()}
         around = (each for each in wrappers if not mine.isdisjoint(map(id, each.modules())))
         hooks = (hook for each in (*self.chunks, *around) for hook in getattr(each, "_comm_hooks", ()))
@@ -80,32 +80,32 @@ class Modules:
         return next((n for n, s in named if not isinstance(s, _STATELESS) and type(s).__name__[:1] != "_"), "")
 
     def lent(self) -> Named:
-        """Return the tensors whose memory other sources may borrow."""
+        """Return the tensors whose memory the values of other sources may use."""
         parameters, buffers = self.named()
         return parameters | buffers
 
     def trained_attributes(self, *, anew: bool = False) -> list[torch.Tensor]:
-        """Return the tensors in attributes that may have gradients: at the last snapshot, or now (anew)."""
+        """Return the tensors in attributes that may have gradients: those of the last snapshot, or with `anew` those of now."""
         if anew:
             self._attributes.collect()
         return self._attributes.trained
 
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
-        """All modules that the last look found."""
+        """Return all modules that the last walk found."""
         return self._names.modules
 
     def by_path(self) -> Mapping[str, torch.nn.Module]:
-        """Return all modules by path. It may be called before the loop begins."""
+        """Return all modules by path. The method may be called before the loop begins."""
         return named_modules(self.chunks)
 
     def by_name(self) -> Mapping[str, torch.nn.Module]:
-        """Return all modules by name, after another look."""
+        """Return all modules by name, after reading the structure again."""
         self.named()
         return self._look().modules
 
     def tensors(self) -> Named:
-        """Return this rank's part of each tensor, live. Raises SnapshotError for a tensor that cannot be saved."""
+        """Return this rank's part of each tensor, live. Raises SnapshotError for a tensor that can't be saved."""
         parameters, buffers = self.named()
         named = here = parameters | buffers
         if all_ordinary(named):
@@ -121,16 +121,17 @@ class Modules:
         return here
 
     def parameters(self, collected: Nested) -> list[torch.Tensor]:
-        """Return the parameters in the state that was `collected` last."""
+        """Return the parameters in the last `collected` state."""
         return [each for name, each in collected.items() if name not in self.buffers and name[:1] != "."]
 
     def judged(self, collected: Nested) -> list[torch.Tensor]:
-        """Return the parameters in the state `collected` last that must be finite: they train, and were finite when the loop began."""
+        """Return the parameters in the last `collected` state that must be finite. They are trained, and were finite when the loop
+        began."""
         names = (name for name in self._trained if name in collected and name not in self._unjudged)
         return [collected[name] for name in names]
 
     def excuse(self) -> None:
-        """Exempt what is not finite as the loop begins: it is so on purpose, such as a padding row of NaN."""
+        """Exempt parameters that are not finite when the loop begins: the script set them so on purpose, such as a padding row of NaN."""
         tensors = self.tensors()
         with torch.no_grad():
             self._unjudged = frozenset(
@@ -139,11 +140,11 @@ class Modules:
 
     @property
     def gathered(self) -> bool:
-        """Whether the forward pass gathers the parameters. Then it writes all of them, and not only the buffers."""
+        """Whether the forward pass gathers the parameters. Then the forward pass writes all parameters, not only the buffers."""
         return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """Return the tensors in the state `collected` last that only an optimizer's step writes."""
+        """Return the tensors in the last `collected` state that only an optimizer's step writes."""
         return [] if self.gathered else self.parameters(collected)
 
     def collect(self) -> Nested:
@@ -159,7 +160,7 @@ class Modules:
     def prepare(self, described: Nested) -> None:
         live, outline = self.tensors(), self._look()
         told = described.get(CHANGED, {})
-        if self.bound and not told.get(BOUND):  # otherwise the holder of their objects has put them back already
+        if self.bound and not told.get(BOUND):  # otherwise the Session has already put back the module objects
             outline.put_back(outline.began)
             live, outline = self.tensors(), self._look()
         pieces: dict[str, Piece] = {name: piece for name, piece in described.items() if name[:1] != "."}
@@ -175,7 +176,7 @@ class Modules:
         outline.follow(told, pieces)
 
     def follow(self, described: Nested) -> None:
-        """Set flags and modes as in a snapshot of another layout. Raises LayoutError if a tensor's shape had changed while it trained."""
+        """Set flags and modes from a snapshot of another layout. Raises LayoutError if a tensor's shape changed during that training."""
         told = described.get(CHANGED, {})
         if changed := [
             name for name, (began, now, *_) in told.get("tensors", {}).items() if not same_shape(began, now)
@@ -187,11 +188,11 @@ class Modules:
         self._look().follow({key: value for key, value in told.items() if key != "tensors"}, {})
 
     def objects(self) -> Objects:
-        """Return the objects of which the modules consisted at the last look."""
+        """Return the objects that made up the modules when their structure was last read."""
         return self._look().now
 
     def put_back(self, objects: Objects) -> None:
-        """Put these objects back into the modules."""
+        """Put the recorded objects back into the modules."""
         self.named()
         if self.objects() != objects:
             self._look().put_back(objects)
@@ -204,7 +205,7 @@ class Modules:
         self._extra.restore(kept.get(EXTRA, {}))
 
     def _look(self) -> Outline:
-        """Return the modules' structure, read again if they have changed."""
+        """Return the modules' structure. It is read again if the modules have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
             self._attributes = Attributes(self._outline.modules, self._lenders, self._name)

@@ -1,9 +1,9 @@
-"""The structure of modules when the training loop begins, and its later changes: these belong to the state.
+"""The structure of modules when the training loop begins, and its later changes, which belong to the training state.
 
-A restarted script builds its modules as at the beginning. Each snapshot records the later changes that can be made again: buffers that were
-added, removed or resized, parameters of another shape, `requires_grad`, train and eval mode. Only the script can build modules that were
-added, removed or replaced. A snapshot with such modules serves only the processes that have them: a rewind in place puts them back as they
-were.
+A restarted script builds its modules as at the beginning. Each snapshot records the later changes that a new process can repeat: buffers
+that were added, removed or resized, parameters of another shape, `requires_grad`, train and eval mode. Only the script can build modules
+that were added, removed or replaced. A snapshot with such modules is of use only to the processes that have them: a rewind in place puts
+the same module objects back.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from .module_tensors import join, named_modules
 
 _PARTS = ("_parameters", "_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks")
 _COUNTS = ("_size", "_keys")
-"""Attributes in which a ParameterList and a ParameterDict count their members, beside `_PARTS`."""
+"""Attributes, besides `_PARTS`, in which a ParameterList and a ParameterDict count their members."""
 _ABSENT, _NONE, _STRIDES = "absent", "None", "strides"
 
 Shapes: TypeAlias = dict[str, str]
-"""By name, the dtype and shape of a parameter or buffer, with its strides if they are unusual; or `_ABSENT` or `_NONE`."""
+"""The dtype and shape of each parameter or buffer, by name, with its strides if they are unusual. A missing tensor has `_ABSENT` or
+`_NONE`."""
 
 
 class Objects:
-    """The objects of which modules consist at one moment."""
+    """The objects that make up the modules at one moment."""
 
     def __init__(self, modules: Iterable[Module], chunks: Sequence[Module]) -> None:
         self.chunks = list(chunks)
@@ -45,7 +46,8 @@ class Objects:
         ]
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same objects. Buffers and hooks do not count: scripts assign buffers anew, and nothing else holds them."""
+        """Whether both consist of the same objects. Buffers and hooks are ignored: scripts replace buffers, and no other object refers to
+        them."""
         return isinstance(other, Objects) and self._ids == other._ids
 
     __hash__ = None  # type: ignore[assignment]
@@ -66,10 +68,10 @@ class Outline:
         self._hidden = {name for name in self._shapes if not self._persists(name)}
         self._modes = {name: module.training for name, module in self.modules.items()}
         self.began = self.now = Objects(self.modules.values(), chunks)
-        """`began`: the objects of the beginning, or those that took their places since. `now`: the present objects."""
+        """`began`: the objects at the beginning, or objects that have since replaced them. `now`: the present objects."""
 
     def look(self) -> str:
-        """Look at the modules again. Return the change since the loop began that a new process could not repeat, or nothing."""
+        """Read the modules again. Return the change since the loop began that a new process could not repeat; empty if there is none."""
         self.modules = named_modules(self._chunks)
         now, self.now = self._kinds_now(), Objects(self.modules.values(), self._chunks)
         if len(self._chunks) != self._number:
@@ -87,7 +89,7 @@ class Outline:
         return "their order is another one"
 
     def changes(self) -> Nested:
-        """Return what has changed since the loop began, as plain values; empty if nothing has."""
+        """Return the changes since the loop began, as plain values; empty if there are none."""
         shapes, told = self._shapes_now(), {}
         changed = {
             name: [self._shapes.get(name, _ABSENT), shapes.get(name, _ABSENT), self._persists(name)]
@@ -104,7 +106,7 @@ class Outline:
         return told
 
     def put_back(self, objects: Objects) -> None:
-        """Put exactly these objects back into the modules."""
+        """Put exactly these objects back into the modules, and nothing else."""
         self._chunks[:] = objects.chunks
         for module, kind, parts in objects.made:
             if type(module) is not kind:
@@ -114,19 +116,20 @@ class Outline:
                 live.clear()
                 live.update(before)
             for name in (*module._parameters, *module._buffers, *module._modules):
-                module.__dict__.pop(name, None)  # a computed weight (prune, weight_norm) that hides the parameter
+                module.__dict__.pop(name, None)  # a computed weight (prune, weight_norm) would hide the parameter
         for module, name, count in objects.counted:
             vars(module)[name] = copy.copy(count)
         self.modules = named_modules(self._chunks)
 
     def may_change(self, told: Nested) -> set[str]:
-        """Return the names of the tensors that `follow` sets: those changed here, and those in `told` that began alike in both runs."""
+        """Return the names of the tensors that `follow` sets. They have changed here, or `told` lists them with the same beginning as
+        here."""
         said = {name for name, (began, *_) in told.get("tensors", {}).items() if self._began(name) == began}
         now = self._shapes_now()
         return said | {name for name in (*self._shapes, *now) if self._shapes.get(name) != now.get(name)}
 
     def follow(self, told: Nested, described: Mapping[str, Piece]) -> None:
-        """Set tensors, flags and modes as recorded in `told`. Set all others as when the loop began."""
+        """Set tensors, flags and modes as recorded in `told`. Set all others to what they were when the loop began."""
         for name in self.may_change(told):
             wanted = told.get("tensors", {}).get(name, [_ABSENT, self._began(name), name not in self._hidden])
             self._make(name, wanted[1], bool(wanted[2]), described.get(name))
@@ -145,7 +148,7 @@ class Outline:
     def _make(self, name: str, wanted: str, persists: bool, piece: Piece | None) -> None:
         path, _, key = name.rpartition(".")
         module = self.modules.get(path)
-        if module is None:  # the module is gone, and its tensors with it
+        if module is None:  # the module and its tensors no longer exist
             return
         live = module._parameters.get(key) if key in module._parameters else module._buffers.get(key)
         if wanted == _ABSENT:
@@ -161,7 +164,7 @@ class Outline:
             module.register_buffer(key, there, persistent=persists)
 
     def _kinds_now(self) -> dict[str, str]:
-        """Return what only the script can build, by name: modules, parameters, and names that share one tensor."""
+        """Return, by name, the structure that only the script can build: modules, parameters, and names that share one tensor."""
         kinds = {name: f"a {type(m).__module__}.{type(m).__qualname__}" for name, m in self.modules.items()}
         first: dict[int, str] = {}
         for name, each in (parameters := self._parameters()).items():
@@ -214,7 +217,8 @@ def same_shape(one: str, other: str) -> bool:
 
 
 def _lies_in_order(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is contiguous. Also true if no new tensor can be given its strides, as for an expanded one."""
+    """Whether the tensor is contiguous. The answer is also True if no new tensor can get its strides, such as those of an expanded
+    tensor."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return True
     dense = sorted(zip(tensor.stride(), tensor.shape, strict=True))
@@ -227,7 +231,7 @@ def _lies_in_order(tensor: torch.Tensor) -> bool:
 
 
 def _device(module: Module, parameters: Mapping[str, torch.Tensor]) -> torch.device:
-    """Return the device on which a module computes: its new buffers belong there."""
+    """Return the device on which a module computes, for the module's new buffers."""
     tensors: list[Any] = [*module.parameters(), *module.buffers(), *parameters.values()]
     return tensors[0].device if tensors else torch.device("cpu")
 

@@ -1,8 +1,9 @@
-"""Find the parameters and buffers of modules by torch's names, in one walk if the structure of the modules is unchanged.
+"""Find the parameters and buffers of modules by torch's names. One walk is enough while the structure of the modules is unchanged.
 
-torch's own two walks (`named_parameters`, `named_buffers`) take some microseconds a module each, and a large model has thousands. That is
-more than all the rest of a snapshot's boundary. The walk here reads what decides every name: the modules' types, the names in each, and
-which modules and tensors are identical. It returns the present tensors and holds none of them afterwards.
+torch's own two walks (`named_parameters`, `named_buffers`) take some microseconds for each module, and a large model has thousands. These
+walks would take longer than all other work of a snapshot between two steps. The walk here reads everything that decides the names: the
+modules' types, the names in each module, and which modules and tensors are identical. It returns the present tensors and keeps no reference
+to them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _FRAMEWORKS = frozenset(("torch", "megatron", "transformer_engine", "deepspeed",
 class Names:
     def __init__(self) -> None:
         self._form: list[Any] | None = None
-        """What the last walk read, without the tensors. None if each walk has to ask torch."""
+        """The structure that the last walk read, without the tensors. None if each walk has to call torch's methods."""
         self._names: list[tuple[list[str], list[int]]] = []
-        """For parameters and for buffers: the names, and each name's index among the tensors that a walk finds."""
+        """For parameters and then for buffers: the names, and each name's index among the tensors that a walk finds."""
         self.modules: list[Module] = []
         """All modules that the last walk found."""
         self.anew = True
-        """Whether the structure has changed since the walk before, or may have."""
+        """Whether the structure has changed, or may have changed, since the previous walk."""
 
     def of(self, chunks: Sequence[Module]) -> tuple[Named, Named]:
         """Return the parameters and the buffers of one module, or of the chunks of a pipeline stage."""
@@ -70,7 +71,7 @@ def join(path: str, name: str) -> str:
 
 
 def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
-    """Return all modules by path, as torch names them, including those that a module hides."""
+    """Return all modules by path, as torch names them, including modules that their parent module hides."""
     found: dict[str, Module] = {}
     seen: set[int] = set()
 
@@ -90,7 +91,7 @@ def named_modules(chunks: Sequence[Module]) -> dict[str, Module]:
 
 
 def _add_hidden(chunks: Sequence[Module], parameters: Named, buffers: Named) -> None:
-    """Add the tensors that modules hide, such as those of a teacher that no optimizer may see."""
+    """Add the tensors that modules hide, such as those of a teacher network that no optimizer may see."""
     known = {*map(id, parameters.values()), *map(id, buffers.values())}
     for path, module in named_modules(chunks).items():
         for held, named in ((module._parameters, parameters), (module._buffers, buffers)):
@@ -105,7 +106,7 @@ def _add_hidden(chunks: Sequence[Module], parameters: Named, buffers: Named) -> 
 
 
 def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch.Tensor | None]]:
-    """Return all modules below `chunks`, their structure, and their tensors, in order."""
+    """Return all modules below `chunks`, their structure, and their tensors in the order of the walk."""
     modules, found = list(chunks), []
     form: list[Any] = [len(chunks)]
     number = {id(module): at for at, module in enumerate(modules)}
@@ -126,7 +127,7 @@ def _look(chunks: Sequence[Module]) -> tuple[list[Module], list[Any], list[torch
                 if at == len(modules):
                     modules.append(child)
                 form += (name, at)
-    form += map(id, found)  # ids: equal ones in one walk are one tensor, and None always has the same
+    form += map(id, found)  # ids: two equal ids in one walk are the same tensor. None always has the same id
     return modules, form, found
 
 
@@ -135,7 +136,7 @@ def _as_torch_does(module: Module) -> bool:
 
 
 def _may_hide(module: Module) -> bool:
-    """Whether a module names its tensors itself. Those of torch and of sharding frameworks return all tensors, under other names."""
+    """Whether a module names its tensors itself. torch and sharding frameworks do so too, but return all tensors, so they don't count."""
     if _as_torch_does(module):
         return False
     own = (getattr(getattr(module, name), "__func__", getattr(module, name)) for name in _NAMING)

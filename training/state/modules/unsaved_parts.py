@@ -1,8 +1,8 @@
-"""Parts of attributes that no snapshot holds, and that each start of the script recreates: functions without a name, locks, loggers,
+"""Parts of attributes that no snapshot stores, because each start of the script recreates them: functions without a name, locks, loggers,
 objects that belong to one process.
 
-A snapshot holds the other parts of a list, a mapping or a script's object: `defaultdict(lambda: 0.0)` counts on after a recovery. It refers
-to an unsaved part by the attribute that had the part when the loop began, and by the part's number there.
+A snapshot stores the other parts of a list, a mapping or a script's object: `defaultdict(lambda: 0.0)` keeps its counts in a recovery. The
+snapshot identifies an unsaved part by the attribute that had it when the loop began, and by the part's number in that attribute.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _OF_A_PROCESS = (
 )
 _LEVELS = 12
 _MOST = 10_000
-"""The most parts of one attribute that are looked at."""
+"""The most parts of one attribute that are searched."""
 
 
 def note(stays: dict[str, Any], path: str, held: Mapping[str, Any]) -> None:
-    """Add to `stays` the unsaved parts of the attributes `held` of the module at `path`."""
+    """Add to `stays` the unsaved parts of the attributes `held`, which belong to the module at `path`."""
     for name, value in held.items():
         for number, part in enumerate(() if is_constant(value) else parts_that_stay(value)):
             stays[f"part {number} of {path}.{name}"] = part
 
 
 def parts_that_stay(value: Any) -> list[Any]:
-    """Return the unsaved parts of a value, in the order in which the walk meets them."""
+    """Return the unsaved parts of a value, in the order of the walk."""
     found: list[Any] = []
     seen: set[int] = set()
 
@@ -68,7 +68,7 @@ def parts_that_stay(value: Any) -> list[Any]:
 
 
 def moves(value: Any) -> bool:
-    """Whether the value changes with each use and no snapshot holds it: an iterator, or an array of a subclass."""
+    """Whether the value changes with each use but no snapshot can store it: an iterator, or an array of a numpy subclass."""
     kind: Any = type(value)
     if isinstance(value, np.ndarray):
         return kind is not np.ndarray

@@ -1,1 +1,1 @@
-"""Optimizers as sources of state: groups, nested ones, shards, accumulated gradients."""
+"""Optimizers as saved objects: groups, nested optimizers, shards, accumulated gradients."""

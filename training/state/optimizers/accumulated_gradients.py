@@ -1,11 +1,11 @@
-"""Gradients as a part of a rank's state: a loop may carry them from one step of the session to the next, and accumulate into them.
+"""Gradients in a rank's state: a loop may keep them from one step of the Session to the next, and accumulate into them.
 
-Most loops drop their gradients before the next pass, right after a snapshot or right before it. So a snapshot leaves out a gradient that an
-optimizer has used, if the loop is known to drop such gradients. The proof is that, after the previous snapshot, the parameter had another
-gradient tensor when its optimizer stepped next. All other gradients are kept. Zeros count: an optimizer skips a parameter whose gradient is
-None, but not one whose gradient is zero.
+Most loops drop their gradients right after or right before a snapshot, before the next pass. So a snapshot leaves out a gradient that an
+optimizer has used, if the loop is known to drop such gradients. The proof: after the previous snapshot, the parameter had another gradient
+tensor when its optimizer stepped next. All other gradients are saved. Gradients of zero are saved too: an optimizer skips a parameter whose
+gradient is None, but not one whose gradient is zero.
 
-While wrappers accumulate gradients internally, no snapshot is taken.
+No snapshot is taken while wrappers accumulate gradients internally.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..values.value_source import Values
 from .optimizers import Optimizers
 
 _NONE, _LEFT, _SUM = range(3)
-"""A parameter's gradient: there is none; the loop drops it; a snapshot keeps it."""
+"""The states of a parameter's gradient: there is none; the loop drops it; a snapshot saves it."""
 
 
 class Halfway(SnapshotError):
@@ -42,17 +42,17 @@ class Accumulation:
     ) -> None:
         self._models, self._optimizers, self._others, self._tell = models, optimizers, others, tell
         self._stepped: dict[int, torch.optim.Optimizer] = {}
-        """The optimizers that have stepped since the last boundary, by id."""
+        """The optimizers that have stepped since the last boundary (the moment between two steps), by id."""
         self._taken: frozenset[int] = frozenset()
-        """The ids of the parameters whose gradients optimizers used in the step before that boundary."""
+        """The ids of the parameters whose gradients optimizers used in the step before the last boundary."""
         self._dropped: set[int] = set()
-        """The ids of the parameters whose gradient was another tensor when the optimizer stepped next."""
+        """The ids of the parameters that had another gradient tensor than in the snapshot when the optimizer stepped next."""
         self._carried: set[int] = set()
-        """The ids of the parameters whose gradient was once the same tensor: the loop accumulates into it."""
+        """The ids of the parameters that once kept the same gradient tensor until the next step: the loop accumulates into it."""
         self._left: dict[int, weakref.ref[torch.Tensor]] = {}
-        """The gradients at the last snapshot, by their parameters' ids."""
+        """The gradients at the last snapshot, by the ids of their parameters."""
         self.ends = False
-        """Whether the training ends at this boundary, so that nothing accumulates any more."""
+        """Whether the training ends at this boundary, so that the loop accumulates no more gradients."""
         self._told = False
         self._hook = register_optimizer_step_pre_hook(self._before)
 
@@ -65,13 +65,13 @@ class Accumulation:
                     (self._carried if same else self._dropped).add(id(parameter))
 
     def crossed(self) -> None:
-        """Note that the loop crosses a boundary."""
+        """Record that the loop has reached a boundary."""
         groups = (group for optimizer in self._stepped.values() for group in optimizer.param_groups)
         self._taken = frozenset(id(parameter) for group in groups for parameter in group["params"])
         self._stepped = {}
 
     def collect(self) -> Nested:
-        """Return the gradients to keep. Raises Halfway."""
+        """Return the gradients to save. Raises Halfway if a snapshot can't contain them."""
         found = bytearray()
         sums: Nested = {}
         hidden = next(_kept_by_wrappers(self._models), "")
@@ -105,10 +105,10 @@ class Accumulation:
         return _LEFT if key in self._dropped or not _fits(parameter) else _SUM
 
     def restore(self, kept: Nested) -> None:
-        """Raises RuntimeError if a wrapper holds sums that cannot be removed."""
+        """Restore the gradients from `kept`. Raises RuntimeError if a wrapper has sums that can't be removed."""
         _forget_sums(self._models)
         for other in self._others:
-            other.collect()  # so that it knows its present tensors
+            other.collect()  # this updates the list of its present tensors
         for model in self._models:
             model.trained_attributes(anew=True)
         parameters = [parameter for _, parameter in self._parameters()]
@@ -121,7 +121,8 @@ class Accumulation:
         self._left = {}
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters of the models, of optimizers alone, and among the script's values. Some may come twice."""
+        """Yield the parameters of the models, those that only optimizers have, and those among the script's values. A parameter may come
+        twice."""
         for model in self._models:
             yield from model.named()[0].items()
             yield from (("an attribute of a module", each) for each in model.trained_attributes())
@@ -132,7 +133,7 @@ class Accumulation:
 
 
 def _fits(parameter: torch.Tensor) -> bool:
-    """Whether a snapshot can keep the parameter's gradient: it is as backward makes it, or sparse."""
+    """Whether a snapshot can store the parameter's gradient: it is sparse, or has the parameter's shape and placements."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout is torch.sparse_coo:
@@ -147,7 +148,7 @@ def _parts(gradient: torch.Tensor) -> Any:
     indices, values = (
         gradient._indices(),
         gradient._values(),
-    )  # copies: backward resizes them, which a reader of a tensor forbids
+    )  # copies, because backward resizes them, which torch forbids while another tensor reads them
     return {"indices": indices.clone(), "values": values.detach().clone(), "coalesced": gradient.is_coalesced()}
 
 
@@ -167,8 +168,9 @@ def _fill(parameter: torch.Tensor, kept: Any) -> None:
 
 
 def _kept_by_wrappers(models: Collection[Modules]) -> Iterator[str]:
-    """Yield wrappers with internal sums. DistributedDataParallel notes in its reducer which parameters `no_sync` passes used. FSDP2
-    has sums beside the parameters (torch.distributed.fsdp, `FSDPParam`: `unsharded_accumulated_grad`, or that of `_unsharded_param`)."""
+    """Yield the names of wrappers with internal sums. DistributedDataParallel records in its reducer which parameters the passes under
+    `no_sync` used. FSDP2 has sums besides the parameters (torch.distributed.fsdp, `FSDPParam`: `unsharded_accumulated_grad`, or the
+    gradient of `_unsharded_param`)."""
     for module in (each for model in models for each in model.modules):
         if isinstance(module, DistributedDataParallel):
             if _notes_use(module):
@@ -190,17 +192,17 @@ def _forget_sums(models: Collection[Modules]) -> None:
 
 
 def _notes_use(module: DistributedDataParallel) -> bool:
-    """Whether the last pass was under `no_sync`, and the wrapper notes which parameters it used."""
+    """Whether the last pass was under `no_sync`, so that the wrapper records which parameters the pass used."""
     return module.find_unused_parameters and not module.require_forward_param_sync
 
 
 def _unsharded(parameter: Any) -> tuple[Any, Any]:
-    """Return FSDP2's accumulated gradients: the one in the dtype of the reduction, and the one in the parameter's dtype."""
+    """Return FSDP2's accumulated gradients: first the one in the dtype of the reduction, then the one in the parameter's dtype."""
     return parameter.unsharded_accumulated_grad, getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
 
 
 def _sharded(module: torch.nn.Module) -> list[Any]:
-    """Return the FSDP2 parameters of a module, if it has any of its own."""
+    """Return the FSDP2 parameters of the module itself. The list is empty if it has none."""
     if not hasattr(type(module), "_get_fsdp_state"):
         return []
     group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # type: ignore[operator]

@@ -1,7 +1,7 @@
-"""Optimizers within optimizers (Lookahead, SAM, ZeRO's local one), and the state that an optimizer keeps in its own attributes.
+"""Optimizers inside optimizers (Lookahead, SAM, ZeRO's local one), and the state that an optimizer keeps in its own attributes.
 
-torch's optimizers keep all of their state by parameter, and frameworks' wrappers keep none. Other optimizers may keep state anywhere, so
-their attributes are part of the state.
+torch's optimizers keep their whole state by parameter, and frameworks' wrappers keep no state. Any other optimizer may keep state anywhere,
+so its attributes belong to the training state.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .optimizer_packing import HERE, OptimizerPacking
 
 _FRAMEWORKS = ("torch", *WRAPPERS)
 _CLOSED = ("megatron", "apex", "deepspeed")
-"""Frameworks whose optimizers handle the optimizers within them themselves."""
+"""Frameworks whose optimizers save and load the optimizers inside them themselves."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _LEVELS = 4
-"""The depth to which an attribute is searched."""
+"""The deepest nesting inside an attribute that is searched."""
 
 
 def inner_optimizers(thing: Any) -> list[Any]:
-    """Return Megatron's wrappers that hold a torch optimizer: a ChainedOptimizer's parts, the wrapper itself, or a stub. A script's class
-    that looks alike does not count: it may keep more state than its optimizer."""
+    """Return Megatron's wrappers that contain a torch optimizer: the parts of a ChainedOptimizer, the wrapper itself, or a stub. A script's
+    class with the same attributes is ignored, because it may keep more state than its optimizer."""
     if not any(each.__module__.partition(".")[0] in _CLOSED for each in type(thing).__mro__):
         return []
     if hasattr(thing, "chained_optimizers"):
@@ -41,7 +41,7 @@ def inner_optimizers(thing: Any) -> list[Any]:
 
 
 def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> Iterator[tuple[str, Optimizer]]:
-    """Yield the optimizers within `outer`, by names that stay the same after a restart. met: all optimizers so far."""
+    """Yield the optimizers inside `outer`, each after a name that a restart does not change. met: all optimizers found so far."""
     met.append(outer)
     if _package(outer) in _CLOSED:
         return
@@ -53,7 +53,7 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> 
 
 
 def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[str, Any]]:
-    """Yield the objects of this kind in the optimizer's attributes, with their places."""
+    """Yield the objects of this class in the optimizer's attributes, each after its path."""
     for attribute, value in vars(optimizer).items():
         if attribute not in of_every_optimizer():
             for keys, each in _of_kind(value, kind, 0):
@@ -61,17 +61,17 @@ def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[s
 
 
 def state_of(optimizer: Optimizer) -> Any:
-    """Return the optimizer's state: empty for a wrapper that has none."""
+    """Return the optimizer's state by parameter. It is empty for a wrapper without a state."""
     return getattr(optimizer, "state", {})
 
 
 def framework(optimizer: Optimizer) -> bool:
-    """Whether the optimizer is torch's or a framework's, so that its attributes are no state."""
+    """Whether the optimizer belongs to torch or a framework, so that its attributes contain no training state."""
     return _package(optimizer) in _FRAMEWORKS
 
 
 def further(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
-    """Return what the optimizer keeps beside groups and the states of parameters; empty if that is nothing."""
+    """Return the optimizer's state besides its groups and the states of parameters; empty if there is none."""
     found = {"loose": packing.pack(_loose(optimizer), ".state"), "attributes": _attributes(optimizer, packing)}
     if packing.left:
         said = optimizer.state_dict().items()
@@ -80,7 +80,7 @@ def further(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
 
 
 def _loose(optimizer: Optimizer) -> dict[Any, Any]:
-    """Return the entries of the optimizer's state whose keys are no parameters."""
+    """Return the entries of the optimizer's state whose keys are not parameters."""
     state = state_of(optimizer)
     if _TENSORS.issuperset(map(type, state)):
         return {}
@@ -88,7 +88,7 @@ def _loose(optimizer: Optimizer) -> dict[Any, Any]:
 
 
 def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
-    """Return the attributes that are state, by name."""
+    """Return the attributes that are training state, by name."""
     if framework(optimizer):
         averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
         return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
@@ -99,7 +99,8 @@ def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
 
 
 def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpacking) -> None:
-    """Restore what `further` returned, and delete what was added since. now: what `further` returns before this."""
+    """Restore what `further` returned, and delete attributes that the script has added since. now: what `further` returns before the
+    restore."""
     before = _loose(optimizer)
     loose = unpacking.unpack(kept.get("loose", {}), dict(before))
     for key in before.keys() - loose.keys():
@@ -117,7 +118,7 @@ def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpa
 
 
 def load_declared(kept: Sequence[tuple[Optimizer, Nested]]) -> None:
-    """Load what the optimizers' own `state_dict` returned. Their states and groups stay the same objects."""
+    """Load the entries of the optimizers' own `state_dict`. The dicts of states and the lists of groups stay the same objects."""
     shared = [(each, {k: vars(each)[k] for k in ("state", "param_groups") if k in vars(each)}) for each, _ in kept]
     for optimizer, more in kept:
         if "declared" in more:
@@ -132,7 +133,7 @@ def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
 
 
 def _of_kind(value: Any, wanted: type, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the `wanted` objects in a value, its containers and objects of the script, with the keys that lead there."""
+    """Yield the `wanted` objects in a value, its containers and the script's objects in it, each after the keys that lead to it."""
     if isinstance(value, wanted):
         yield (), value
         return

@@ -1,5 +1,5 @@
-"""What a script sets on one of torch's optimizers: attributes that its class does not have, such as `optimizer.global_step`. For any
-optimizer, they include the objects that hooks of its steps change. They also include changed `defaults`, from which new groups are made."""
+"""Attributes that a script adds to one of torch's optimizers, such as `optimizer.global_step`. For any optimizer, the state also contains
+the objects that its step hooks change, and changed `defaults`, which new groups get."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from .nested_optimizers import framework, of_every_optimizer
 from .optimizer_packing import FUNCTIONS
 
 _GONE, _REMOVED = "..gone", "..removed"
-"""Keys beside the attributes: for the names of deleted attributes, and for the places of removed hooks."""
+"""Keys besides the attributes' names: for the names of deleted attributes, and for the names of removed hooks."""
 
 
 class PutOn:
     def __init__(self, name: str, lenders: Lenders) -> None:
-        """name: the optimizer's. lenders: sources whose memory such values may borrow."""
+        """name: the optimizer's name. lenders: sources whose memory the attributes' values may use."""
         self._name = name
         self._packed = Packed(name, Known(lenders))
         self._kept: dict[tuple[str, str, type], bool] = {}
-        """By part, name and type: whether a snapshot can hold the attribute."""
+        """Whether a snapshot can store the attribute, by part (one torch optimizer), attribute name and type."""
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
-        """By part, when first seen: the names of the attributes (`_began`), and the `defaults`."""
+        """The names of the attributes (`_began`) and the `defaults` when first seen, by part."""
         self._hooks: dict[str, dict[str, Held]] = {}
-        """By part, the objects of its hooks."""
+        """The objects inside the hooks of each part."""
         self._removals: dict[str, Removals] = {}
-        """By part, its removed hooks."""
+        """The removed hooks of each part."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Return the packed attributes; empty if there are none."""
@@ -55,7 +55,7 @@ class PutOn:
         told = {name: value for name, value in held.items() if self._can_be_kept(part, name, value)}
         try:
             return Tagged(("", self._packed.pack(told))) if told else {}
-        except SnapshotError:  # a value has become one that can't be kept
+        except SnapshotError:  # a value has changed to one that can't be saved
             for name, value in list(told.items()):
                 del self._kept[part, name, type(value)]
                 if not self._can_be_kept(part, name, value):
@@ -102,7 +102,7 @@ class PutOn:
         return {place: value for place, value in now.items() if value is not None}
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the `defaults` if they have changed, otherwise nothing."""
+        """Return the `defaults` if they have changed, otherwise an empty dict."""
         now = getattr(optimizer, "defaults", {})
         began = self._defaults.setdefault(part, dict(now))
         same = now.keys() == began.keys() and all(now[key] is began[key] for key in now)
@@ -134,7 +134,7 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _is_function(value: Any) -> bool:
-    """Whether the value is a function that holds nothing that training changes, such as those that schedulers set."""
+    """Whether the value is a function without state that training changes, such as the functions that schedulers set."""
     if isinstance(value, types.MethodType):
         return _is_source(value.__self__)
     return isinstance(value, (*FUNCTIONS, functools.partial))

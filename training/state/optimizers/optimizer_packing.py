@@ -1,9 +1,9 @@
-"""Pack an optimizer's contents as any other value, with three exceptions. Its parameters, the Session's modules, and the ids of both are
-stored as references. What is no state (functions, its model where the Session does not know it) stays where it is. Tensors are filled in
-place, and a new tensor lies as its parameter does.
+"""Pack an optimizer's contents like any other value, with three exceptions. Parameters, the Session's modules, and the ids of both become
+references. Values that are not training state stay in place, such as functions, or a model that the Session does not know. Tensors are
+filled in place, and a new tensor gets the memory layout of its parameter.
 
-A tensor that is not row-major is a leaf, too, so that its name gives its place in other layouts. Its strides are recorded beside it, as are
-the tensors that share one memory (`shared_storage.py`).
+A tensor that is not row-major is saved as one tensor too, so that its name identifies it in other layouts. The snapshot records its
+strides, and also which tensors share memory (`shared_storage.py`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..values.unpacking import Unpacking
 from .shared_storage import Lying, Memories, Told
 
 HERE = Tagged(("here", ""))
-"""Stands for a value that stays where it is."""
+"""Marks a value that is not saved and stays as it is."""
 _STAYS = (
     torch.Event,
     torch.Stream,
@@ -49,11 +49,11 @@ _STAYS = (
     type(threading.Lock()),
     ModuleType,
 )
-"""Types whose values stay where they are. Nested optimizers are parts of their own."""
+"""Types whose values stay as they are. Nested optimizers are saved as parts of their own."""
 _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
-"""Python modules whose objects are values."""
+"""Python modules whose objects can be packed."""
 _KINDS = frozenset(each for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types)
-"""Types whose objects are values, whatever their module: torch's dtypes and generators."""
+"""Types whose objects can be packed whatever their module, such as torch's dtypes and generators."""
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -68,8 +68,8 @@ class OptimizerPacking(Packing):
         parts: Parts,
         copied: Collection[int] = frozenset(),
     ) -> None:
-        """parameters: by their places in the groups. apart: containers that are saved separately, by name. parts: the Session's
-        modules. copied: addresses of memories whose tensors are copied."""
+        """parameters: by their positions in the groups. apart: containers that are saved separately, by name. parts: the Session's modules.
+        copied: addresses of memory whose tensors are copied."""
         places = dict(zip(map(id, parameters.values()), parameters, strict=True))
         self._pointed_to = {id(each): key for key, each in apart.items()} | places
         super().__init__(name, self._pointed_to, parts=parts)
@@ -77,25 +77,26 @@ class OptimizerPacking(Packing):
         self.parameters, self._apart = parameters, apart
         self._lenient = self._strict = False
         self.strides: dict[int, list[int]] = {}
-        """The strides of the tensors that are not row-major, by number."""
+        """The strides of the tensors that are not row-major, by the tensor's number."""
         self.lying, self._copied = Lying(), copied
         self.shared_memories: dict[int, Told] = {}
-        """By address, the memories that several of its tensors share: known once all are packed."""
+        """The memory that several tensors of the optimizer share, by address. It is complete once all tensors are packed."""
         self.left = False
-        """Whether a value stays where it is that only the optimizer's own state_dict can save."""
+        """Whether a value was left in place that only the optimizer's own `state_dict` can save."""
 
     def attribute(self, value: Any, name: str, *, declares: bool) -> Any:
-        """Return the packed value of an attribute. A callable stays where it is, unless all of it can be kept. declares: the optimizer has
-        a state_dict of its own. Then objects of classes that only it knows, and all objects of other packages, stay as well."""
+        """Return the packed value of an attribute. A callable stays in place, unless a snapshot can restore all of it. declares: the
+        optimizer has its own `state_dict`. Then objects of classes that only the optimizer knows, and all objects of other packages, stay
+        in place too."""
         if isinstance(value, torch.nn.Module) and self._trains(value):
-            return HERE  # it is the model, which the script passes in again
+            return HERE  # the value is the model, which the script passes in again
         self._lenient = (declares or callable(value)) and not self._whole(value, declares)
         found = self.pack(value, f".{name}")
         self._lenient = False
         return found
 
     def _whole(self, value: Any, own: bool) -> bool:
-        """Try whether a snapshot can restore all of the value. own: accept only the script's classes and known kinds."""
+        """Return whether a trial restores all of the value. own: accept only the script's classes and known types."""
         kind = type(value)
         if isinstance(value, FUNCTIONS) or (own and kind not in _KINDS and installed(module_file(kind))):
             return False
@@ -151,7 +152,7 @@ class OptimizerPacking(Packing):
         if has_state_dict(kind):
             self._number(value)
             return Tagged(("state_dict", self._down(dict(value.state_dict()))))
-        if kind is defaultdict:  # the live one has its factory, which often has no name
+        if kind is defaultdict:  # the live mapping has its factory, which often has no name
             self._number(value)
             return self._mapping(dict, dict(value))
         if self._lenient and kind not in _KINDS and kind.__module__ not in _VALUES:
@@ -172,13 +173,13 @@ class OptimizerUnpacking(Unpacking):
         parts: Parts,
         memories: Memories | None = None,
     ) -> None:
-        """sources, parts: parameters and containers, and modules, as in `OptimizerPacking`. as_they_lie: no strides are recorded, so
-        a live tensor keeps its own. memories: those that several tensors share."""
+        """sources, parts: the parameters and containers, and the modules, as in `OptimizerPacking`. as_they_lie: the snapshot has no
+        strides, so a live tensor keeps its own. memories: the memory that several tensors share."""
         super().__init__(name, sources, parts=parts)
         self._strides, self._as_they_lie = strides, as_they_lie
         self._memories = Memories((), {}) if memories is None else memories
         self.device = torch.device("cpu")
-        """The device of new tensors."""
+        """The device on which new tensors are created."""
 
     def _free(self, live: Any, kind: type) -> bool:
         return super()._free(live, kind) or (kind is dict and super()._free(live, defaultdict))
@@ -203,7 +204,9 @@ class OptimizerUnpacking(Unpacking):
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
-        device = tag == "torch.device" and isinstance(live, torch.device)  # a device here may have another number
+        device = tag == "torch.device" and isinstance(
+            live, torch.device
+        )  # in this process a device may have another number
         if tag == "here" or device:
             return live
         if tag not in ("module", "state_dict"):
@@ -224,7 +227,8 @@ def device_of(parameters: list[torch.Tensor]) -> torch.device:
 
 
 def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor, described: Mapping[str, Any]) -> None:
-    """Give the state of one parameter the form `described`: drop what is not in it, create what a fresh optimizer does not have yet."""
+    """Give the state of one parameter the entries in `described`: delete other entries, create entries that a fresh optimizer does not have
+    yet."""
     if not isinstance(inner.state.get(parameter, {}), dict):
         del inner.state[parameter]
     state, own = inner.state[parameter], local(parameter)
@@ -235,15 +239,17 @@ def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor,
             continue
         if torch.is_tensor(state.get(key)):
             here = local(state[key])
-            if here.shape == own.shape:  # a tensor of another shape is its own: it may have grown since
+            if (
+                here.shape == own.shape
+            ):  # a tensor of another shape is checked no further: it may have grown during training
                 fits(f"{where} {key}", here, piece)
             if not misfit("", here, piece):
                 continue
-        # Moments live with their parameter; torch keeps `step`, a scalar, on the CPU unless it is fused or capturable.
+        # Moments are on their parameter's device. torch keeps `step`, a scalar, on the CPU unless the optimizer is fused or capturable.
         away = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
         device = parameter.device if away else torch.device("cpu")
         dtype = getattr(torch, piece.dtype)
-        alike = tuple(own.shape) == piece.shape  # and so a DTensor, if the parameter is one
+        alike = tuple(own.shape) == piece.shape  # then the state is also a DTensor if the parameter is one
         state[key] = (
             torch.zeros_like(parameter.detach(), dtype=dtype)
             if alike

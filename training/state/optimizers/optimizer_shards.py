@@ -1,7 +1,7 @@
-"""The place of each tensor of an optimizer: the place of its parameter, and which of the parameter's elements it holds.
+"""The position of each tensor of an optimizer: the position of its parameter, and which of the parameter's elements the tensor contains.
 
-The distributed optimizer's own map says how flat shards cut through the parameters. The identity of tensors says which parameter a shard
-belongs to, never its position in a group.
+The distributed optimizer's own map tells how flat shards cut the parameters. The identity of tensors tells to which parameter a shard
+belongs. The position in a group is never used for that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from .optimizers import Optimizers, parameters_of
 
 
 def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:
-    """Return the parts of the model's parameter that each of the optimizer's own parameters copies or shards. The keys are (which optimizer
-    of a chain, "group.position"). `state_parts` then gives the place of any state, even of one that a fresh optimizer doesn't have yet.
+    """Return the parts (boxes in a global tensor) that each of the optimizer's own parameters copies or shards. Each key is a pair: which
+    optimizer of a chain, and "group.position". From these, `state_parts` derives the position of any state, including a state that a fresh
+    optimizer doesn't have yet.
 
-    places: of the model's parameters, by id."""
+    places: the parts of the model's parameters, by id.
+    """
     whole = type(source.thing).__name__ == "LayerWiseDistributedOptimizer"
     found: dict[tuple[str, str], list[Part]] = {}
     for index, wrapper, inner in source.parts():
@@ -31,32 +33,33 @@ def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tu
 
 
 def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) -> list[Part]:
-    """Return the places of one state of a parameter with these parts. The state has the parameter's shape (`alike`), or is one number."""
+    """Return the positions of one state of a parameter that has the given parts. alike: the state has the parameter's shape. Otherwise it
+    is one number."""
     held = parts if alike else scalars(parts)
     return [replace(part, name=f"{prefix}/{state}/{part.name}") for part in held]
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """The model's parameter to which an optimizer's parameter belongs, and which of its elements that holds."""
+    """The model's parameter to which an optimizer's parameter belongs, and which elements of it the optimizer's parameter contains."""
 
     parameter: torch.Tensor
     span: tuple[int, int] | None = None
-    """The range of the flattened parameter; None for all of it."""
+    """The range of elements in the flattened parameter; None for all elements."""
     instance: int | None = None
-    """Which copy of the whole this is, if data-parallel ranks hold different parts and no copies. Otherwise None."""
+    """The number of the copy if the data-parallel ranks hold different parameters instead of copies; otherwise None."""
 
     def parts(self, places: Mapping[int, list[Part]]) -> list[Part]:
         parts = places.get(id(self.parameter), [])
         if self.span is not None:
             parts = [shard for part in parts for shard in within(part, *self.span)]
-        if self.instance is not None:  # Megatron's axes of replicas: pipeline, tensor, data
+        if self.instance is not None:  # Megatron's axes of replicas are pipeline, tensor, data
             parts = [replace(part, replica=(*part.replica[:-1], self.instance)) for part in parts]
         return parts
 
 
 def _owners(wrapper: Any, inner: torch.optim.Optimizer, *, whole: bool) -> dict[int, _Owner]:
-    """Return the owners, by the id of the optimizer's parameter. `whole`: each rank of a data-parallel group owns whole parameters."""
+    """Return the owners, by the id of the optimizer's parameter. whole: each rank of a data-parallel group owns whole parameters."""
     instance = 0 if whole else None
     found = {id(parameter): _Owner(parameter, None, instance) for _, parameter in parameters_of(inner)}
     if hasattr(wrapper, "shard_fp32_from_float16_groups"):
@@ -73,8 +76,8 @@ def _owners(wrapper: Any, inner: torch.optim.Optimizer, *, whole: bool) -> dict[
 
 
 def _shards(wrapper: Any) -> Iterator[tuple[list[Any], list[Any]]]:
-    """Yield the model's parameters and the optimizer's own, group by group. `model_param_group_index_map` won't do: its positions are wrong
-    in a group with parameters of two dtypes (megatron-core 0.16.1, distrib_optimizer.py:297 against :441)."""
+    """Yield the model's parameters and the optimizer's own, group by group. `model_param_group_index_map` can't be used: its positions are
+    wrong in a group with parameters of two dtypes (megatron-core 0.16.1, distrib_optimizer.py:297 against :441)."""
     yield from zip(wrapper.model_fp32_groups, wrapper.shard_fp32_groups, strict=True)
     yield from zip(wrapper.model_float16_groups, wrapper.shard_fp32_from_float16_groups, strict=True)
     yield from zip(wrapper.model_float16_groups, wrapper.shard_float16_groups, strict=True)

@@ -1,4 +1,4 @@
-"""The state of one torch optimizer, or of a wrapper around it: collected, and put back in the same order."""
+"""Collect and restore the state of one torch optimizer, or of a wrapper around one. Both use the same sequence of values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .optimizer_packing import OptimizerPacking, OptimizerUnpacking, device_of
 from .shared_storage import Memories
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None)))
-"""The types of which a parameter's state mostly consists."""
+"""The types of most values in a parameter's state."""
 
 
 def collect_part(
     wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking
 ) -> Nested:
-    """Return the state of one part. held: the states of parameters."""
+    """Return the state of one part (one torch optimizer, perhaps with a wrapper). held: the states of its parameters."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
     kept: Nested = {
         "groups": [packing.pack(group, f".param_groups[{n}]") for n, group in enumerate(groups)],
@@ -53,8 +53,8 @@ def restore_part(
     modules: Parts,
     memories: Memories,
 ) -> None:
-    """Restore one part in the order of `collect_part`, which numbers the values. kept: its state is None if an earlier part shares it.
-    packing: for the part's present contents."""
+    """Restore one part in the sequence of `collect_part`, which numbers the values. kept: its "state" is None if an earlier part has the
+    same state. packing: packs the part's present contents."""
     strides, named = kept.get("strides", {}), packing.parameters
     as_they_lie = framework(inner) and not strides
     unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules, memories)

@@ -1,4 +1,4 @@
-"""Optimizers as sources of state: torch's own, third-party ones, and Megatron's wrappers around them."""
+"""Optimizers as sources (objects that the Session saves): torch's own, third-party ones, and Megatron's wrappers around them."""
 
 from __future__ import annotations
 
@@ -27,32 +27,33 @@ Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]
 
 
 class Optimizers:
-    """Any torch optimizer, or Megatron's (chained, mixed precision, distributed). A snapshot holds its state by parameter, the values of
-    its groups, and the loss scaler. It also holds parameters that no model of the session has, and fp32 copies of parameters that are
-    not views of the model's. For a third-party optimizer it adds the attributes. Optimizers within another one are held in the same way."""
+    """Any torch optimizer, or Megatron's (chained, mixed precision, distributed). A snapshot stores the state of each parameter, the values
+    of the groups, and the loss scaler. It also stores parameters that no model of the Session has, and fp32 copies of parameters that are
+    not views of the model's. For a third-party optimizer it adds the attributes. Nested optimizers are saved in the same way."""
 
     def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
-        """name: the optimizer's in the session, for messages. lenders: sources whose memory values may borrow."""
+        """name: the optimizer's name in the Session, for messages. lenders: sources whose memory values may use."""
         self._lenders = Lenders() if lenders is None else lenders
         self._put_on = PutOn(name, self._lenders)
         self.thing, self._name = thing, name
         self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else inner_optimizers(thing)
         self.parameters: list[Callable[[], Mapping[str, torch.Tensor]]] = []
-        """Each returns the parameters of a model of the session, by name. Groups that were added later are made of them."""
+        """Functions that each return the parameters of one model of the Session, by name. Groups added during training consist of these."""
         self._groups: dict[str, Groups] = {}
         """The groups of each part; empty until the loop begins."""
         self.bound = ""
-        """Why no new process could restore the last collected state; empty if one could."""
+        """The reason why no new process could restore the last collected state; empty if one could."""
         self._begun: frozenset[str] = frozenset()
         """The names of the parts in the first collected state."""
         self._lying_otherwise: dict[str, frozenset[int]] = {}
-        """By part, the addresses of memories that several tensors share now, but not in the snapshot to be restored."""
+        """The addresses of memory that several tensors share now, but not in the snapshot to be restored, by part."""
         self._looked_at: list[torch.Tensor] = []
         self._orphans: frozenset[int] = frozenset()
-        """The ids of the parameters in `_looked_at` that no model of the session has."""
+        """The ids of the parameters in `_looked_at` that no model of the Session has."""
 
     def parts(self) -> Iterable[Part]:
-        """Yield each part's name, wrapper (or the optimizer itself) and torch optimizer. A stub (a rank with no parameters) has no part."""
+        """Yield the name, the wrapper (or the optimizer itself) and the torch optimizer of each part. A stub (on a rank without parameters)
+        has no part."""
         for index, wrapper in enumerate(self.wrappers):
             inner = wrapper if isinstance(wrapper, torch.optim.Optimizer) else wrapper.optimizer
             if inner is not None:
@@ -62,7 +63,7 @@ class Optimizers:
 
     @property
     def by_parameter(self) -> bool:
-        """Whether all of the state belongs to parameters, so that it has places in another parallel layout as well."""
+        """Whether the whole state belongs to parameters, so that its position in another parallel layout is known."""
         parts = list(self.parts())
         apart = _apart(parts)
         if any(self._mains(parts)[name] for name, wrapper, inner in parts if wrapper is inner):
@@ -79,7 +80,8 @@ class Optimizers:
         return f"{called}{dot}{within}"
 
     def lent(self) -> dict[str, Any]:
-        """Return what other sources may borrow: states of parameters, tensors in these and in groups, and the optimizer's parameters."""
+        """Return the objects whose memory other sources may use: states of parameters, tensors in these states and in groups, and the
+        optimizer's parameters."""
         parts = list(self.parts())
         mains = self._mains(parts)
         found: dict[str, Any] = {}
@@ -94,7 +96,8 @@ class Optimizers:
         return found
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """Return the tensors in `collected` that only an optimizer's step writes: its own copies of the parameters, and its state."""
+        """Return the tensors in `collected` that only an optimizer's step writes: the optimizer's copies of the parameters, and its
+        state."""
         states = (state for part in collected.values() for state in (part["main"], *part["state"].values()))
         return [v for state in states if isinstance(state, dict) for v in state.values() if torch.is_tensor(v)]
 
@@ -123,7 +126,7 @@ class Optimizers:
             met.add(id(held))
 
     def _other_parts(self, now: set[str]) -> str:
-        """Return why a restart could not create the parts, if they differ from the first ones."""
+        """Return the reason why a restart could not create the parts; empty if they are the same as in the first collected state."""
         for part in sorted(now ^ self._begun):
             has = "has come" if part in now else "has gone"
             return (
@@ -133,25 +136,25 @@ class Optimizers:
         return ""
 
     def objects(self) -> dict[str, Objects]:
-        """Return all parameter groups, and the parameters in them."""
+        """Return all parameter groups and the parameters in them."""
         return {name: self._groups_of(name, inner).objects() for name, _, inner in self.parts()}
 
     def put_back(self, objects: Mapping[str, Objects]) -> None:
-        """Put these objects back into the groups."""
+        """Put the recorded objects back into the groups."""
         parts = list(self.parts())
         for name, _, inner in parts:
             if name in objects:
                 _forget(parts, self._groups_of(name, inner).put_back(objects[name]))
 
     def orphans(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters that, at the last look, no model of the session had and no wrapper had made."""
+        """Yield the parameters that no model of the Session had at the last check and that no wrapper has created."""
         for name, wrapper, inner in self.parts() if self._orphans else ():
             if wrapper is inner:
                 listed = ((f"{self._name} {name}/{key}", parameter) for key, parameter in parameters_of(inner))
                 yield from (each for each in listed if id(each[1]) in self._orphans)
 
     def _mains(self, parts: Iterable[Part]) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the parameters that only the optimizer keeps, by part and place."""
+        """Return the parameters that only the optimizer keeps, by part and position."""
         listed = [parameter for _, _, inner in parts for group in inner.param_groups for parameter in group["params"]]
         if [*map(id, listed)] != [*map(id, self._looked_at)]:
             known = {id(parameter) for ask in self.parameters for parameter in ask().values()}
@@ -170,7 +173,7 @@ class Optimizers:
         return self._groups[name]
 
     def follow(self, described: Nested) -> None:
-        """Create the groups that were added during training, as in a snapshot of another layout. Raises LayoutError on failure."""
+        """Create the groups that were added during training, from a snapshot of another layout. Raises LayoutError on failure."""
         begun = [(described.get(name, {}), self._groups_of(name, inner)) for name, _, inner in self.parts()]
         for part, groups in begun:
             if "members" in part:
@@ -222,7 +225,7 @@ class Optimizers:
 
 
 def parameters_of(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the parameters by place: group.position. The same layout gives the same places."""
+    """Yield the parameters, each after its position "group.position". The same layout gives the same positions."""
     for g, group in enumerate(inner.param_groups):
         yield from zip(_places(g, len(group["params"])), group["params"], strict=True)
 
@@ -233,7 +236,7 @@ def _places(group: int, parameters: int) -> list[str]:
 
 
 def _apart(parts: Iterable[Part]) -> dict[str, Any]:
-    """Return the state and the groups of each part by our own names, whatever names other objects have for them."""
+    """Return the states and the groups of all parts, by fixed names that don't depend on other objects."""
     found: dict[str, Any] = {}
     for name, _, inner in parts:
         groups = enumerate(inner.param_groups)
@@ -243,7 +246,7 @@ def _apart(parts: Iterable[Part]) -> dict[str, Any]:
 
 
 def _forget(parts: Iterable[Part], parameters: Iterable[torch.Tensor]) -> None:
-    """Delete the states of parameters that are in no group any more, in all parts: parts may share their groups."""
+    """Delete the states of parameters that no group contains any more. All parts are searched, because parts may share their groups."""
     for parameter in parameters:
         for _, _, inner in parts:
             state_of(inner).pop(parameter, None)

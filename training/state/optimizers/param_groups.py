@@ -1,7 +1,7 @@
-"""The parameters in an optimizer's groups: those that the script has put there when the loop begins, and the changes since.
+"""The parameters in an optimizer's groups: those that the script put there before the loop began, and the changes since.
 
-A restart creates the groups of the beginning. A restore creates the snapshot's further groups from the parameters that the snapshot names.
-Only a rewind in place brings back a later group with parameters that no module of the session has.
+A restart creates the groups of the loop's begin. A restore creates the snapshot's further groups from the parameters that the snapshot
+names. If a later group has parameters that no module of the Session has, only a rewind in place can restore it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ....checkpoint.format.tensor_table import Piece
 from ....resilience.errors import LayoutError
 
 Named = Callable[[], Mapping[str, torch.Tensor]]
-"""Returns the parameters of all modules of the session, by name."""
+"""A function that returns the parameters of all modules of the Session, by name."""
 Objects: TypeAlias = list[tuple[dict[str, Any], list[torch.Tensor]]]
-"""The groups at one moment, and their parameters."""
+"""The groups at one moment, each with its parameters."""
 _BEGAN = "began"
 
 
@@ -26,27 +26,27 @@ class Groups:
     """The groups of one optimizer."""
 
     def __init__(self, inner: Optimizer, named: Named) -> None:
-        """Note the groups as the loop begins."""
+        """Record the groups as the loop begins."""
         self._inner, self._named = inner, named
         self._names = self._named_now()
         order = {id(each): -at for at, each in enumerate(reversed([*named().values()]))}
         mixed = {str(n): self._names[n] for n, ids in enumerate(self._ids()) if _is_mixed(ids, order)}
         self._mixed: dict[str, Any] = {_BEGAN: len(self._names), **mixed} if mixed else {}
-        """Groups whose parameters are in another order than in the modules: a restart may have yet another order."""
+        """Groups that list their parameters in another sequence than the modules do. A restart may give yet another sequence."""
         self._shapes = [[each.shape for each in group["params"]] for group in inner.param_groups]
         self._remember()
         self.bound = ""
-        """Why no restart could create the groups that `changed` saw last; empty if one could."""
+        """The reason why no restart could create the groups that `changed` last saw; empty if one could."""
 
     def changed(self) -> dict[str, Any]:
-        """Return the parameters' names in each group that is new, has other parameters, or has another order than the modules (as sets do).
-        Also return how many groups there were at the beginning."""
+        """Return the parameters' names in each group that is new, has other parameters, or lists them in another sequence than the modules
+        (as sets do). Also return the number of groups at the loop's begin."""
         self.bound = ""
         if (ids := self._ids()) == self._known:
             return dict(self._mixed)
         changed = {key: names for key, names in self._mixed.items() if key != _BEGAN}
         for number, names in enumerate(self._named_now()):
-            if self._names[number : number + 1] == [names]:  # the same names, perhaps of new parameters
+            if self._names[number : number + 1] == [names]:  # the names are the same, though the parameters may be new
                 continue
             changed[str(number)] = names
             if "" in names:
@@ -61,7 +61,8 @@ class Groups:
         return dict(self._mixed)
 
     def grown(self) -> dict[str, list[int]]:
-        """Return the first shapes, by place, of parameters of no module that have changed their shape, such as split Gaussians."""
+        """Return the first shapes, by position, of parameters that have changed their shape and that no module has, such as split
+        Gaussians."""
         found = {
             (number, at): [*began]
             for number, group in enumerate(self._inner.param_groups[: len(self._shapes)])
@@ -72,7 +73,8 @@ class Groups:
         return {f"{number}.{at}": began for (number, at), began in found.items() if not names[number][at]}
 
     def make_room(self, place: str, parameter: torch.Tensor, kept: Piece, grown: Mapping[str, list[int]]) -> None:
-        """Give a parameter of no module its shape in a snapshot, if it began with the same shape. grown: as in the snapshot."""
+        """Give a parameter that no module has its shape in the snapshot, if both runs began with the same shape. grown: the snapshot's
+        record."""
         if parameter.shape == kept.shape or type(parameter.data) is not torch.Tensor:
             return
         number, at = map(int, place.split("."))
@@ -81,13 +83,13 @@ class Groups:
             parameter.data = parameter.data.new_zeros(kept.shape)
 
     def _remember(self) -> None:
-        """Note the parameters of the beginning, or those that took their places since."""
+        """Record the parameters of the loop's begin, or the parameters that have since replaced them."""
         self._began = [list(group["params"]) for group in self._inner.param_groups]
         self._known = self._ids()
 
     def make(self, count: int, changed: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Create `count` groups: those of the beginning, with what has `changed`. Return the parameters whose groups are gone. Raises
-        LayoutError if that can't be done."""
+        """Create `count` groups: those of the loop's begin, with the changes in `changed`. Return the parameters that no group contains any
+        more. Raises LayoutError if the groups can't be created."""
         groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
         if began != here:
             raise LayoutError(
@@ -111,14 +113,14 @@ class Groups:
         return _gone(before, groups)
 
     def made_of(self, changed: Mapping[str, Any], count: int) -> bool:
-        """Whether the groups are already as the snapshot records them."""
+        """Whether the groups already match the snapshot's record."""
         return len(self._inner.param_groups) == count and self.changed() == changed
 
     def objects(self) -> Objects:
         return [(group, list(group["params"])) for group in self._inner.param_groups]
 
     def put_back(self, objects: Objects) -> list[torch.Tensor]:
-        """Put these objects back into the groups. Return the parameters that are in no group any more."""
+        """Put the recorded objects back into the groups. Return the parameters that no group contains any more."""
         groups = self._inner.param_groups
         before = [each for group in groups for each in group["params"]]
         groups[:] = [group for group, _ in objects]
@@ -127,7 +129,7 @@ class Groups:
         return _gone(before, groups)
 
     def _as_begun(self, number: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the parameters of a group of the beginning, or those in their places now."""
+        """Return the parameters that a group had at the loop's begin, or the parameters that have replaced them."""
         groups, began = self._inner.param_groups, self._began[number]
         live = groups[number]["params"] if number < len(groups) else []
         known = live if len(live) == len(began) else began
@@ -137,7 +139,7 @@ class Groups:
         return [list(map(id, group["params"])) for group in self._inner.param_groups]
 
     def _named_now(self) -> list[list[str]]:
-        """Return the names of the parameters in each group; an empty name for a parameter of no module."""
+        """Return the names of the parameters in each group. A parameter that no module has gets an empty name."""
         names = {id(parameter): name for name, parameter in self._named().items()}
         return [[names.get(id(each), "") for each in group["params"]] for group in self._inner.param_groups]
 

@@ -1,6 +1,7 @@
-"""Tensors of one optimizer that share a memory, whatever their order, type and gaps: record them, and rebuild that memory.
+"""Tensors of one optimizer that share memory, with any sequence, type and gaps: record them, and rebuild the shared memory.
 
-When saving, `Lying` notes each tensor, and tells which share a memory. When restoring, `Memories` places each in a live or a new memory.
+When a snapshot is taken, `Lying` records each tensor's memory and finds shared memory. In a restore, `Memories` places each tensor in live
+or new memory.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from ..tensors.tensor_subclasses import only
 from ..values.array_views import address, memory_of
 
 Told: TypeAlias = list[Any]
-"""A memory's size in bytes. Then, for each tensor in it: its number, or the place of a parameter; its first byte; its strides."""
+"""The size of a memory in bytes. Then, for each tensor in it: its number or a parameter's position; the offset of its first byte; its
+strides."""
 
 
 class Lying:
-    """Notes in which memory each tensor lies."""
+    """Records in which memory each tensor lies."""
 
     def __init__(self) -> None:
         self._in: dict[int, list[tuple[int, torch.Tensor]]] = {}
@@ -31,7 +33,7 @@ class Lying:
             self._in.setdefault(lies, []).append((number, tensor))
 
     def shared(self, parameters: Mapping[str, torch.Tensor]) -> dict[int, Told]:
-        """Return, by address, the memories that several tensors share, with those of the `parameters` in them."""
+        """Return the memories that several tensors share, by address. The `parameters` that lie in such a memory are included."""
         lenders: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for place, parameter in parameters.items() if self._in else ():
             here = _plain(parameter)
@@ -52,7 +54,7 @@ class Memories:
     def __init__(
         self, told: Sequence[Told], parameters: Mapping[str, torch.Tensor], apart: Collection[int] = frozenset()
     ) -> None:
-        """apart: addresses of live memories that several tensors share now: no tensor that had its own memory is filled there."""
+        """apart: addresses of live memory that several tensors share now. A tensor that had its own memory is not filled there."""
         self._told, self._apart, self._parameters = told, apart, parameters
         self._places = {each[0]: (at, *each[1:]) for at, (_, *inside) in enumerate(told) for each in inside}
         self._made: dict[int, torch.Tensor] = {}
@@ -66,7 +68,7 @@ class Memories:
         return not self._apart or address(live) not in self._apart
 
     def place(self, number: int, kept: torch.Tensor, live: Any, device: torch.device) -> Any:
-        """Return the tensor of this number, unfilled: the live one if it lies in its place already."""
+        """Return the tensor with this number, unfilled. It is the live tensor if that already lies where the snapshot recorded it."""
         at, first, strides = self._places[number]
         here = _plain(live) if isinstance(live, torch.Tensor) else None
         if at not in self._made:
@@ -79,7 +81,8 @@ class Memories:
         return made.set_(storage, first // made.element_size(), kept.shape, strides)
 
     def _memory(self, at: int, here: torch.Tensor | None, first: int, device: torch.device) -> torch.Tensor:
-        """Return all bytes of a memory: a parameter's memory or the live tensor's, if that lies as recorded."""
+        """Return all bytes of a memory: a parameter's memory or the live tensor's if its size and offset match the record, otherwise new
+        memory."""
         size, (key, offset, _) = self._told[at][:2]
         known = _plain(self._parameters[key]) if key in self._parameters else None
         if known is not None and _fits(known, size, offset):
@@ -92,7 +95,7 @@ class Memories:
             lender: Any = self._parameters.get(key)
             plain = lender is not None and _plain(lender) is lender
             if plain:
-                # The optimizer has moved it into its own memory during training, by `parameter.data = …`, as here.
+                # During training, the optimizer moved the parameter into its own memory by `parameter.data = …`, as this code does.
                 part = torch.empty(0, dtype=lender.dtype, device=device)
                 part.set_(made.untyped_storage(), begins // lender.element_size(), lender.shape, strides)
                 lender.data = part.copy_(lender.detach())
@@ -108,7 +111,7 @@ def _first_byte(tensor: torch.Tensor) -> int:
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the one ordinary tensor behind this one, if it has plain bytes."""
+    """Return the one ordinary tensor that this tensor consists of, or None if it has no plain bytes."""
     try:
         here = only(tensor, "")
         refuse("", here)

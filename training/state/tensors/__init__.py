@@ -1,1 +1,1 @@
-"""Live tensors: filled in place, taken apart, checked for NaN."""
+"""Live tensors: filled in place, split into parts, checked for NaN."""

@@ -1,7 +1,7 @@
-"""Finds NaN or Inf in tensors by their sums: one pass at the memory's bandwidth. On a CPU, `isfinite` of each element takes three times as
+"""Find NaN or Inf in tensors by their sums: one pass at the memory's bandwidth. On a CPU, `isfinite` of each element takes three times as
 long, and the norm that cannot overflow takes ten times as long.
 
-A sum that overflows is taken for Inf. A tensor whose sum is not finite from the start is not judged (`Modules.judged`).
+A sum that overflows counts as Inf. A tensor whose sum is not finite when the loop begins is not checked (`Modules.judged`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 
 
 def sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the sum of each tensor that can hold NaN, on its own device: in float64 for float64 tensors, in float32 for all others."""
+    """Return the sum of each tensor that can contain NaN, on the tensor's device: in float64 for float64 tensors, in float32 for all
+    others."""
     found = []
     for tensor in tensors:
         if tensor.is_complex():
@@ -23,7 +24,7 @@ def sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def finite(found: Iterable[torch.Tensor]) -> bool:
-    """Return whether all `sums` are finite. They lie on one device."""
+    """Return whether all `sums` are finite. They must be on one device."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for each in found:
         by_type.setdefault(each.dtype, []).append(each)

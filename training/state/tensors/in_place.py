@@ -1,4 +1,4 @@
-"""Live tensors: whether a kept tensor fits, and how it is put there without replacing any tensor."""
+"""Live tensors: check whether a saved tensor fits, and copy it into a live tensor without replacing any tensor."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Nested = dict[str, Any]
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of the tensor that lies here: a DTensor's own part, any other tensor as it is. It may require gradients."""
+    """Return this rank's part of a DTensor; any other tensor is returned unchanged. The result may require gradients."""
     if not hasattr(tensor, "to_local"):
         return tensor
-    with torch.no_grad():  # with gradients, torch would record an operation: ten times as slow
+    with torch.no_grad():  # with gradients, torch would record an operation, which takes ten times as long
         return tensor.to_local()
 
 
 def whole(tensors: Iterable[Any]) -> bool:
-    """Return whether all tensors lie here as they are, by their types alone."""
+    """Return whether no tensor is a DTensor, judged by type alone."""
     return not any(hasattr(kind, "to_local") for kind in set(map(type, tensors)))
 
 
 def misfit(where: str, live: torch.Tensor, piece: Piece) -> str:
-    """Return why the kept piece does not fit; empty: it does."""
+    """Return the reason why the saved piece does not fit; empty if it fits."""
     shape, dtype = tuple(live.shape), str(live.dtype).removeprefix("torch.")
     if (shape, dtype) == (piece.shape, piece.dtype):
         return ""
@@ -40,7 +40,7 @@ def fits(where: str, live: torch.Tensor, piece: Piece) -> None:
 
 
 def put(live: torch.Tensor, kept: torch.Tensor) -> None:
-    """Copy `kept` into `live`, if it is not there already."""
+    """Copy `kept` into `live`, unless it lies there already."""
     there = (
         live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()
     )  # 0: a subclass that hides its memory
@@ -50,7 +50,7 @@ def put(live: torch.Tensor, kept: torch.Tensor) -> None:
 
 
 def _once(tensor: torch.Tensor, expanded: torch.Tensor | None = None) -> torch.Tensor:
-    """Return each number in memory once, if the tensor (or `expanded`) is an expanded one. An expanded tensor can't be written to as a
+    """Return a view with each number in memory once, if the tensor (or `expanded`) is an expanded tensor, which can't be written to as a
     whole."""
     lies = tensor if expanded is None else expanded
     if 0 not in lies.stride():
@@ -59,7 +59,7 @@ def _once(tensor: torch.Tensor, expanded: torch.Tensor | None = None) -> torch.T
 
 
 def update(live: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
-    """Put `kept` into `live`, tensors in place where possible."""
+    """Put the values of `kept` into `live`. Tensors of the same shape are filled in place."""
     for key, value in kept.items():
         if torch.is_tensor(value) and torch.is_tensor(live.get(key)) and local(live[key]).shape == value.shape:
             put(local(live[key]), value)
@@ -68,7 +68,7 @@ def update(live: MutableMapping[str, Any], kept: Mapping[str, Any]) -> None:
 
 
 def plain(values: Mapping[str, Any]) -> Nested:
-    """Return the values that a snapshot can hold. The others (functions, modules) are the script's to build again."""
+    """Return the values that a snapshot can store. The script must create the others (functions, modules) again."""
     return {key: value for key, value in values.items() if _is_plain(value)}
 
 

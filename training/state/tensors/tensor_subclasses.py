@@ -1,6 +1,6 @@
-"""The ordinary tensors that a tensor consists of, in the same memory. A DTensor consists of its local part. A subclass that wraps tensors
-(torchao's quantized ones, jagged ones) consists of each of them. Any other subclass gives its own bytes. A tensor without bytes is refused
-by name.
+"""Split a tensor into the ordinary tensors that it consists of, in the same memory. A DTensor consists of its local part. A subclass that
+wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Any other subclass gives its own bytes. A
+tensor without bytes raises an error with its name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
-    """Return ordinary tensors by name. A part of a wrapping tensor is named by the whole's name, a dot, and its own. They may require
-    gradients. called: returns a name as messages show it. Raises SnapshotError for what cannot be saved, or could not be restored in
-    place."""
+    """Return ordinary tensors by name. A part of a wrapping tensor has the name of the whole, a dot, and its own name. The tensors may
+    require gradients. called: returns a name as messages show it. Raises SnapshotError for a tensor that can't be saved, or could not be
+    restored in place."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if type(tensor) in _ORDINARY:
@@ -30,7 +30,7 @@ def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] =
 
 
 def all_ordinary(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether all are ordinary, by their types alone."""
+    """Return whether all tensors are ordinary, judged by their types alone."""
     return _ORDINARY.issuperset(map(type, tensors.values()))
 
 
@@ -48,15 +48,15 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
     elif tensor.layout is torch.strided and not tensor.is_nested and _has_memory(tensor):
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             found[name] = tensor.detach().as_subclass(torch.Tensor)
-    elif tensor.device.type not in ("cpu", "meta"):  # the code that copies it knows how
+    elif tensor.device.type not in ("cpu", "meta"):  # the code that copies it to memory can read it
         found[name] = tensor
     else:
         raise refusal(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
 
 
 def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
-    """Return the one ordinary tensor that it consists of. Raises SnapshotError if there is none, or several: a restart could not make the
-    whole."""
+    """Return the one ordinary tensor that the tensor consists of. Raises SnapshotError if there is none, or several: a restart could not
+    rebuild such a tensor."""
     if type(tensor) in _ORDINARY:
         return tensor
     found = ordinary({called: tensor})
@@ -68,5 +68,5 @@ def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
 def _has_memory(tensor: torch.Tensor) -> bool:
     try:
         return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # a wrapper has none
+    except RuntimeError:  # a wrapper has no storage
         return False

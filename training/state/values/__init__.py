@@ -1,1 +1,1 @@
-"""The script's own values: packed into a snapshot, and back into live objects."""
+"""The script's own values: packed into a snapshot, and unpacked into live objects."""

@@ -1,4 +1,4 @@
-"""The table of docs/state.md: what a Session can be given, and what becomes of it. It is made from the adapters themselves."""
+"""Build the table of docs/state.md from the adapters themselves: what a Session can be given, and how it is saved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tensors and arrays as values of a state: what a snapshot keeps beside the elements, and how it keeps several that share one memory.
+"""Tensors and arrays as values in a snapshot: what is stored besides the elements, and how values that share memory are stored.
 
-A plain one (dense, row-major, on the CPU, alone in its memory) is a leaf as it is. For any other, the strides, the device, the dtype or
-`requires_grad` are kept beside the leaf. Those that share memory are kept as views of it. The memory is kept once, as bytes.
+A plain tensor or array (dense, row-major, on the CPU, alone in its memory) is stored as it is. For any other, a snapshot also stores the
+strides, the device, the dtype or `requires_grad`. Values that share memory are stored as views of it. The memory is stored once, as bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Unsavable(Exception):
-    """A value cannot be kept. The message says why: it is the end of a sentence that has named the value."""
+    """A value can't be saved. The message gives the reason. It completes a sentence that has named the value."""
 
 
 def address(thing: Any) -> int:
-    """Return the address of the memory that the value lies in, which other values may share; 0: it has no bytes."""
+    """Return the address of the memory in which the value lies, and which other values may share. 0: the value has no bytes."""
     if type(thing) is np.ndarray:
         root = root_of(thing)
         return int(root.__array_interface__["data"][0]) if root.nbytes else 0
@@ -35,7 +35,7 @@ def address(thing: Any) -> int:
 
 
 def root_of(array: Any) -> Any:
-    """Return the numpy array at the end of the chain of views."""
+    """Return the numpy array at the end of the chain of `base` views."""
     while type(array.base) is np.ndarray:
         array = array.base
     return array
@@ -72,8 +72,8 @@ def save_tensor(tensor: Any) -> Content:
 
 
 def restore_tensor(content: Content, live: Any) -> Any:
-    """Return `live`, filled, if it fits; otherwise a new tensor. live: a tensor whose memory no other value of the state shares; None:
-    there is none."""
+    """Return `live`, filled, if it fits; otherwise a new tensor. live: None, or a tensor whose memory no other value of the state
+    shares."""
     data = content["data"]
     strides = tuple(content["strides"]) if "strides" in content else data.stride()
     if _takes(live, content, data.dtype, data.shape, strides):
@@ -153,7 +153,7 @@ def takes_array(live: Any, dtype: Any, shape: Any, strides: Any, writeable: bool
 
 
 def memory_of(thing: Any) -> Any:
-    """Return all bytes of the memory that a tensor or array lies in. Raises Unsavable if an array's memory has gaps, or is read-only."""
+    """Return all bytes of the memory in which a tensor or array lies. Raises Unsavable if an array's memory has gaps, or is read-only."""
     if type(thing) is np.ndarray:
         root = root_of(thing)
         if not (root.flags.c_contiguous or root.flags.f_contiguous) or not root.flags.writeable:
@@ -176,8 +176,8 @@ def save_view(thing: Any, memory: Any) -> Content:
 
 
 def restore_view(content: Content, live: Any) -> Any:
-    """Return `live` if it is this view of `memory`; otherwise a new view. `memory` is filled already. If `live` fits, it is the memory of
-    `live`."""
+    """Return `live` if it is already this view of `memory`; otherwise a new view. `memory` is filled already, and is the memory of `live`
+    if `live` fits."""
     memory, shape, strides = content["memory"], tuple(content["shape"]), tuple(content["strides"])
     offset = content["offset"]
     if type(memory) is np.ndarray:

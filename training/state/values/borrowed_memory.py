@@ -1,7 +1,7 @@
-"""Values of a state that borrow their memory from tensors of models and optimizers, which keep these tensors themselves.
+"""Values that use the memory of tensors in models and optimizers. The models and optimizers save these tensors themselves.
 
-`best["weights"] = model.state_dict()` is no copy: it changes with the training. So a snapshot points to the borrowed tensor, by its
-source's name for it. A restart makes the value point there again.
+`best["weights"] = model.state_dict()` is no copy: it changes with the training. So a snapshot refers to the tensor that lends its memory,
+by the name that its source (the saved model or optimizer) gives it. After a restart, the value uses that tensor's memory again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .class_adapters import NotFound
 from .shared_objects import Sharing
 
 Place: TypeAlias = tuple[str, str]
-"""A source, and its name for one of its tensors, or for a mapping of them."""
+"""The name of a source, and the source's name for one of its tensors, or for a mapping of tensors."""
 Held: TypeAlias = tuple[int, int]
-"""How many references a tensor has, and how many its memory has."""
+"""The number of references to a tensor, and the number of references to its memory."""
 Lender: TypeAlias = Callable[[], Mapping[str, Any]]
-"""Returns what a source has to lend now, by name."""
+"""A function that returns the tensors and mappings whose memory a source lends now, by name."""
 
 
 class Lenders:
-    """All sources that lend, and what else the Session knows by name."""
+    """All sources whose memory other values may use, and all other objects that the Session knows by name."""
 
     def __init__(self) -> None:
         self._asked: dict[str, Lender] = {}
         self.modules: dict[str, Callable[[], Mapping[str, torch.nn.Module]]] = {}
-        """For each source, a function that returns its modules by path."""
+        """Functions that return a source's modules by path, by the source's name."""
         self.sources: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         """Names of the sources, by id."""
@@ -48,7 +48,7 @@ class Lenders:
 
 
 class Loans:
-    """What each source lends at one moment. The sources are asked only when it is needed."""
+    """The tensors and mappings that each source lends at one moment. The sources are only asked when the answer is needed."""
 
     def __init__(self, lenders: Lenders) -> None:
         self._lenders = lenders
@@ -59,7 +59,7 @@ class Loans:
         return bool(self._lenders)
 
     def find(self, source: str, name: str) -> Any:
-        """Return what a snapshot points to. Raises NotFound."""
+        """Return the tensor or mapping to which a snapshot refers. Raises NotFound if it is missing."""
         if self._things is None:
             self._things = self._lenders.things()
         if (source, name) not in self._things:
@@ -67,7 +67,8 @@ class Loans:
         return self._things[source, name]
 
     def of(self, thing: Any, lies_in: int) -> tuple[Place, Any] | None:
-        """Return the place and the tensor that lends a tensor or array all of its memory; None: there is none. lies_in: its address."""
+        """Return the tensor that lends a tensor or array all its memory, after its place; None if there is none. lies_in: the memory's
+        address."""
         if type(thing) is np.ndarray:
             owner = root_of(thing).base
             if not isinstance(owner, torch.Tensor):
@@ -85,7 +86,7 @@ class Loans:
         return None
 
     def mappings(self) -> Mapping[int, Place]:
-        """Return the places of mappings that are lent, by id."""
+        """Return the places of the mappings that sources lend, by the mapping's id."""
         return (self._known or self._look())[1]
 
     def _look(self) -> tuple[dict[int, list[tuple[Place, Any]]], dict[int, Place]]:
@@ -102,21 +103,21 @@ class Loans:
 
 _count = getattr(torch._C, "_storage_Use_Count", lambda storage: 1 << 30)
 STATE = "state "
-"""Prefix of an optimizer's names for the state of a parameter, and for a tensor in it."""
+"""Prefix of the names that an optimizer gives to the state of a parameter, and to a tensor in that state."""
 
 
 def holders(tensor: Any) -> int:
-    """Return how many tensors, and other owners, share the memory; a large number if torch does not say."""
+    """Return the number of tensors and other owners that share the memory; a large number if torch does not tell."""
     return int(_count(tensor.untyped_storage()._cdata))
 
 
 def memory_said(place: Place, lender: Any, array: bool) -> Tagged:
-    """Return how a snapshot points to the memory of a tensor that lends it."""
+    """Return the record with which a snapshot refers to the memory of a lending tensor."""
     return Tagged(("memory", [*place, list(lender.stride()), array]))
 
 
 def memory_again(loans: Loans, content: Any) -> Any:
-    """Return the memory that a snapshot points to, as bytes. Raises NotFound."""
+    """Return the memory to which a snapshot refers, as bytes. Raises NotFound if it is missing or laid out differently."""
     source, name, strides, array = content
     lender = loans.find(source, name)
     if type(lender) not in TENSORS or list(lender.stride()) != strides:
@@ -128,7 +129,7 @@ def memory_again(loans: Loans, content: Any) -> Any:
 
 
 def offset_in(lender: Any, thing: Any) -> int:
-    """Return where the first element of `thing` lies, in bytes from the lender's first element."""
+    """Return the offset of the first element of `thing` from the lender's first element, in bytes."""
     where = int(thing.__array_interface__["data"][0]) if type(thing) is np.ndarray else thing.data_ptr()
     return int(where) - int(lender.data_ptr())
 
@@ -140,7 +141,7 @@ def lent_by_groups(groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _extent(thing: Any) -> tuple[int, int]:
-    """Return the address of the first byte, and the address after the last byte."""
+    """Return the address of the first byte, and the address just after the last byte."""
     if type(thing) is np.ndarray:
         where, strides, size = int(thing.__array_interface__["data"][0]), list(thing.strides), thing.itemsize
         filled = thing.size > 0

@@ -1,7 +1,7 @@
-"""Values of the script's own classes, or kept by name: members of an Enum, functions and classes, named tuples, objects of plain
-attributes. How each is taken apart and made again. `type_adapters.py` does the same for types of libraries.
+"""How values of the script's own classes, and values with a name, are taken apart and rebuilt: members of an Enum, functions and classes,
+named tuples, objects of plain attributes. `type_adapters.py` does the same for types of libraries.
 
-A class or function is kept as its module and name. It must be found there among what the script has imported: nothing is imported for it.
+A class or function is stored as its module and name. A restore looks it up in modules that the script has imported, and imports nothing.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs, never_del
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
 _HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len", "max", "min", "pow", "round", "sum"))
-"""Modules and functions of Python's own library that only compute."""
+"""Modules and functions of Python's standard library that only compute."""
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 OBJECT, _FROZEN = "object", "frozen dataclass"
 _ITSELF = "itself"
 _TYPED = "__orig_class__"
-"""The attribute that `typing` sets on `Buffer[int]()`. It is not state."""
+"""The attribute that `typing` sets on `Buffer[int]()`. It is not training state."""
 _LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=fill_list)
 _MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=fill_pairs)
 _ORDERED = Kind(name="OrderedDict", types=(OrderedDict,), save=dict, make=lambda c: OrderedDict(), fill=fill_ordered)
 
 
 _HELD: set[str] = set()
-"""Functions and classes that a state of this process has held. So no snapshot puts os.system in the place of another function."""
+"""Functions and classes that this process's state has contained. Otherwise a snapshot could replace a function by os.system."""
 
 
 class NotFound(Exception):
-    """A class or function is not where its name says."""
+    """A class or function does not exist under its recorded name."""
 
 
 def _named(thing: Any) -> str:
     module, name, short = (str(getattr(thing, key, None)) for key in ("__module__", "__qualname__", "__name__"))
-    # torch.tanh calls itself _VariableFunctionsClass.tanh
+    # torch.tanh gives its own name as _VariableFunctionsClass.tanh
     direct = getattr(sys.modules.get(module), short, None) is thing
     where = f"{module}:{short if direct else name}"
     _HELD.add(where)
@@ -65,14 +65,14 @@ def has_a_name(thing: Any) -> bool:
 
 
 def _is_guarded(where: str) -> bool:
-    """Return whether it is a function of Python's own library that may do more than compute."""
+    """Return whether the name stands for a function of Python's standard library that may do more than compute."""
     module, _, name = where.partition(":")
     harmless = (name if module == "builtins" else module) in _HARMLESS
     return module.partition(".")[0] in sys.stdlib_module_names and not harmless
 
 
 def find(where: str) -> Any:
-    """Return what `module:name` names. Raises NotFound if it is not among what was imported."""
+    """Return the object that `module:name` names. Raises NotFound if the script has not imported it."""
     module, _, name = where.partition(":")
     found = sys.modules.get(module)
     for part in name.split("."):
@@ -122,7 +122,7 @@ def _make_value(content: Any) -> Any:
     where, plain, attributes = content
     base: Any = type(plain)
     value = base.__new__(_class(where, base), plain)
-    if attributes:  # a named tuple has none
+    if attributes:  # a named tuple has no attributes
         vars(value).update(attributes)
     return value
 
@@ -131,7 +131,7 @@ VALUE = constant("named tuple", (), _save_value, _make_value)
 
 
 def kind_of(kind: Any) -> Kind | None:
-    """Return how values of this type are taken apart; None: it is not known."""
+    """Return the adapter that takes values of this type apart; None if the type is not known."""
     if kind not in _BY_TYPE:
         _BY_TYPE[kind] = _found(kind)
     return _BY_TYPE[kind]
@@ -154,7 +154,7 @@ def _found(kind: type) -> Kind | None:
 
 
 def _ordinary(kind: type, base: type) -> bool:
-    """Return whether its values are no more than their attributes and what `base` holds: it has no `__reduce__` of its own."""
+    """Return whether a value of this class is only its attributes and the contents of `base`: the class has no `__reduce__` of its own."""
     return kind.__reduce_ex__ is base.__reduce_ex__ and kind.__reduce__ is base.__reduce__
 
 
@@ -199,13 +199,13 @@ def _frozen(content: Any) -> Any:
 
 
 def _plain(kind: type) -> bool:
-    """Return whether such an object is no more than its attributes, or what its `__getstate__` returns."""
+    """Return whether such an object is only its attributes, or only what its `__getstate__` returns."""
     try:
         made: Any = object.__new__(kind)
         never_deleted(made)
         states = kind.__getstate__ is not object.__getstate__  # type: ignore[attr-defined]
         return states or object.__reduce_ex__(made, 2)[0] is copyreg.__newobj__  # type: ignore[attr-defined]
-    except Exception:  # from `__new__` of a type written in C, or from a `__getnewargs__`
+    except Exception:  # raised by `__new__` of a type written in C, or by a `__getnewargs__`
         return False
 
 
@@ -213,7 +213,7 @@ def _attributes(value: Any) -> Any:
     kind: Any = type(value)
     if kind.__getstate__ is not object.__getstate__:
         return "state", value.__getstate__()
-    if getattr(value, "__dict__", None) is value:  # `self.__dict__ = self` of a dict whose keys are attributes
+    if getattr(value, "__dict__", None) is value:  # `self.__dict__ = self`, as in a dict whose keys are attributes
         return _ITSELF, None, {}
     slots = {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
     attributes = getattr(value, "__dict__", None)
@@ -273,7 +273,7 @@ _BY_NAME = {
 
 
 def tagged(tag: str, content: Any) -> Kind:
-    """Return the kind that a value was tagged with. Raises NotFound."""
+    """Return the adapter whose tag the value has. Raises NotFound if there is none."""
     if tag in _BY_NAME:
         return _BY_NAME[tag]
     by_class = content[0] if tag in (OBJECT, _FROZEN) else tag

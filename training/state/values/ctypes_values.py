@@ -1,6 +1,6 @@
-"""C values that Python changes in place: those of `ctypes`, and those of `multiprocessing` that processes share.
+"""C values that Python changes in place: `ctypes` values, and `multiprocessing` values that several processes share.
 
-value → (its type, its bytes) → the live value, filled in place: so shared values stay shared.
+value → (its type, its bytes) → the live value. It is filled in place, so shared values stay shared.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from .kind import Kind
 _DATA: Any = ctypes._SimpleCData.__mro__[1]
 """The base class of all types of ctypes."""
 _NUMBERS = frozenset("cbBhHiIlLqQfdg?u")
-"""Codes of types that are numbers or letters. The others hold addresses, which mean nothing in another process."""
+"""Codes of types that are numbers or letters. All other types contain addresses, which mean nothing in another process."""
 
 
 def type_of(kind: Any) -> Kind | None:
-    """Return how values of this type are taken apart; None: it is not a C type, or holds addresses."""
+    """Return the adapter that takes values of this type apart; None if it is no C type, or contains addresses."""
     if issubclass(kind, SynchronizedBase):
         return SHARED
     return C if issubclass(kind, _DATA) and _holds_numbers(kind) else None
 
 
 def raw_of(value: Any) -> Any:
-    """Return the ctypes value in a shared one. This takes no lock: a worker that was killed may hold it forever."""
+    """Return the ctypes value inside a shared one. The call takes no lock, because a killed worker may hold the lock forever."""
     return value.get_obj() if isinstance(value, SynchronizedBase) else value
 
 
@@ -36,7 +36,7 @@ def bytes_of(value: Any) -> bytes:
 
 
 def size_of(value: Any) -> int:
-    """Return the size in bytes."""
+    """Return the size of the value in bytes."""
     return ctypes.sizeof(raw_of(value))
 
 
@@ -57,7 +57,7 @@ def _fields(kind: Any) -> list[Any]:
 
 
 def _said(kind: Any) -> Any:
-    """Return a description of the type, from which `_type` finds it."""
+    """Return a description of the type, from which `_type` finds the type again."""
     return (_said(kind._type_), kind._length_) if issubclass(kind, ctypes.Array) else kind.__name__
 
 

@@ -1,6 +1,6 @@
-"""How a snapshot takes apart values of one kind, and makes them again.
+"""An adapter (`Kind`): how a snapshot takes apart the values of some types, and rebuilds them.
 
-value → content (what it consists of: values of this and other kinds) → an equal value, or the live one filled.
+value → content (what the value consists of: values of the same and other types) → an equal value, or the live value, filled.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class Kind:
     name: str
     types: tuple[type, ...]
     save: Callable[[Any], Any]
-    """Returns what a value consists of."""
+    """Returns the content of a value: the values that it consists of."""
     make: Callable[[Any], Any]
-    """Returns the value of this content. With `fill`, it returns an empty value: the content has not been made again yet."""
+    """Returns the value with this content. If there is a `fill`, it returns an empty value, because the content is not rebuilt yet."""
     fill: Callable[[Any, Any], None] | None = None
-    """Puts content into a live value. None: such values never change, so an equal one takes its place."""
+    """Puts content into a live value. None: such values never change, so a restore uses an equal value instead."""
     fits: Callable[[Any, Any], bool] = lambda live, content: True
-    """Whether a live value can be filled with this content."""
+    """Returns whether a live value can be filled with this content."""
     hidden: int = 0
-    """This many levels of the content are internal, and have no names in the script."""
+    """The number of levels of the content that are internal and have no names in the script."""
 
 
 def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
-    """Return the kind of values that never change."""
+    """Return the adapter for a type whose values never change."""
     return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
 
 
@@ -58,14 +58,14 @@ def fill_attributes(live: Any, content: Any) -> None:
 
 
 def never_deleted(thing: Any) -> None:
-    """Keep the thing alive forever if its class has a `__del__`: for a copy, or an object without attributes, that would do harm."""
+    """Keep an object alive forever if its class has a `__del__`, which would do harm in a copy, or in an object without attributes."""
     if hasattr(type(thing), "__del__"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 @cache
 def is_source(kind: Any) -> bool:
-    """Return whether things of this class have a state of their own, and a way to restore it."""
+    """Return whether objects of this class have a state of their own, and a way to restore it."""
     return issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) or has_state_dict(kind)
 
 

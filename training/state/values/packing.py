@@ -1,7 +1,7 @@
-"""What a script holds → what a snapshot holds: plain values, containers of them, tensors, and tagged values.
+"""Turn a script's values into what a snapshot stores: plain values, containers of them, tensors, and tagged values.
 
-Each object is kept once. Every other place holds an alias: the object's number, in the order in which objects are met. `unpacking.py`
-counts in the same order. A value that cannot be taken apart is refused by its place and type.
+Each object is stored once. Every other reference to it becomes an alias: the object's number, counted in the order of the pass.
+`unpacking.py` counts in the same order. If a value can't be taken apart, the error message gives its path and type.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CURE = "Keep it out of the Session, give its class state_dict and load_state_dic
 
 
 class Packing:
-    """One pass over one source, from the top down."""
+    """One pass over one source (an object that the Session saves), from the top down."""
 
     def __init__(
         self,
@@ -50,42 +50,43 @@ class Packing:
         own: Mapping[int, tuple[int, int, int]] = MappingProxyType({}),
         parts: Parts | None = None,
     ) -> None:
-        """sources: by id, things that are sources of their own. shared: addresses of memory that several values lie in. found: called with
-        the place of each further source, returns its name. theirs: by id, what other sources have met before. loans: memory that may be
-        borrowed. own: values that borrowed none the last time. parts: the modules that values point to."""
+        """sources: names of objects that are sources of their own, by id. shared: addresses of memory in which several values lie. found:
+        called with the path of each further source, returns the source's name. theirs: objects that other sources have packed before, by
+        id. loans: memory that other sources lend. own: values that used no lent memory in the last pass. parts: the modules to which values
+        refer."""
         self._parts = Parts(Lenders()) if parts is None else parts
         self._name = name
         self._at: list[Any] = [name]
         self._shared, self._found = shared, found
-        self._theirs, self._loans = theirs, loans or None  # None if no source lends
+        self._theirs, self._loans = theirs, loans or None  # None if no source lends memory
         self._known_own = own
         self.own: dict[int, tuple[int, int, int]] = {}
-        """By id, values that borrow no memory: where each lies, and how many references it and its memory have."""
+        """Values that use no lent memory, by id: the address of each, and the numbers of references to it and its memory."""
         self._known: dict[int, int | str] = dict(sources)
-        """By id: the number of an object that was met, or the name of a source."""
+        """The number of each object that was packed, or the name of a source, by id."""
         self._hashing = False
-        """The pass is among keys, or the members of a set."""
+        """Whether the pass is now among the keys of a mapping or the members of a set."""
         self.met: list[Any] = []
-        """By number. Held, so that no other object gets the id of one of these meanwhile."""
+        """The packed objects by number. The references keep each object's id from being used again during the pass."""
         self._memories: dict[int, Any] = {}
-        """Memory that views lie in, by address."""
+        """Memory that contains views, by address."""
         self._borrowed_at: dict[tuple[Place, bool], int] = {}
-        """The numbers of borrowed memories, by place and by whether arrays borrow them."""
+        """The numbers of lent memory, by place and by whether arrays use it."""
         self.lent_mappings: Mapping[int, Place] = {}
-        """Places of mappings that sources lend, by id."""
+        """The places of mappings that sources lend, by id."""
         self.lent_states = False
-        """An optimizer's state of a parameter, or a tensor in it, was met."""
+        """Whether the pass met a parameter's state in an optimizer, or a tensor in such a state."""
         self._lain_in: set[int] = set()
         self.shared: set[int] = set()
-        """Addresses of memory that several values were found to lie in."""
+        """The addresses of memory in which the pass found several values."""
         self.trained: list[torch.Tensor] = []
-        """Tensors that may have gradients."""
+        """The packed tensors that may have gradients."""
         self.annotated = False
-        """An OrderedDict may have attributes, like the one that `state_dict` returns."""
+        """Whether an OrderedDict may have attributes, like the one that `state_dict` returns."""
 
     def pack(self, value: Any, place: str = "") -> Any:
-        """Return what the value consists of. place: where the source has it, such as `.param_groups[0]`. Raises SnapshotError for what
-        can't be saved."""
+        """Return the packed value. place: the path from the source to the value, such as `.param_groups[0]`. Raises SnapshotError for a
+        value that can't be saved."""
         self._at = [self._name + place]
         try:
             return self._down(value)
@@ -126,7 +127,7 @@ class Packing:
         return self._parts.has_any(numbers) or not self._known.keys().isdisjoint(numbers)
 
     def _pointed(self, number: int) -> Any:
-        """Return a pointer to the tensor or module that has this id; the number itself if none has."""
+        """Return a reference to the tensor or module that has this id. If there is none, return the number itself."""
         known = self._known.get(number)
         if known is not None and type(known) is int and type(self.met[known]) in array_views.TENSORS:
             return Tagged(("id", Tagged(("alias", known))))
@@ -137,7 +138,7 @@ class Packing:
         self.met.append(value)
 
     def _each(self, values: Any, keys: Sequence[Any] = ()) -> list[Any]:
-        """Return the packed values. keys: the keys that lead to them, if not their positions."""
+        """Return the packed values. keys: the keys of the values, if these are not their positions."""
         self._at.append(0)
         found = []
         for at, value in enumerate(values):
@@ -182,7 +183,7 @@ class Packing:
             self.lent_states = self.lent_states or loan[0][1].startswith(STATE)
             if loan[1] is value:
                 return Tagged(("lent", [*loan[0]]))
-        self._known[id(value)] = len(self.met)  # `_number` without the call: there are thousands
+        self._known[id(value)] = len(self.met)  # `_number` without the call, because there are thousands of values
         self.met.append(value)
         if not plain and not array and value.requires_grad:
             self.trained.append(value)
@@ -231,11 +232,12 @@ class Packing:
         return array_views.save_view(value, said)
 
     def _holders(self, value: Any) -> Held:
-        """Return how many references the value has, those of the callers too, and how many its memory has."""
+        """Return the number of references to the value, including the callers', and the number of references to its memory."""
         return sys.getrefcount(value), 1 << 30 if type(value) is np.ndarray else holders(value)
 
     def _loan(self, value: Any, lies_in: int, held: Held) -> tuple[Place, Any] | None:
-        """Return who lends the value's memory. The lenders are not asked about a value that is unchanged since it had memory of its own."""
+        """Return the tensor that lends the value's memory, or None. A value that had its own memory last time and is unchanged is not
+        searched."""
         assert self._loans is not None
         seen = lies_in, *held
         if self._known_own.get(id(value)) != seen and (loan := self._loans.of(value, lies_in)):
@@ -275,19 +277,19 @@ class Packing:
             content = known.save(value)
         except (Unsavable, NotFound):
             raise
-        except Exception as error:  # from a class of the script, or a buffer that is closed
+        except Exception as error:  # raised by a class of the script, or by a closed buffer
             raise Unsavable(
                 f"a {kind.__qualname__} does not give its state ({type(error).__name__}: {error})"
             ) from error
         found = self._hashed(content) if known.name in ("set", "frozenset") else self._down(content)
         if known.name == "set" and found is not content:
-            found = tuple(sorted(found, key=repr))  # a set's own order is that of ids
+            found = tuple(sorted(found, key=repr))  # a set's own order depends on ids
         self._at.pop()
         return Tagged((known.name, found))
 
 
 def changes(thing: Any) -> bool:
-    """Return whether the thing can be filled in place."""
+    """Return whether the object can be filled in place."""
     kind = type(thing)
     known = None if kind in PLAIN or kind is tuple else kind_of(kind)
     return kind in (list, *MAPPINGS, np.ndarray, *array_views.TENSORS) or (known is not None and known.fill is not None)

@@ -1,6 +1,8 @@
-"""The modules of the Session and their tensors, by name. A value that holds one of them, or its `id()`, points to it in a snapshot.
+"""The modules of the Session and their tensors, by name. If a value contains one of them, or its `id()`, a snapshot stores a reference to
+it.
 
-A dict keyed by module (`self.factors[layer]`) or by `id(parameter)` means the module or parameter, not its address: a restart changes that.
+A dict keyed by module (`self.factors[layer]`) or by `id(parameter)` refers to the module or parameter, not to an address, which a restart
+changes.
 """
 
 from __future__ import annotations
@@ -15,32 +17,31 @@ from .borrowed_memory import Lenders
 from .class_adapters import NotFound
 
 _LEAST_ID, _LAST_ID = 1 << 32, (1 << 48) - 1
-"""Objects lie in memory between these addresses. So numbers that count something need no second look, nor do nanoseconds and most
-hashes."""
+"""Objects lie in memory between these addresses. So counters, times in nanoseconds and most hashes are not searched."""
 
 
 class Parts:
-    """The parts at one moment. The sources are asked only when it is needed."""
+    """The modules and their tensors at one moment. The sources (saved objects) are only asked when the answer is needed."""
 
     def __init__(self, lenders: Lenders) -> None:
         self._lenders = lenders
         self._modules: dict[str, Any] = {}
-        """By source, its modules by path."""
+        """The modules of each source by path, by the source's name."""
         self._places: dict[int, list[str]] | None = None
-        """Places of modules and their tensors, by id."""
+        """The places (source, path, tensor name) of modules and their tensors, by id."""
 
     def said(self, thing: torch.nn.Module | torch.nn.Parameter) -> Tagged | None:
-        """Return how a snapshot points to the thing; None: it is not part of a model of the Session."""
+        """Return the reference that a snapshot stores for the object; None if the object is not part of a model of the Session."""
         place = self._all().get(id(thing))
         return None if place is None else Tagged(("part", place))
 
     def noted(self, number: int) -> Tagged | None:
-        """Return how a snapshot points to the module or tensor that has this id; None: none has."""
+        """Return the reference that a snapshot stores for the module or tensor with this id; None if there is none."""
         place = self._all().get(number) if _LEAST_ID <= number <= _LAST_ID else None
         return None if place is None else Tagged(("id", Tagged(("part", place))))
 
     def find(self, source: str, path: str, tensor: str = "") -> Any:
-        """Return what a snapshot points to. Raises NotFound."""
+        """Return the module or tensor to which a snapshot refers. Raises NotFound if it is missing."""
         if source not in self._modules and source in self._lenders.modules:
             self._modules[source] = self._lenders.modules[source]()
         found = self._modules.get(source, {}).get(path)
@@ -51,15 +52,15 @@ class Parts:
         return found
 
     def label(self, key: Any, otherwise: Any) -> Any:
-        """Return the label of a mapping's key, the same after each restart. It is the name of the module or tensor that the key is, or
-        whose id the key is. For any other key it is `otherwise`."""
+        """Return a label for a mapping's key that a restart does not change. If the key is a module or tensor, or the id of one, the label
+        is that object's name. For any other key the label is `otherwise`."""
         if isinstance(key, (torch.nn.Module, torch.Tensor)):
             key = id(key)
         place = self._all().get(key) if type(key) is int and _LEAST_ID <= key <= _LAST_ID else None
         return otherwise if place is None else ".".join(filter(None, place))
 
     def join(self, place: str, keys: Iterable[Any]) -> str:
-        """Return `place` and the keys from there, joined by dots."""
+        """Return `place` and the labels of `keys`, joined by dots."""
         return ".".join([place, *(str(self.label(key, key)) for key in keys)])
 
     def has_any(self, numbers: Collection[Any]) -> bool:
@@ -85,13 +86,13 @@ class Parts:
 
 
 def may_be_ids(numbers: Collection[Any]) -> bool:
-    """Return whether the first number may be an id: a list of ids holds nothing else."""
+    """Return whether the first number may be an id. The first is enough, because a list of ids contains nothing else."""
     first = next(iter(numbers), None)
     return type(first) is int and _LEAST_ID <= first <= _LAST_ID
 
 
 def keys_may_be_ids(keys: Collection[Any]) -> bool:
-    """Return whether an id may be among the keys, all of which are texts or numbers."""
+    """Return whether an id may be among the keys, which are all texts or numbers."""
     kinds = set(map(type, keys))
     if int not in kinds:
         return False

@@ -1,7 +1,8 @@
-"""Tensors that are spread over ranks (DTensor) among the script's values, such as an average of FSDP2's weights. Each rank keeps its own
+"""Tensors among the script's values that are sharded over ranks (DTensor), such as an average of FSDP2's weights. Each rank saves its own
 part.
 
-A live one with the same mesh and placements is filled in place. A new one is made on the mesh of a parameter of the Session.
+A live tensor with the same mesh and placements is filled in place. Otherwise a new tensor is created on the mesh of a parameter of the
+Session.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def is_sharded(kind: Any) -> bool:
 
 
 def save_sharded(tensor: Any) -> Content:
-    """Return this rank's part, and how the tensor is spread. Raises Unsavable for pending sums, and for parts that are not consecutive or
-    not row-major."""
+    """Return this rank's part and the tensor's layout. Raises Unsavable for partial sums, and for a part that is not consecutive or not
+    row-major."""
     own = local(tensor).detach()
     if not own.is_contiguous():
         raise Unsavable("its part on this rank is not row-major: keep its .contiguous()")
@@ -30,8 +31,8 @@ def save_sharded(tensor: Any) -> Content:
 
 
 def restore_sharded(content: Content, live: Any, others: Iterable[torch.Tensor]) -> Any:
-    """Return `live`, filled, if it fits; otherwise a new tensor. live: a tensor that no other value of the state uses; None: there is none.
-    others: tensors of the Session, on whose mesh a new one is made. Raises NotFound if none has such a mesh."""
+    """Return `live`, filled, if it fits; otherwise a new tensor. live: None, or a tensor that no other value of the state uses. others:
+    tensors of the Session. A new tensor is created on a mesh of theirs. Raises NotFound if none of them has that mesh."""
     spread = {key: content[key] for key in ("shape", "placements", "mesh")}
     if (
         is_sharded(type(live))
@@ -58,8 +59,8 @@ def restore_sharded(content: Content, live: Any, others: Iterable[torch.Tensor])
 
 
 def _spread(tensor: Any) -> Content:
-    """Return the whole shape, where the tensor is cut, and the mesh. For each dimension of the mesh: which dimension of the tensor is cut
-    over it. None: not cut, each rank has all of it."""
+    """Return the whole shape, the placements, and the mesh. A placement is the dimension of the tensor that is sharded over one dimension
+    of the mesh. None: each rank has all of that dimension."""
     return {
         "shape": list(tensor.shape),
         "placements": [_placement(each) for each in tensor.placements],

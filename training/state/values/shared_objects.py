@@ -1,7 +1,7 @@
-"""Objects that several sources of a Session hold: the first source keeps such an object, and the others point to it.
+"""Objects that several sources (saved objects) of a Session contain: the first source saves such an object, and the others refer to it.
 
-At each snapshot, all sources are packed in a fixed order. They are restored in the same order. So later sources know which objects the
-earlier ones have met.
+At each snapshot, all sources are packed in a fixed order, and they are restored in the same order. So each source can refer to the objects
+that earlier sources have packed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, TypeAlias
 from ...attach.rank_stderr import say
 
 Theirs: TypeAlias = tuple[str, int]
-"""A source, and the number that an object has there."""
+"""The name of a source, and the number that an object has in that source."""
 Before: TypeAlias = tuple[Mapping[str, Sequence[Any]], set[int], set[int]]
-"""What sources have restored, by name; the ids of all objects in use by now; and the addresses of their memory."""
+"""The objects that sources have restored, by source; the ids of all objects in use so far; and the addresses of their memory."""
 
 
 class Together:
     def __init__(self) -> None:
         self._order: list[str] = []
         self._packed: dict[str, Sequence[Any]] = {}
-        """By source that was packed in this round: the objects that it met. After the last source, all are released."""
+        """The objects of each source that was packed in this round. The last source's packing clears the table."""
         self._numbers: dict[int, Theirs] = {}
-        """By id of an object."""
+        """The source and number of each packed object, by the object's id."""
         self._made: dict[str, Sequence[Any]] = {}
         self._taken: set[int] = set()
         self._lain_in: set[int] = set()
@@ -32,7 +32,7 @@ class Together:
         self._order.append(source)
 
     def met_before(self, source: str) -> Mapping[int, Theirs]:
-        """Return what the sources before this one have met in this round, by id."""
+        """Return the objects that earlier sources have packed in this round, by id."""
         if source not in self._order:
             return {}
         earlier = self._before(source)
@@ -44,7 +44,7 @@ class Together:
         return self._numbers
 
     def packed(self, source: str, met: Sequence[Any]) -> None:
-        """Note that the source was packed, and which objects it met."""
+        """Record that the source was packed, and which objects it contained."""
         if source not in self._order:
             return
         if source == self._order[-1]:
@@ -54,11 +54,11 @@ class Together:
             self._number(source, met)
 
     def forget(self) -> None:
-        """Forget what was met in this round."""
+        """Clear the record of the objects that were packed in this round."""
         self._packed, self._numbers = {}, {}
 
     def made_before(self, source: str) -> Before:
-        """Return what the sources before this one have restored in this round."""
+        """Return what earlier sources have restored in this round."""
         if source not in self._order:
             return {}, set(), set()
         earlier = self._before(source)
@@ -69,7 +69,7 @@ class Together:
         return self._made, self._taken, self._lain_in
 
     def put_back(self, source: str, made: Sequence[Any]) -> None:
-        """Note that the source was restored, and which objects it uses."""
+        """Record that the source was restored, and which objects it uses."""
         if source in self._order[:-1]:
             self._made[source] = made
         elif source in self._order:
@@ -84,20 +84,20 @@ class Together:
 
 
 class Sharing:
-    """Finds objects that a model's attribute and another source both hold because the training put them there. A restart makes two of each,
-    because every model keeps its own. An object that both held at the beginning is one object after a restart, too."""
+    """Finds objects that the training has put into both a model's attribute and another source. Each source saves its own copy, so a
+    restart creates two objects. An object that both contained at the beginning is one object after a restart, too."""
 
     def __init__(self) -> None:
         self._now: dict[str, dict[int, str]] = {}
-        """By source, in this round: names of what it holds, by id."""
+        """The names of each source's objects in this round, by the object's id."""
         self._began: dict[str, frozenset[int]] = {}
-        """By source: ids of what it held at first."""
+        """The ids of the objects that each source contained at first."""
         self._said = False
 
     def note(self, source: str, held: Mapping[int, str]) -> None:
-        """Note that the source holds these objects in this round, by id. The rank reports once that two sources share an object which they
-        did not share at first."""
-        if source in self._now:  # a new round
+        """Record the objects that the source contains in this round, by id. The first time two sources share an object that they did not
+        share at first, the rank reports it."""
+        if source in self._now:  # a new round begins
             self._now.clear()
         began = self._began.setdefault(source, frozenset(held))
         for other, theirs in self._now.items():

@@ -1,4 +1,4 @@
-"""The place of a value in a state: the name of the source and the keys on the way, as the script would write them."""
+"""The path to a value in the state: the name of the source (the saved object) and the keys, as the script would write them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Hidden:
-    """A mark in a trail: this many of the keys that follow are internal."""
+    """A mark in a path: this many of the keys that follow are internal."""
 
     levels: int
 
 
 def called(trail: Sequence[Any]) -> str:
-    """Return the place at the end of the trail, as the script would write it."""
+    """Return the path as the script would write it."""
     name, *keys = place_of(trail)
     said = (f"[{key!r}]" if type(key) is str or (type(key) is int and abs(key) < 1 << 63) else "[…]" for key in keys)
     return f"{name}{''.join(said)}"[:300]
 
 
 def place_of(trail: Sequence[Any]) -> list[Any]:
-    """Return the name of the source and the keys to the end of the trail, without the internal keys."""
+    """Return the name of the source and all keys of the path, without the internal keys."""
     found, hidden = [], 0
     for key in trail:
         if isinstance(key, Hidden):

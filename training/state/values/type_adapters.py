@@ -1,7 +1,7 @@
-"""The kinds of values that a snapshot holds beside tensors, arrays and plain containers.
+"""The types of values that a snapshot can store besides tensors, arrays and plain containers.
 
-Nothing is pickled or imported: what is kept by name must be in a module that the script itself has imported. `packing.py` applies the
-table.
+Nothing is pickled or imported. A value that is stored by name must be in a module that the script itself has imported. `packing.py` uses
+the table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _as_text(kind: Any, name: str = "") -> Kind:
 
 
 def _of_state(kind: Any, make: Callable[[Any], Any], save: Callable[[Any], Any]) -> Kind:
-    """Return the kind of a type that is written in C and has `__setstate__`."""
+    """Return the adapter for a type that is written in C and has `__setstate__`."""
     return Kind(name=kind.__name__, types=(kind,), save=save, make=make, fill=lambda live, c: live.__setstate__(c))
 
 
@@ -81,7 +81,7 @@ METHODS = (types.MethodType, types.BuiltinFunctionType)
 
 
 def is_bound(thing: Any) -> bool:
-    """Return whether it is a method, written in C, of an object: `random.Random(3).random`."""
+    """Return whether the value is a method, written in C, of an object, such as `random.Random(3).random`."""
     if type(thing) is not types.BuiltinFunctionType:
         return False
     return not (thing.__self__ is None or isinstance(thing.__self__, (type, types.ModuleType)))
@@ -135,7 +135,7 @@ def descr(dtype: Any) -> Any:
 
 @functools.cache
 def describable(dtype: Any) -> bool:
-    """Return whether `dtype_of` can make the dtype again. It cannot for ml_dtypes' bfloat16."""
+    """Return whether `dtype_of` can rebuild the dtype. It can't for ml_dtypes' bfloat16."""
     return dtype_of(descr(dtype)) == dtype
 
 
@@ -163,7 +163,7 @@ def unpacked(content: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def packed(state: tuple[Any, ...]) -> tuple[int, np.ndarray[Any, Any], float | None]:
-    """Return the state with Python's 625 words as one array: a leaf is cheaper to walk than a tuple, and each step does this."""
+    """Return the state with Python's 625 words as one array. Each step walks the state, and an array is cheaper to walk than a tuple."""
     version, words, gauss = state
     return version, np.array(words, np.uint32), gauss
 

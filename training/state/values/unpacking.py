@@ -1,4 +1,4 @@
-"""What a snapshot holds → what a script holds. Live objects stay the same objects, filled in place, wherever possible."""
+"""Turn what a snapshot stores into a script's values. Live objects stay the same objects, filled in place, wherever possible."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_NAME = {name: kind for kind, name in MAPPINGS.items()}
 
 
 class Unpacking:
-    """One restore of one source."""
+    """One restore of one source (an object that the Session saves)."""
 
     def __init__(
         self,
@@ -34,21 +34,22 @@ class Unpacking:
         loans: Loans | None = None,
         parts: Parts | None = None,
     ) -> None:
-        """before: what other sources have restored. loans: memory that may be borrowed; live values that lie in it are not filled. parts:
-        the modules that values point to."""
+        """before: what other sources have restored. loans: memory that other sources lend. Live values that lie in lent memory are not
+        filled. parts: the modules to which values refer."""
         self._parts = Parts(Lenders()) if parts is None else parts
         self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
         self.made: list[Any] = []
         self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
-        """What other sources have restored; ids of the live objects that are in use, all of which `made` holds; and addresses of memory."""
+        """The objects that other sources have restored; the ids of live objects in use, which `made` keeps alive; and the addresses of
+        memory in use."""
 
     def unpack(self, kept: Any, live: Any) -> Any:
-        """Return what `kept` describes: `live`, filled, where possible. Raises LayoutError, SnapshotError."""
+        """Return the value that `kept` describes. Where possible it is `live`, filled. Raises LayoutError or SnapshotError."""
         try:
             return self._up(kept, live)
         except NotFound as error:
             raise LayoutError(f"{self._name} cannot be restored: {error}") from None
-        except Exception as error:  # damage, or a class of the script refuses its state
+        except Exception as error:  # the snapshot is damaged, or a class of the script refuses its state
             raise SnapshotError(
                 f"{self._name} cannot be made again of what the snapshot holds ({type(error).__name__}: {error})"
             ) from error
@@ -140,7 +141,9 @@ class Unpacking:
                 return self._sources[content]
             case "part":
                 return self._parts.find(*content)
-            case "id":  # of an optimizer's parameter, by its place, or of what is pointed to
+            case (
+                "id"
+            ):  # the id of an optimizer's parameter, given by its position, or of the object that `content` refers to
                 return id(self._sources[content] if type(content) is str else self._up(content, None))
             case "keys":
                 name, keys, values = content
@@ -181,7 +184,7 @@ class Unpacking:
 
 
 def difference(kept: Any, again: Any, place: str) -> str:
-    """Return where two packed values differ; empty: nowhere."""
+    """Return the path at which two packed values differ; empty if they are equal."""
     if kept is again:
         return ""
     if type(kept) is not type(again):
@@ -204,7 +207,7 @@ def difference(kept: Any, again: Any, place: str) -> str:
 
 
 def _members(packed: Any) -> str:
-    """Return a text that is the same for equal sets, in whatever order they list their members."""
+    """Return a text that is the same for equal sets, however they list their members."""
     if type(packed) is Tagged and packed[0] in ("set", "frozenset"):
         return f"{packed[0]} {sorted(map(_members, packed[1]))}"
     if isinstance(packed, tuple):
@@ -231,8 +234,8 @@ def _bits(thing: Any) -> Any:
 
 
 def merged(fresh: Any, loaded: Any, kept: Any) -> Any:
-    """Return `kept`, but with the parts that a load has set as `loaded` has them. All are packed values: `fresh` from before the load,
-    `loaded` from after it."""
+    """Return `kept`, with the parts that a load has changed replaced by those in `loaded`. All three are packed values: `fresh` from before
+    the load, `loaded` from after it."""
     if loaded is None or not difference(fresh, loaded, "it"):
         return kept
     if type(kept) is Tagged and type(loaded) is type(fresh) is Tagged and kept[0] == loaded[0] == fresh[0]:

@@ -1,4 +1,5 @@
-"""Sources of state that are the script's own values: objects with a `state_dict`, and whatever can be filled in place."""
+"""Sources (objects that the Session saves) that are the script's own values: objects with a `state_dict`, and values that can be filled in
+place."""
 
 from __future__ import annotations
 
@@ -23,27 +24,27 @@ from .shared_objects import Together
 from .unpacking import Unpacking, difference
 
 _PASSES = 3
-"""Limit of passes. One finds which values share memory, and the next one uses that. What a `state_dict` makes anew lies elsewhere each
-time."""
+"""The most packing passes. One pass finds which values share memory, and the next pass uses that. Values that a `state_dict` creates anew
+have another address in each pass."""
 
 
 class Known:
-    """Things that are sources of their own. A mapping that holds one keeps its name in a snapshot."""
+    """Objects that are sources of their own. If a mapping contains one of them, a snapshot stores the source's name there."""
 
     def __init__(self, lenders: Lenders | None = None, stays: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """stays: by name, things that no snapshot holds and that each start makes again."""
+        """stays: objects that no snapshot stores and that each start creates again, by name."""
         self._stays = stays
         self.lenders = Lenders() if lenders is None else lenders
         self.together = Together()
         self.things, self.names = self.lenders.sources, self.lenders.names
-        """The things by name, and their names by id."""
+        """The sources by name, and their names by id."""
 
     def pointed(self) -> dict[int, str]:
-        """Return the names of all that a snapshot points to, by id."""
+        """Return the names of all objects to which a snapshot refers, by id."""
         return {**self.names, **{id(each): name for name, each in self._stays.items()}}
 
     def there(self) -> dict[str, Any]:
-        """Return all that a snapshot points to, by name."""
+        """Return all objects to which a snapshot refers, by name."""
         return {**self.things, **self._stays}
 
     def add(self, name: str, thing: Any) -> str:
@@ -54,7 +55,7 @@ class Known:
 
 
 class Packed:
-    """Packs values for a snapshot, by means of `packing.py`."""
+    """Packs values for a snapshot with `packing.py`."""
 
     _annotated = False
 
@@ -62,14 +63,14 @@ class Packed:
         self._name, self._known = name, known
         self._shared: set[int] = set()
         self._borrows = False
-        """What was packed last holds tensors of an optimizer's state."""
+        """Whether the last packed value contains tensors of an optimizer's state."""
         self._own: dict[int, tuple[int, int, int]] = {}
-        """Values that borrowed no memory when they were packed last."""
+        """Values that used no lent memory when they were last packed."""
         self.trained: list[torch.Tensor] = []
-        """Tensors in what was packed last that may have gradients."""
+        """The tensors in the last packed value that may have gradients."""
 
     def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
-        """Return the packed value. Raises SnapshotError for what can't be saved."""
+        """Return the packed value. Raises SnapshotError for a value that can't be saved."""
         packed, known = None, self._known
         theirs = known.together.met_before(self._name)
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
@@ -90,7 +91,7 @@ class Packed:
         return packed
 
     def unpack(self, kept: Any, live: Any, made: list[Any] | None = None) -> Any:
-        """Return the value. made: a list that receives the objects in use."""
+        """Return the unpacked value. made: a list to which the objects in use are added."""
         known = self._known
         before = known.together.made_before(self._name)
         unpacking = Unpacking(self._name, known.there(), before, Loans(known.lenders), Parts(known.lenders))
@@ -103,7 +104,7 @@ class Packed:
                 made += unpacking.made
 
     def prove(self, kept: Any) -> None:
-        """Check that `kept` of this source can be made again, and is the same then. Raises SnapshotError if not."""
+        """Check that `kept` can be rebuilt and is then unchanged. Raises SnapshotError if not."""
         made: list[Any] = []
         try:
             other = Packed(self._name, self._known)
@@ -119,7 +120,7 @@ class Packed:
 
 
 class Stateful(Packed):
-    """Anything with `state_dict` and `load_state_dict`: schedulers, data loaders."""
+    """Any object with `state_dict` and `load_state_dict`, such as schedulers and data loaders."""
 
     _annotated = True
 
@@ -128,7 +129,7 @@ class Stateful(Packed):
         self.thing = thing
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Report each source that its state holds: a scheduler's state may hold another scheduler. `found` returns the source's name."""
+        """Report each source in its state: a scheduler's state may contain another scheduler. `found` returns the source's name."""
         if any(map(is_source, map(type, getattr(self.thing, "__dict__", {}).values()))):
             with suppress(
                 AttributeError, LookupError, RuntimeError, TypeError, ValueError
@@ -143,8 +144,8 @@ class Stateful(Packed):
         return self.pack(self._state())
 
     def held(self) -> Iterator[tuple[str, Any]]:
-        """Yield models and optimizers in its attributes, and in lists and dicts there. Its `state_dict` may omit a part of them. Its
-        `load_state_dict` may convert states to the dtype of their parameters."""
+        """Yield models and optimizers in the object's attributes, and in lists and dicts there. They are saved separately, because the
+        object's `state_dict` may omit a part of them, and its `load_state_dict` may convert states to the dtype of their parameters."""
         if isinstance(self.thing, LRScheduler):
             return
         for name, value in getattr(self.thing, "__dict__", {}).items():
@@ -157,7 +158,7 @@ class Stateful(Packed):
         self._load(self.unpack(kept, None))
 
     def _load(self, state: Any) -> None:
-        # These optimizers are sources of their own, which fill groups and states in place, before this or after it.
+        # These optimizers are sources of their own, which fill groups and states in place, before or after this load.
         own = [
             each for _, each in self.held() if isinstance(each, torch.optim.Optimizer) and id(each) in self._known.names
         ]
@@ -167,7 +168,7 @@ class Stateful(Packed):
             self._same_objects(optimizer, *was)
 
     def _same_objects(self, optimizer: Any, groups: Any, state: Any) -> None:
-        """Put the old groups and the old state back. torch's `load_state_dict` makes new ones, but the thing may share the old ones, as
+        """Put the old groups and the old state back. torch's `load_state_dict` creates new ones, but the object may share the old ones, as
         Apex's LARC does."""
         new = optimizer.param_groups, optimizer.state
         optimizer.param_groups, optimizer.state = groups, state
@@ -177,10 +178,11 @@ class Stateful(Packed):
 
 
 class Iterated(Stateful):
-    """A DataLoader that has a state (torchdata's). The script's iterator over it is restored, too: it gets the attributes of a new one."""
+    """A DataLoader with a state (torchdata's). A restore also gives the script's iterator over the loader the attributes of a new
+    iterator."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Do nothing: its state holds no source, and asking for it begins an epoch."""
+        """Do nothing: the loader's state contains no source, and reading the state begins an epoch."""
 
     def restore(self, kept: Nested) -> None:
         live = self.thing._iterator
@@ -192,7 +194,7 @@ class Iterated(Stateful):
 
 
 class Values(Packed):
-    """Any live thing that `packing.py` takes apart, filled in place: a mapping, a list, an object of plain attributes."""
+    """Any live value that `packing.py` can take apart and that is filled in place: a mapping, a list, an object of plain attributes."""
 
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
@@ -202,10 +204,10 @@ class Values(Packed):
         self._by_pairs = isinstance(thing, MutableMapping) and (
             kind is defaultdict or not (kind is dict or kind_of(kind))
         )
-        """Only its pairs are kept. Its own class, or the factory of a defaultdict, is there whenever this is restored."""
+        """Whether only the pairs of the mapping are saved. Its own class, or a defaultdict's factory, exists whenever it is restored."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
-        """Report each source that it holds. `found` returns its name."""
+        """Report each source in the value. `found` returns the source's name."""
         self.pack(self._live(), found)
 
     def _live(self) -> Any:
@@ -216,7 +218,7 @@ class Values(Packed):
         return Tagged(("", self.pack(self._live())))
 
     def _held(self) -> dict[int, str]:
-        """Return the names, by id, of what it holds directly and can change."""
+        """Return the names of the changeable objects that the value contains directly, by id."""
         pairs = self._thing.items() if isinstance(self._thing, MutableMapping) else ()
         return {id(each): f"{self._name}[{key!r:.40}]" for key, each in pairs if changes(each)}
 
@@ -224,7 +226,7 @@ class Values(Packed):
         super().prove(kept[1])
 
     def restore(self, kept: Any) -> None:
-        if type(kept) is not Tagged:  # from before there were other values than plain ones
+        if type(kept) is not Tagged:  # a snapshot from the time when only plain values were saved
             update(self._thing, kept)
             return
         found = self.unpack(kept[1], self._live())
@@ -238,7 +240,7 @@ class Values(Packed):
 
 
 class Attributes:
-    """The plain attributes of an object of Megatron's. Its attributes refer to its optimizer as well."""
+    """The plain attributes of one of Megatron's objects. Its attributes also refer to its optimizer."""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -251,7 +253,7 @@ class Attributes:
 
 
 def _emptied(copy: Any) -> None:
-    """Empty a copy that is no longer needed. Otherwise its `__del__` would clean up what belongs to the live object, such as a file."""
+    """Empty a copy that is no longer needed. Otherwise its `__del__` would clean up something that the live object uses, such as a file."""
     known = kind_of(type(copy))
     if known is not None and known.name == OBJECT and hasattr(type(copy), "__del__"):
         getattr(copy, "__dict__", {}).clear()
