@@ -113,9 +113,8 @@ class Declared(Stateful):
         self._begin()
         said, told = kept[1] if _has_more(kept) else (kept, {})
         told, gone = {name: each for name, each in told.items() if name != _GONE}, frozenset(told.get(_GONE, ()))
-        for name in (
-            self._now().keys() & self._plain.keys()
-        ):  # `load_state_dict` finds the values that it would find after a restart
+        # `load_state_dict` finds the values that it would find after a restart.
+        for name in self._now().keys() & self._plain.keys():
             self._set(name, self._plain[name])
         before = self._now()
         looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}

@@ -217,9 +217,7 @@ class Foreigners:
         if not is_source(_kind(thing)):
             try:
                 made.freeze(self._packed(called))
-            except (
-                Exception
-            ):  # it contains a lock, say. If the object changes later, the rank reports that it is not saved
+            except Exception:  # a lock inside it, say: if the object changes, the rank reports that
                 return
 
     def against(self, thing: Any) -> str:

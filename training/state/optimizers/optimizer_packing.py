@@ -204,9 +204,7 @@ class OptimizerUnpacking(Unpacking):
         return self._own(torch.empty_strided(kept.shape, lying, dtype=kept.dtype, device=where).copy_(kept))
 
     def _tagged(self, tag: str, content: Any, live: Any) -> Any:
-        device = tag == "torch.device" and isinstance(
-            live, torch.device
-        )  # in this process a device may have another number
+        device = tag == "torch.device" and isinstance(live, torch.device)  # its number may differ in this process
         if tag == "here" or device:
             return live
         if tag not in ("module", "state_dict"):
@@ -239,9 +237,7 @@ def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor,
             continue
         if torch.is_tensor(state.get(key)):
             here = local(state[key])
-            if (
-                here.shape == own.shape
-            ):  # a tensor of another shape is checked no further: it may have grown during training
+            if here.shape == own.shape:  # a tensor of another shape may have grown during training
                 fits(f"{where} {key}", here, piece)
             if not misfit("", here, piece):
                 continue
