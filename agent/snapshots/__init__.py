@@ -1,1 +1,1 @@
-"""The snapshots that a node holds in memory and on disk, which of them are to be trusted, and the drain process."""
+"""The snapshots that a node holds in memory and on disk, which of them are safe to resume from, and the drain process."""

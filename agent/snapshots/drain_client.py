@@ -1,4 +1,5 @@
-"""The agent's side of the drain process: keeps it running, reads its events, and asks it to finish."""
+"""The agent's side of the drain process (which writes snapshots from memory to disk): keeps it running, reads its events, and asks it to
+finish."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from ...resilience.ipc import die_with_parent
 from ...resilience.ipc.file_descriptors import appending
 
 LAST_TRIES = 3
-"""How often the drain process may die over its last work, or over a fetch."""
+"""How many deaths of the drain process end a fetch. One more death than this ends the final writes."""
 STOP_S = 5.0
-"""How long a killed drain process may take to end."""
+"""Seconds that a killed drain process may take to end."""
 RESTART_S = (1.0, 60.0)
-"""Wait before a dead drain process is started again, doubled after each death in a row."""
+"""First and longest wait in seconds before a dead drain process is restarted. Each further death in a row doubles the wait."""
 
 
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -44,7 +45,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def heard(line: bytes) -> dict[str, Any] | None:
-    """The event in a line; None if the line is none: a library may have printed it."""
+    """Return the event in a line of the drain process's output. None: the line is not an event; a library may have printed it."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -56,8 +57,8 @@ def heard(line: bytes) -> dict[str, Any] | None:
 
 
 def drain_config(arena: Sequence[Sequence[str]], root: Place, run: str, policy: SnapshotPolicy) -> dict[str, Any]:
-    """The drain process's configuration for a job. arena: paths of slots, by local rank; run: eight hex digits that name this life of the
-    job."""
+    """Return the drain process's configuration for a job. arena: paths of the slots, by local rank. run: eight hexadecimal digits that
+    identify this run of the job."""
     return {
         "arena": arena,
         "root": root.address,
@@ -69,10 +70,11 @@ def drain_config(arena: Sequence[Sequence[str]], root: Place, run: str, policy: 
 
 
 class Draining:
-    """The drain process. Training never depends on it: when it dies, the agent starts it again, and snapshots wait in memory meanwhile."""
+    """The drain process, as the agent manages it. Training never depends on it: when it dies, the agent restarts it, and snapshots stay in
+    memory meanwhile."""
 
     def __init__(self, config: dict[str, Any], log: Path, secrets: Mapping[str, str]) -> None:
-        """secrets: variables that the process gets besides the agent's own environment."""
+        """secrets: environment variables that the process gets in addition to the agent's own."""
         self._config, self._log, self._secrets = config, log, secrets
         self._log_fd = -1
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,13 +83,13 @@ class Draining:
         self._not_before_s = 0.0
         self.finished = False
         self.lost = ""
-        """Why the newest snapshot that was wanted on disk is missing; empty while all is well."""
+        """Why the newest snapshot that should be on disk is not there; empty if it is there."""
         self._newest = -1
         self._asked = False
         self._fetches: tuple[str, ...] = ()
-        """The fetch that the process has not finished; empty: none."""
+        """Arguments of the fetch that is still under way; empty: no fetch is."""
         self._lost = 0
-        """How often the process has died during this fetch."""
+        """How many times the process has died during this fetch."""
 
     @property
     def pid(self) -> int | None:
@@ -95,17 +97,18 @@ class Draining:
 
     @property
     def fd(self) -> int | None:
-        """Descriptor that becomes readable when the process has sent an event, or has ended."""
+        """The descriptor that becomes readable when the process sends an event or ends; None: the process does not run."""
         return self._process.stdout.fileno() if self._process and self._process.stdout else None
 
     def keep_running(self, now_s: float) -> None:
-        """Start the process if it does not run, and its back-off is over. now_s: monotonic."""
+        """Start the process if it does not run and its wait after a death is over. Pending final writes or a fetch skip the wait. now_s:
+        monotonic."""
         waited_for = self._asked or self._fetches
         if self._process is not None or self.finished or (now_s < self._not_before_s and not waited_for):
             return
-        self._not_before_s = now_s + RESTART_S[0]  # in case it does not start
+        self._not_before_s = now_s + RESTART_S[0]  # in case the start fails
         command = [sys.executable, "-m", "mt_resilient.agent.snapshots.drain_process", json.dumps(self._config)]
-        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+        if self._log_fd < 0:  # kept open: the disk may hang when the process is restarted
             self._log_fd = appending(self._log)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log_fd}
         self._process = die_with_parent.spawn(
@@ -118,7 +121,7 @@ class Draining:
             self.finish()
 
     def events(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the process's events since the last call; its death is an event as well."""
+        """Yield the process's events since the last call. Its death is also an event."""
         if self._process is None or self._process.stdout is None:
             return
         data = self._process.stdout.read()
@@ -155,55 +158,57 @@ class Draining:
                 yield {"event": "not fetched", "step": step, "reason": "the drain process died over it again and again"}
 
     def finish(self) -> None:
-        """Ask the process to write what is pending and end; `finished` tells when it has. If it dies over this, the agent starts it
-        again."""
+        """Ask the process to write all pending snapshots and exit. `finished` becomes True afterwards. If the process dies before that, the
+        agent restarts it."""
         self._asked = True
         self._tell("finish")
 
     def give_up(self) -> None:
-        """End the process, and leave what it has not written yet."""
+        """Kill the process, and abandon the snapshots that it has not written yet."""
         self.stop()
         self.finished = True
 
     def begin_again(self) -> None:
-        """Allow a new process, because the job goes on after `finish`. End the old one, which may be waiting for a dead node's part."""
+        """Allow a new process, because the job continues after `finish`. Kill the old process, which may be waiting for a dead node's
+        part."""
         self.stop()
         self._asked, self.finished, self.lost = False, False, ""
 
     def protect(self, names: Sequence[str]) -> None:
-        """Protect exactly these snapshots from retirement from now on. This also holds after a restart of the process."""
+        """From now on, protect exactly these snapshots from deletion as too old. This also holds after a restart of the process."""
         self._config = {**self._config, "protected": [*names]}
         self._tell("protect", *names)
 
     def copy_to(self, address: str) -> None:
-        """Send copies of snapshots to this address from now on; empty: nowhere. This also holds after a restart of the process."""
+        """From now on, send copies of snapshots to this address; empty: send none. This also holds after a restart of the process."""
         self._config = {**self._config, "buddy": {**self._config["buddy"], "send_to": address}}
         self._tell("copy", address)
 
     def reserve(self, nbytes: int) -> None:
-        """Reserve `nbytes` of memory for each rank now, for a later fetch. This also holds after a restart of the process."""
+        """Allocate `nbytes` of memory for each rank now, for a later fetch. This also holds after a restart of the process."""
         self._config = {**self._config, "reserve_bytes": nbytes}
         self._tell("reserve", str(nbytes))
 
     def fetch(self, address: str, *numbers: int) -> None:
-        """Fetch a snapshot back. numbers: generation, rewinds, step, the first of our ranks. An event tells how the fetch has ended."""
+        """Fetch this node's part of a snapshot from the node at `address`. numbers: generation, rewinds, step, and this node's first global
+        rank. An event reports the outcome."""
         self._fetches, self._lost = (address, *map(str, numbers)), 0
         self._tell("fetch", *self._fetches)
 
     def _tell(self, *words: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it is dead: `events` will notice
+            with suppress(OSError):  # the process is dead: `events` will notice
                 self._process.stdin.write(f"{' '.join(words)}\n".encode())
                 self._process.stdin.flush()
 
     def stop(self) -> None:
-        """End the process at once. An unfinished attempt has no COMMIT and is swept later."""
+        """Kill the process. An unfinished snapshot on disk has no COMMIT file and is deleted later."""
         if self._process is not None:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # storage hangs, and the process with it
+            with suppress(subprocess.TimeoutExpired):  # the process hangs together with its storage
                 self._process.wait(STOP_S)
             for pipe in (self._process.stdin, self._process.stdout):
-                with suppress(OSError):  # it has not read the last line
+                with suppress(OSError):  # the process has not read the last line
                     pipe.close()  # type: ignore[union-attr]
             self._process, self._rest = None, b""
         self._not_before_s, self._fetches = 0.0, ()

@@ -1,11 +1,11 @@
-"""The process beside the ranks that makes sealed snapshots durable: arena → store, one JSON line on stdout per event.
+"""The process beside the ranks that writes sealed snapshots to storage: arena (shared memory) → store. It prints one JSON line per event.
 
 `python -m mt_resilient.agent.snapshots.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: the argument is a
-`DrainConfig`. Neither the load nor the death of this process touches the ranks. It obeys lines on its stdin. "protect NAME …" says which
-snapshots the job needs now, whatever their age. At "finish", or at the end of stdin, the process drains what is pending, with a few tries,
-and ends. If it has a buddy, threads of `buddy/service.py` exchange copies meanwhile. The lines "copy [HOST:PORT]" and "fetch HOST:PORT
-GENERATION REWINDS STEP FIRST-RANK" control them. "reserve BYTES" takes memory for a later fetch. Neither lines nor events wait for a write:
-a slow disk takes minutes.
+`DrainConfig`. Neither the load nor the death of this process affects the ranks. It obeys lines on its stdin. "protect NAME …" lists the
+snapshots that must not be deleted, whatever their age. At "finish", or at the end of stdin, the process writes all pending snapshots, with
+a few tries each, and exits. If a buddy (a node that exchanges copies) is configured, threads of `buddy/service.py` exchange copies
+meanwhile. The lines "copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" control them. "reserve BYTES" allocates
+memory for a later fetch. A slow disk can take minutes for a write, but it delays neither these lines nor the events of copies.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ..buddy.buddy_config import BuddyConfig, Event, Tell
 from ..buddy.service import Buddy
 
 BACKOFF_S = (1.0, 60.0)
-"""Wait after the first failure in a row, and the limit up to which each further failure doubles it."""
+"""Seconds to wait after the first failure in a row, and the longest wait. Each further failure doubles the wait."""
 OUTDATED_S = 5.0
-"""How long, at the end, the process waits for other nodes' parts of a snapshot that is older than a committed one."""
+"""Seconds that the process, before it exits, waits for other nodes' parts of a snapshot that is older than a committed snapshot."""
 LAST_TRIES = 5
-"""How often each pending snapshot is tried at the end: within 15 s, plus the time of the tries themselves."""
+"""How many times each pending snapshot is tried before the process exits. The waits between the tries take 15 s in total."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,23 +46,23 @@ class DrainConfig(RetentionPolicy):
     arena: list[list[str]]
     """Paths of the slots, per local rank."""
     root: str
-    """Address of the place that holds `snapshots/`."""
+    """Address of the place (a directory or object store) that holds `snapshots/`."""
     run: str
-    """Eight hexadecimal digits that all nodes of this run share, and no other run has."""
+    """Eight hexadecimal digits that identify this run. All its nodes have the same digits."""
     local_ranks: int
-    """How many of the arena's ranks take part."""
+    """How many of the ranks in `arena` take part."""
     reserve_bytes: int = 0
-    """Memory that is taken at once in the first slot of each rank, for a later fetch."""
+    """Bytes that are allocated immediately in the first slot of each rank, for a later fetch."""
     protected: Sequence[str] = ()
-    """Names of snapshots that are not retired, until a `protect` line names others."""
+    """Names of snapshots that are never deleted as too old, until a `protect` line names others."""
     max_write_mb_per_s: float = 0.0
-    """Limit of the stream to the store, in 10^6 bytes a second; 0 for none."""
+    """Highest write rate to the store, in 10^6 bytes per second; 0: no limit."""
     poll_s: float = 0.05
-    """Time between looks at the slots' headers."""
+    """Seconds between two polls of the slots' headers."""
     deadline_s: float = 600.0
-    """How long other nodes may take to write their parts."""
+    """Seconds that other nodes may take to write their parts."""
     buddy: BuddyConfig | None = None
-    """Copies of this node's snapshots in another node's memory, and of another node's in this one's."""
+    """Settings for copies between this node's memory and other nodes' memory; None: no copies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +91,7 @@ class Orders:
         self.protected = _attempts(protected)
 
     def listen(self) -> None:
-        """Obey lines until "finish", or until the agent is gone. Runs on a thread of its own."""
+        """Obey lines until "finish", or until the agent is gone. Runs in its own thread."""
         try:
             with os.fdopen(self._fd, "rb", closefd=False) as lines:
                 for line in lines:
@@ -119,7 +119,7 @@ def _attempts(names: Sequence[str]) -> frozenset[Attempt]:
 
 
 class Drain:
-    """The state of the drain loop: the slots, what was given up, and when to try again."""
+    """The state of the drain loop: the slots, the snapshots that were given up, and the time of the next try."""
 
     def __init__(self, config: DrainConfig, orders: Orders) -> None:
         self._config, self._orders = config, orders
@@ -135,7 +135,7 @@ class Drain:
         """The newest snapshot that this process has committed."""
 
     def tick(self, *, finishing: bool = False) -> Iterator[Event]:
-        """Drain the one snapshot that is due, if any. While finishing, each one gets a few tries."""
+        """Write the one snapshot that is due, if any, and yield events. finishing: give up each snapshot after a few tries."""
         if clock.monotonic_s() < self._not_before_s:
             return
         stamp = self.due()
@@ -147,16 +147,16 @@ class Drain:
             outdated = finishing and older
 
             def left() -> bool:
-                """Whether to leave this snapshot: a newer one is due, or "finish" came during the wait for an outdated one. `tick` then
-                tries the outdated one for OUTDATED_S."""
+                """Return whether to stop working on this snapshot. That is so if a newer snapshot is due, or "finish" came during the wait
+                for an outdated one. `tick` then retries the outdated snapshot for OUTDATED_S seconds."""
                 return (self.due() or stamp) > stamp or (older and not finishing and self._orders.finish.is_set())
 
             deadline_s = OUTDATED_S if outdated else self._config.deadline_s
             report = drain(self._slots, attempt, self._root, deadline_s, self._write, left)
-        except Exception as error:  # as of an overwritten slot: give this snapshot up, not the others
+        except Exception as error:  # for example, a slot was overwritten: give up this snapshot, not the others
             last = outdated or (finishing and self._failures + 1 >= LAST_TRIES)
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
-            yield from self._retire()  # snapshots that are too old by now, or that a killed process left, may hold the lacking space
+            yield from self._retire()  # deleting outdated or abandoned snapshots may free the missing space
             return
         self._failures, self._not_before_s = 0, 0.0
         if report is None:
@@ -178,7 +178,7 @@ class Drain:
             yield from self._retire()
 
     def _retire(self) -> Iterator[Event]:
-        """Retire old snapshots, if this node is the one that commits."""
+        """Delete old snapshots, if this node is the node that commits (the one with rank 0)."""
         if not any(slot.header().rank == 0 for slot in self._slots[0]):
             return
         with suppress(MachineError):  # the next snapshot tries again
@@ -189,14 +189,15 @@ class Drain:
                 yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
 
     def _undrained(self) -> frozenset[Attempt]:
-        """Snapshots still to be written from memory, which must not be retired. After a kill amid its COMMIT, one is written again by the
-        same name. In an object store, a deletion that hung may then hit the new one."""
+        """Return the snapshots that are still to be written from memory. They must not be deleted on disk. After a kill during COMMIT, a
+        snapshot is written again under the same name. In an object store, an earlier deletion that hung could then delete the new
+        objects."""
         headers = [slot.header() for slots in self._slots for slot in slots]
         waiting = {header.stamp for header in headers if header.whole and header.durable and not header.drained}
         return frozenset(Attempt(run=self._config.run, stamp=stamp) for stamp in waiting)
 
     def reserve(self, nbytes: int) -> Iterator[Event]:
-        """Take memory ahead of need, unless as much was taken before."""
+        """Allocate memory for a later fetch, unless as much was allocated before."""
         if nbytes <= self._reserved_bytes:
             return
         self._reserved_bytes = nbytes
@@ -209,7 +210,7 @@ class Drain:
             yield {"event": "reserved", "bytes": nbytes * len(self._slots)}
 
     def hurry(self) -> None:
-        """Forget earlier failures: the last tries begin."""
+        """Reset the count of failures, because the last tries before the exit begin."""
         self._failures, self._not_before_s = 0, 0.0
 
     def due(self) -> Stamp | None:
@@ -231,7 +232,8 @@ def _words(error: Exception) -> str:
 
 
 def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
-    """Drain until "finish" or the end of `stdin_fd`, then drain what is pending. tell: takes events, on any thread."""
+    """Write snapshots until "finish" or the end of `stdin_fd`, then write all pending ones. tell: a function that takes events; any thread
+    may call it."""
     buddy = Buddy(config.buddy, config.arena[: config.local_ranks], tell) if config.buddy else None
     orders = Orders(stdin_fd, config.protected, config.reserve_bytes, buddy)
     state = Drain(config, orders)
@@ -250,7 +252,7 @@ def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
 
 
 class Lines:
-    """Prints events on stdout, each in one piece."""
+    """Prints events on stdout, each as one uninterrupted line."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -264,7 +266,7 @@ def main(arguments: list[str]) -> int:
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
-    ):  # they may reach all processes of the job; the agent tells this one when to end
+    ):  # such a signal may reach all processes of the job; the agent tells this process when to exit
         signal.signal(number, signal.SIG_IGN)
     try:
         run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), Lines().tell)

@@ -1,4 +1,4 @@
-"""The snapshots on disk that the agent knows. A thread of its own asks storage, so that hanging storage delays nothing else."""
+"""The agent's list of the snapshots on disk. A separate thread lists storage, so that hanging storage delays nothing else."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from ...resilience.model.types import Step
 from ..run_directory import MARK
 
 LOOK_S = {Files: 1.0, Objects: 5.0}
-"""Time between looks. In a directory, each look lists it and asks for a file or two per snapshot. In an object store, each look lists a
-prefix, which is billed."""
+"""Seconds between two listings. A listing of a directory also checks one or two files per snapshot. In an object store, a listing of a
+prefix is billed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What storage held at one moment. Steps ascend."""
+    """What storage contained at one moment. Steps are in ascending order."""
 
     there: bool = False
-    """The place exists, and is this job's."""
+    """The place exists, and belongs to this job."""
     durable: tuple[tuple[Step, str], ...] = ()
-    """Their steps, and the names of their attempts."""
+    """Step and name of each committed snapshot that was not rejected."""
     certified: frozenset[str] = frozenset()
-    """Names of the certified ones."""
+    """Names of the certified snapshots."""
     rejected: tuple[Step, ...] = ()
 
 
 class Shelf:
     def __init__(self, root: Place) -> None:
-        """root: place that holds `snapshots/`."""
+        """root: the place (a directory or object store) that holds `snapshots/`."""
         self._root = root
         self._turn = threading.Condition()
         self._asked, self._answered = 0, 0
         self._silent_s = 0.0
-        """Since when storage has not answered, on the monotonic clock."""
+        """Since when storage has not answered, in seconds of the monotonic clock."""
         self.seen = Seen()
         threading.Thread(target=self._watch, name="shelf", daemon=True).start()
 
     def fresh(self, deadline_s: float) -> Seen:
-        """What storage holds now; or what it last held, if it takes longer than `deadline_s` to answer. Repeated calls wait only once for
-        storage that hangs."""
+        """Return what storage contains now, or the last known contents if storage takes longer than `deadline_s` to answer. Repeated calls
+        wait only once for hanging storage."""
         with self._turn:
             if not self.silent:
                 self._silent_s = monotonic_s()
@@ -60,7 +60,7 @@ class Shelf:
 
     @property
     def silent(self) -> bool:
-        """Whether storage has not yet answered the last question."""
+        """True if storage has not yet answered the last request."""
         return self._answered < self._asked
 
     def _watch(self) -> None:

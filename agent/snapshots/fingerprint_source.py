@@ -18,18 +18,18 @@ class Sight:
 
     stamp: Stamp
     ranks: tuple[int, ...]
-    """Global ranks, in the order of the fields below."""
+    """Global ranks. The tuples below have one item for each of them, in the same order."""
     tables: tuple[bytes, ...]
-    """The pieces of each rank's table, as JSON: equal layouts have equal text."""
+    """The list of tensors in each rank's table, as JSON text. Equal layouts have equal text."""
     words: tuple[Words, ...]
     values: bytes = b""
-    """The first rank's whole table, for the plain values in it."""
+    """The first rank's whole table, because it also contains the plain values."""
     everywhere: bool = True
-    """Whether all nodes compare this snapshot, because it goes to disk or into another node's memory."""
+    """True if all nodes compare this snapshot, because it goes to disk or into another node's memory."""
 
 
 def seen(slots: Sequence[Sequence[Slot]], stamp: Stamp) -> Sight | None:
-    """A snapshot's fingerprints from the slots of a node's ranks; None if one of the ranks no longer holds it."""
+    """Return a snapshot's fingerprints from the slots of a node's ranks; None if one of the ranks no longer has the snapshot in a slot."""
     found = []
     for row in slots:
         slot = next((slot for slot in row if (h := slot.header()).whole and h.stamp == stamp), None)
@@ -48,7 +48,7 @@ def seen(slots: Sequence[Sequence[Slot]], stamp: Stamp) -> Sight | None:
 
 
 def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
-    """A snapshot's fingerprints from its manifests on disk."""
+    """Return a snapshot's fingerprints from its manifests on disk."""
     texts = (f',"pieces":{pieces_json(m.table.pieces)},"payload_bytes":{m.table.payload_bytes}}}' for m in manifests)
     return Sight(
         stamp=stamp,
@@ -59,5 +59,6 @@ def stored(stamp: Stamp, manifests: Sequence[RankManifest]) -> Sight:
 
 
 def layout_of(table: bytes) -> bytes:
-    """The part of a JSON table after the plain values. JSON escapes quotes in text, so this pattern occurs only there."""
+    """Return the part of a JSON table that follows the plain values. JSON escapes quotes in text, so the pattern cannot occur inside a
+    value."""
     return table[max(0, table.find(b',"pieces":[')) :]

@@ -1,4 +1,4 @@
-"""Detects parameters that do not change although steps are done."""
+"""Detects that the model's parameters do not change although the ranks finish steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ...resilience.model.types import Step
 from .fingerprint_source import Sight
 
 STILL_SNAPSHOTS, STILL_STEPS = 10, 100
-"""How many snapshots, over how many steps, must have the same parameters for a warning. A script may add up gradients over many steps."""
+"""The least number of snapshots, and of steps that they span, with the same parameters for a warning. A script may accumulate gradients
+over many steps."""
 
 
 class Stillness:
@@ -22,12 +23,12 @@ class Stillness:
         self._since: Stamp | None = None
         """The first snapshot with the present parameters."""
         self._snapshots = 0
-        """How many snapshots had them, the first included."""
+        """How many snapshots had these parameters, including the first."""
         self._words: list[bytes] = []
         self._frozen = Step(-1)
 
     def look(self, sight: Sight, parameters: Sequence[Numbers]) -> Step:
-        """The step since which no parameter has changed, over many steps; -1: they change, or it is too early to tell."""
+        """Return the step since which no parameter has changed; -1: parameters change, or too few steps were compared."""
         words = [each[numbers].tobytes() for each, numbers in zip(sight.words, parameters, strict=True)]
         since = self._since
         if since is None or words != self._words or not any(words) or sight.stamp.generation != since.generation:
@@ -41,12 +42,12 @@ class Stillness:
 
 
 def _learns(table: bytes) -> bool:
-    """Whether the learning rate is not known to be 0."""
+    """Return False if the table shows that every learning rate is 0, or cannot be read; otherwise True."""
     if not table:
         return False
     try:
         values = pytree.values(Table.from_json(table).skeleton)
         rates = [value for name, value in values if name.endswith("/lr")]
-    except SnapshotError:  # damaged in memory: a rank that restores it will report it
+    except SnapshotError:  # the table is damaged in memory: a rank that restores the snapshot will report it
         return False
     return not rates or any(json.dumps(rate) not in ("0", "0.0") for rate in rates)

@@ -1,8 +1,8 @@
-"""The snapshots that this node holds in memory and on disk, and which of them its ranks may go back to.
+"""The snapshots that this node holds in memory and on disk, and which of them its ranks may restore.
 
-    arena slots, Shelf (what is on disk), Soundness (what it is worth), Copies (of another node's) ──▶ Holdings ──▶ steps for the status
+    arena slots, Shelf (snapshots on disk), Soundness (which are fit), Copies (of another node's) ──▶ Holdings ──▶ steps for the status
 
-When the training goes back, all of them discard the steps that no longer belong to its lineage.
+When the training goes back to a snapshot, each of these discards the steps that no longer belong to the lineage.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from .storage_worker import Urgent
 from .trust import Soundness
 
 FRESH_S = 1.0
-"""How long storage may take to list its snapshots when a fresh answer matters. A stale answer costs steps, never bits. Less than a lease's
-life."""
+"""Seconds that storage may take to list its snapshots when an up-to-date list matters. With an outdated list, the job may lose steps, but
+never resumes from a wrong state. The limit is shorter than a lease's lifetime."""
 
 
 class Holdings:
     def __init__(
         self, slots: Sequence[Sequence[Slot]], root: Place, run: str, stability: StabilityPolicy, copies: Copies | None
     ) -> None:
-        """slots: of each rank; root: place that holds `snapshots/`; run: eight hex digits that name this life of the job."""
+        """slots: the slots (shared memory) of each local rank. root: the place that holds `snapshots/`. run: eight hexadecimal digits that
+        identify this run of the job. copies: other nodes' copies in this node's memory; None: no copies."""
         self.slots, self.root, self.copies = slots, root, copies
         self.shelf = Shelf(root)
         self.sound = Soundness(slots, self.shelf, root, run, stability)
@@ -44,25 +45,26 @@ class Holdings:
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged, or that left the lineage."""
         self.generation = 0
-        """Generation of the newest record that this node has obeyed."""
+        """Number of the newest generation that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
-        """Node rank and number of nodes of the ranks whose snapshots memory holds."""
+        """Node rank and number of nodes at the time of the snapshots in memory."""
         self._fetched: dict[Stamp, int] = {}
-        """Snapshots that came from other nodes, and for which generation. Those nodes trained while this one did not."""
+        """Snapshots that came from other nodes, and the generation for which this node fetched them. Those nodes trained while this node
+        did not."""
         self._settled = 0
         self._ended = -1
         self._left: list[tuple[int, tuple[int, int]]] = []
-        """Steps that the training went back to, each with the generation and rewind number of the lineage since then."""
+        """Steps to which the training went back. Each has the generation and rewind number under which the lineage continues."""
 
     def settle(self, record: GenerationRecord, node_rank: int) -> None:
-        """Keep only what the ranks of `record` can go back to. Done once per record, because fetched snapshots come afterwards. No rank may
-        be alive."""
+        """Free all snapshots in memory that the ranks of `record` cannot restore. Only the first call per generation does this, because
+        fetched snapshots arrive afterwards. No rank may be alive."""
         if self._settled == record.number:
             return
         self._settled = self.generation = record.number
         seat = (node_rank, len(record.members))
         newcomers = record.number in record.joined.values()
-        upto = record.resume_step if seat == self.seat else -1  # other ranks cannot use it
+        upto = record.resume_step if seat == self.seat else -1  # ranks with other numbers cannot use this memory
         settle(self.slots, upto, torn=newcomers)
         self.seat = seat
         self.sound.went_back(record.resume_step, record.number)
@@ -73,8 +75,8 @@ class Holdings:
             self.copies.begin()
 
     def end(self, record: GenerationRecord) -> None:
-        """Discard what the job has computed since `record.onset`: the job ends, that state is wrong, and no later start may use it. No rank
-        may be alive."""
+        """Discard the snapshots of all steps from `record.onset` on. The job ends, those steps are wrong, and no later start may use them.
+        No rank may be alive."""
         if record.onset < 0 or record.onset == self._ended:
             return
         self._ended = record.onset
@@ -84,8 +86,8 @@ class Holdings:
         self._set_aside(record.onset - 1, (record.number + 1, 0))
 
     def clear(self, generation: int, finished: int, since: int) -> None:
-        """Check what the next ranks may go on from. Free snapshots of generations before `since`: they are older than this node's last
-        absence, in which the lineage may have changed. finished: last step that all the previous ranks have done. No rank may be alive."""
+        """Check which snapshots the next ranks may restore. Free snapshots of generations before `since`, when this node was last absent
+        and the lineage may have changed. finished: the last step that all the previous ranks have finished. No rank may be alive."""
         for slot in chain(*self.slots):
             header = slot.header()
             if header.whole and max(header.generation, self._fetched.get(header.stamp, 0)) < since:
@@ -97,13 +99,14 @@ class Holdings:
         self.shelf.fresh(FRESH_S)
 
     def look(self, finished: int, generation: int = 0, *, every: bool = False) -> bool:
-        """Compare new snapshots by `Soundness.look`. generation: a newer one, if this node is in one now."""
+        """Compare new snapshots with `Soundness.look`, and return its result. generation: number of this node's generation, if it is newer
+        than the known one."""
         self.generation = max(self.generation, generation)
         self._refuse_the_left(self.shelf.seen.durable)
         return self.sound.look(self.generation, finished, every=every)
 
     def want_newest_on_disk(self) -> None:
-        """Mark the newest whole snapshot in memory for the disk, unless the disk has one as new. No rank may be alive."""
+        """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. No rank may be alive."""
         settle(self.slots, sys.maxsize)
         newest = max(self.memory(), default=None)
         if newest is None or newest.step <= max(self.durable_steps(), default=-1):
@@ -113,7 +116,7 @@ class Holdings:
                 slot.want_durable()
 
     def went_back(self, rewinds: Sequence[InPlaceRewind]) -> None:
-        """Discard snapshots of the steps that these rewinds in place have undone: they no longer belong to the lineage."""
+        """Discard snapshots of the steps that these in-place rewinds have undone, because they no longer belong to the lineage."""
         for rewind in rewinds:
             life = (rewind.generation, rewind.ordinal)
             if self.copies:
@@ -122,43 +125,44 @@ class Holdings:
             self.sound.went_back(rewind.to, *life)
 
     def fetches(self, stamp: Stamp, generation: int) -> None:
-        """Note that this node's part of a snapshot comes from another node, for that generation."""
+        """Record that this node fetches its part of a snapshot from another node, for the start of `generation`."""
         self._fetched[stamp] = generation
 
     def room(self) -> int:
-        """The most bytes of memory that a snapshot of one rank takes."""
+        """Return the most bytes of memory that one rank's part of a snapshot occupies."""
         headers = [slot.header() for slot in chain(*self.slots)]
         return max((header.end for header in headers if header.whole), default=0)
 
     def memory(self) -> list[Stamp]:
-        """Snapshots in memory that the ranks can go on from, ascending."""
+        """Return the snapshots in memory from which the ranks can resume, in ascending order."""
         return self.sound.memory()
 
     def live_steps(self) -> list[int]:
-        """Steps of states that only the present processes can go back to, so that they never go to disk."""
+        """Return the steps of snapshots that only the present rank processes can restore. These snapshots never go to disk."""
         return [header.step for slot in chain(*self.slots) if (header := slot.header()).state is State.LIVE]
 
     def durable_steps(self) -> list[int]:
-        """Steps on disk that are committed and not rejected, ascending."""
+        """Return the steps of committed snapshots on disk that are fit to resume from, in ascending order."""
         seen = self.shelf.seen.durable
         there = ((step, name) for step, name in seen if name not in self.unfit and self._was_left(name) is None)
         return sorted({step for step, name in there if self.sound.fit(name)})
 
     def reject(self, name: str, reason: str) -> None:
-        """Ignore a damaged snapshot, or one that left the lineage, from now on, and mark it as rejected in storage. Raises ResilientError
-        if storage refuses the mark, or does not answer at once."""
+        """From now on, ignore a snapshot that is damaged or left the lineage, and mark it as rejected in storage. Raises ResilientError if
+        storage refuses the mark, or does not answer within FRESH_S."""
         self.unfit.add(name)
         self._urgent.do(lambda: _reject(self.root / paths.SNAPSHOTS / name, reason), FRESH_S)
         self.shelf.fresh(FRESH_S)
 
     def _set_aside(self, to: int, life: tuple[int, int]) -> None:
-        """Reject snapshots on disk of later steps than `to`, of generations and rewinds before `life`. This also holds for later ones: a
-        node that was cut off, or stopped, may commit one when it is back."""
+        """Reject snapshots on disk of steps after `to` whose generation and rewind number are lower than `life`. The rule stays in force: a
+        node that was cut off or stopped may commit such a snapshot when it returns."""
         self._left.append((to, life))
         self._refuse_the_left(self.shelf.fresh(FRESH_S).durable)
 
     def _was_left(self, name: str) -> int | None:
-        """The step that the training went back to when it left this snapshot's lineage; None: it did not leave it."""
+        """Return the step to which the training went back when it left this snapshot's lineage. None: the snapshot still belongs to the
+        lineage."""
         attempt = Attempt.parse(name)
         if attempt is None:
             return None

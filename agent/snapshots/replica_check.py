@@ -1,9 +1,9 @@
 """Checks whether this node's data-parallel ranks still hold the same bits, by the fingerprints of newly sealed snapshots.
 
-    slots, or manifests on disk ──▶ tables, fingerprints ──`replica_agreement.Ledger`──▶ agreed, or apart ──▶ `Mismatch`, and what is unfit
+    slots, or manifests on disk ──▶ tables, fingerprints ──`replica_agreement.Ledger`──▶ agreed, or diverged ──▶ `Mismatch`, unfit snapshots
 
-Ranks notice nothing: the agent reads fingerprints without a lock. Normally it compares the newest snapshot once per LOOK_S, and each one
-that goes to disk. Before a snapshot is chosen to go back to, it compares all that memory holds.
+The check does not disturb the ranks: the agent reads fingerprints without a lock. Normally it compares the newest snapshot every LOOK_S
+seconds, and each snapshot that goes to disk. Before a snapshot is chosen for a restore, it compares all snapshots in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .frozen_check import Stillness
 
 LOOK_S = 1.0
 TOLD = 5
-"""Limit of tensors that a mismatch names, and of mismatches that a status reports."""
+"""The most tensors that a mismatch names, and the most mismatches that a status reports."""
 REMEMBERED = 4096
 """How many of the latest compared snapshots are remembered."""
 
@@ -38,48 +38,50 @@ class Bad:
 
     first: Stamp
     cure: int | None = None
-    """Snapshots after this many rewinds are fit again: by then the same ranks had gone back behind `first`. None: they have not."""
+    """Snapshots with at least this many rewinds are fit again, because the same ranks had gone back to a step before `first`. None: the
+    ranks have not gone back that far."""
 
     def cured(self, stamp: Stamp) -> bool:
         return self.cure is not None and stamp.rewinds >= self.cure
 
 
 class Replicas:
-    """What this agent knows of the replicas; it is lost when the agent ends. Not for several threads at once."""
+    """The agent's knowledge of which replicas agree. It is lost when the agent exits. Only one thread may use it."""
 
     def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy) -> None:
         self._slots, self._policy = slots, policy
-        self._thread = ThreadPoolExecutor(1)  # tables of large models take long to read
+        self._thread = ThreadPoolExecutor(1)  # parsing the tables of large models takes long
         self._layouts: list[tuple[tuple[bytes, ...], Future[_Layout]]] = []
         self._looked_s = -LOOK_S
         self._agreed: dict[Stamp, bool] = {}
         self._line: set[Stamp] = set()
-        """Agreed snapshots in the lineage of the present ranks' state."""
+        """Agreed snapshots that belong to the lineage of the present state."""
         self._certified: set[Stamp] = set()
         self._bad: dict[int, list[Bad]] = {}
         """Divergences, by generation of the ranks."""
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
-        """By step: mismatches for which it is not known which rank was wrong. Each as its index in `mismatches`, and what the ranks
-        held."""
+        """By step: mismatches whose wrong rank is not known. Each has its index in `mismatches`, and the fingerprints that the ranks
+        had."""
         self._parted: Stamp | None = None
-        """The first snapshot in which every optimizer moment differed, and no rank was in a minority."""
+        """The first snapshot in which every optimizer moment (such as Adam's averages) differed between ranks, and no rank was in a
+        minority."""
         self.left = Step(-1)
-        """Step from which nothing is compared any more, because the script trains each rank by itself; -1: none."""
+        """Step from which replicas are no longer compared, because the script trains each rank independently; -1: they are compared."""
         self._stillness = Stillness()
         self._held: dict[Snapshot, int] = {}
-        """The digests of the last snapshots that all nodes compare."""
+        """The digests (combined fingerprints) of the latest snapshots that all nodes compare."""
         self._model = ""
         """The model that these digests belong to."""
         self._left: list[tuple[int, tuple[int, int]]] = []
-        """Steps that the ranks went back to, each with the generation and rewind number of the lineage since then."""
+        """Steps to which the ranks went back. Each has the generation and rewind number under which the lineage continues."""
         self.mismatches: tuple[Mismatch, ...] = ()
         self.frozen = Step(-1)
 
     # -- looking ---------------------------------------------------------------------------------------------------------
 
     def look(self, now_s: float, wall_s: float, generation: int, *, every: bool = False) -> bool:
-        """Compare sealed snapshots: the newest, if it is time (now_s: monotonic), and those for the disk; or `every` one. Return True when
-        something new is wrong. generation: the one that the node is in."""
+        """Compare sealed snapshots: those for the disk, and the newest if LOOK_S seconds have passed; with `every`, all of them. Return
+        True if a new mismatch was found. now_s: monotonic. generation: the generation that the node is in."""
         headers = [[slot.header() for slot in row] for row in self._slots]
         held = complete(headers, len(self._slots)) - self._agreed.keys()
         chosen = set(held)
@@ -100,8 +102,8 @@ class Replicas:
         rest: Iterable[Sight] = (),
         wait: bool = True,
     ) -> bool:
-        """Compare those of `sights` that were not compared before. If one diverges, compare `rest` too, because the first divergence may be
-        older. Return True when something new is wrong. wait: also for a layout that has not been read yet."""
+        """Compare the snapshots in `sights` that were not compared before. If replicas diverge in one of them, compare `rest` too: the
+        first divergence may be older. Return True if a new mismatch was found. wait: also wait for layouts that are still being parsed."""
         apart = self._apart(sights, wait)
         apart += self._apart(rest, True) if apart else []
         return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
@@ -114,7 +116,7 @@ class Replicas:
         return [(sight, found) for sight in fresh if (found := self._compare(sight, wait))]
 
     def _compare(self, sight: Sight, wait: bool) -> list[Apart] | None:
-        """The snapshot's tensors that diverge; None if its layout is not read yet and `wait` is False."""
+        """Return the snapshot's tensors that differ between replicas. None: its layout is not parsed yet, and `wait` is False."""
         layout = self._layout(sight.tables, wait)
         if layout is None:
             return None
@@ -136,8 +138,8 @@ class Replicas:
         return found
 
     def _on_purpose(self, stamp: Stamp, found: Sequence[Apart]) -> bool:
-        """Whether all moments differ again after the ranks went back and computed the same steps. Then the script trains each rank by
-        itself, as local SGD does after its warm-up. A bit flip hits one tensor, and seldom twice."""
+        """Return whether all optimizer moments differ again after the ranks went back and replayed the same steps. Then the script trains
+        each rank independently, as local SGD does after its warm-up. A bit flip affects one tensor, and seldom happens twice."""
         if any(replica_agreement.wrong(each.words) is not None for each in found):
             return False
         first = self._parted
@@ -157,12 +159,14 @@ class Replicas:
             self._layouts = [
                 *self._layouts[-3:],
                 (tables, future),
-            ]  # the layout at a start differs from that after a step
+            ]  # the layout at a start differs from the layout after a step
         return future.result() if wait or future.done() else None
 
     def _hold(self, sight: Sight, digest: replica_agreement.Digest | None) -> None:
-        """Keep the snapshot's digest: other nodes whose ranks are replicas of these must report the same one."""
-        left = any(sight.stamp.left(to, life) for to, life in self._left)  # it was read late, from disk
+        """Keep the snapshot's digest. Other nodes whose ranks are replicas of this node's ranks must report the same digest."""
+        left = any(
+            sight.stamp.left(to, life) for to, life in self._left
+        )  # such a snapshot was read from disk, after the ranks went back
         if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
             return
         if digest.model != self._model:
@@ -173,14 +177,15 @@ class Replicas:
     # -- judging ----------------------------------------------------------------------------------------------------------
 
     def _told(self, apart: list[tuple[Sight, list[Apart]]], wall_s: float, generation: int) -> bool:
-        """Record the first divergence in each life of the ranks as a mismatch. Return True when there is one."""
+        """Record the first divergence in each generation, and the first after each cure, as a mismatch. Return True if there is a new
+        one."""
         news = False
         for sight, found in apart:
             if not self.fit(sight.stamp):
                 continue
             found_before = self._bad.setdefault(sight.stamp.generation, [])
             same = next((bad for bad in found_before if not bad.cured(sight.stamp)), None)
-            if same:  # only an earlier sign of a mismatch that was reported
+            if same:  # an earlier snapshot with the mismatch that was reported already
                 same.first = sight.stamp
                 continue
             found_before.append(Bad(first=sight.stamp))
@@ -205,7 +210,8 @@ class Replicas:
         return news
 
     def _convict(self, sight: Sight, ledger: Ledger) -> None:
-        """Settle an open dispute: its step was computed again, and all ranks agree on it. Ranks that had held another value were wrong."""
+        """Resolve the open dispute (a mismatch whose wrong rank is not known) of this step. The ranks replayed the step, and now agree.
+        Ranks that had another value before were wrong."""
         if sight.stamp.step not in self._disputes:
             return
         number, held = self._disputes.pop(sight.stamp.step)
@@ -220,7 +226,8 @@ class Replicas:
     # -- what follows from it ----------------------------------------------------------------------------------------------
 
     def fit(self, stamp: Stamp) -> bool:
-        """Whether training may go on from this snapshot, as far as is known. It may not if a diverged state led to it."""
+        """Return whether training may resume from this snapshot, as far as is known. It must not if a diverged state led to the
+        snapshot."""
         return all(
             stamp.rewinds < bad.first.rewinds or stamp.step < bad.first.step or bad.cured(stamp)
             for bad in self._bad.get(stamp.generation, ())
@@ -233,8 +240,8 @@ class Replicas:
         return stamp in self._agreed
 
     def went_back(self, step: int, generation: int = 0, rewinds: int = 0) -> None:
-        """Note that the ranks go on from `step`: later snapshots leave the lineage. generation, rewinds: those of the ranks' next steps, if
-        they are the same ranks."""
+        """Record that the ranks continue from `step`, so that later snapshots leave the lineage. generation, rewinds: the numbers that the
+        next steps carry, if the rank processes stay the same."""
         self._line = {stamp for stamp in self._line if stamp.step <= step}
         self._left = [*self._left[-KEPT:], (step, (generation, rewinds))]
         self._held = {at: word for at, word in self._held.items() if at[-1] <= step}
@@ -243,7 +250,7 @@ class Replicas:
                 bad.cure = rewinds
 
     def certified(self, held: Iterable[Stamp], finished: int) -> set[Stamp]:
-        """The certified ones of the snapshots `held`. finished: step that all ranks have finished."""
+        """Return the snapshots in `held` that are certified. finished: the last step that all ranks have finished."""
         ours = {stamp.step: stamp for stamp in held if stamp in self._line and self.fit(stamp)}
         now = stable(map(Step, ours), Step(finished), self._policy)
         self._certified |= {ours[step] for step in now}
@@ -251,11 +258,11 @@ class Replicas:
 
     @property
     def held(self) -> str:
-        """Digests of this node's snapshots, as text. The leader compares them with other nodes'."""
+        """The digests of this node's snapshots, as text. The leader compares them with other nodes' digests."""
         return str(Held(model=self._model, words=self._held)) if self._held else ""
 
     def copies(self) -> str:
-        """A sentence that tells what is compared; empty as long as nothing is."""
+        """Return a sentence for the log that says how many tensors are compared; empty while none are compared."""
         ledgers = [future.result().ledger for _, future in self._layouts if future.done()]
         ledger = max(ledgers, key=lambda each: each.compared, default=None)
         if ledger is None or not ledger.compared:
@@ -271,7 +278,7 @@ class _Layout:
     parameters: list[replica_agreement.Numbers]
     digest: replica_agreement.Digest | None
     pieces: tuple[int, ...] = ()
-    """How many tensors each rank's table has."""
+    """Number of tensors in each rank's table."""
 
     @classmethod
     def read(cls, tables: tuple[bytes, ...]) -> _Layout:
@@ -288,5 +295,5 @@ class _Layout:
         return cls(Ledger(tables), parameters, digest, tuple(len(table.pieces) for table in tables))
 
     def fits(self, sight: Sight) -> bool:
-        """Whether the snapshot has as many fingerprints as tensors; else it is damaged in memory."""
+        """Return whether the snapshot has as many fingerprints as tensors. If not, it is damaged in memory."""
         return not self.pieces or self.pieces == tuple(map(len, sight.words))

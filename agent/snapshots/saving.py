@@ -1,5 +1,5 @@
-"""Asks the ranks for snapshots on disk and in another node's memory. The schedule, an operator or scarce memory wants one on disk. The
-drain process reports what has become of them."""
+"""Asks the ranks for snapshots on disk and in another node's memory. The agent asks for a snapshot on disk when the schedule, an operator,
+or a shortage of memory requires it. The drain process reports the outcome."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .save_schedule import Pacing
 
 class Saving:
     def __init__(self, board: Board, drain: Draining, copies: Copies | None, policy: SnapshotPolicy) -> None:
-        """copies: None if no other node can hold them."""
+        """copies: copies in other nodes' memory; None if no other node can hold copies."""
         self._board, self._drain, self._copies = board, drain, copies
         self._schedule = Pacing(len(board.pages), monotonic_s()) if policy.durable_every_steps == AUTO else None
-        """None if the user has fixed the interval in steps: then the ranks keep it."""
+        """None if the user has set the interval in steps: then the ranks themselves follow it."""
         self.asked = ""
-        """The last request for a snapshot on disk that the ranks were told of."""
+        """The last request for a snapshot on disk that was passed on to the ranks."""
         self.took_s = 0.0
-        """Seconds that the last snapshot on disk took."""
+        """Seconds that the last write of a snapshot to disk took."""
 
     def begin(self) -> None:
         """Prepare for new ranks, which are about to start."""
@@ -32,7 +32,7 @@ class Saving:
         self.asked = ""
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield the drain process's events; start it if it does not run."""
+        """Yield the drain process's events. Start the process if it does not run."""
         self._drain.keep_running(monotonic_s())
         for event in self._drain.events(monotonic_s()):
             if self._copies:
@@ -45,14 +45,14 @@ class Saving:
             yield event
 
     def pace(self, *, short: bool, first_of_several: bool) -> None:
-        """Ask for the snapshots that are due, while all ranks train. short: memory runs out, so a snapshot on disk is wanted now.
-        first_of_several: this node asks for copies, on behalf of all."""
+        """Ask for the snapshots that are due. Call it only while all ranks train. short: memory runs out, so a snapshot on disk is due now.
+        first_of_several: this node is the first of several, and asks for copies on behalf of all."""
         if short or (self._schedule and self._schedule.due(monotonic_s())):
             self._board.ask_durable()
         if self._copies and first_of_several and self._copies.due(monotonic_s()):
             self._board.ask_copy()
 
     def ask(self, request: str) -> None:
-        """Ask for a snapshot on disk, as soon as the ranks come to a boundary."""
+        """Ask for a snapshot on disk at the ranks' next step boundary."""
         self.asked = request
         self._board.ask_durable()

@@ -1,4 +1,4 @@
-"""Does small tasks in storage, one after the other, on a thread of its own: storage that hangs delays nothing else."""
+"""Runs small storage tasks one after another in a separate thread, so that hanging storage delays nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...resilience.clock import sleep
 from ...resilience.errors import MachineError, ResilientError
 
 PAUSE_S = 5.0
-"""Pause after storage has failed."""
+"""Seconds to wait after a task has failed."""
 
 
 class Errands:
@@ -21,13 +21,13 @@ class Errands:
         threading.Thread(target=self._run, name="errands", daemon=True).start()
 
     def ask(self, name: str, act: Callable[[], object]) -> None:
-        """Queue a task, unless one of that name is under way or done. A task that storage has failed may be queued again."""
+        """Queue a task, unless a task of that name is queued, running or done. A failed task may be queued again."""
         if name not in self._known:
             self._known.add(name)
             self._wanted.put((name, act))
 
     def results(self) -> list[tuple[str, object]]:
-        """Results since the last call, by the task's name: what it returned, or its error."""
+        """Return the results since the last call: each task's name, and its return value or error."""
         return [self._done.get() for _ in range(self._done.qsize())]
 
     def _run(self) -> None:
@@ -42,14 +42,14 @@ class Errands:
 
 
 class Urgent:
-    """Runs tasks that cannot wait for their turn."""
+    """Runs tasks immediately, each in its own thread."""
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
     def do(self, act: Callable[[], object], deadline_s: float) -> None:
-        """Run a task and wait for it, no longer than `deadline_s`, and not at all while an earlier one hangs. Raises the task's error, or
-        MachineError if the task is not done yet."""
+        """Run a task and wait for it, at most `deadline_s` seconds. Do not wait at all while an earlier task hangs. Raises the task's
+        error, or MachineError if the task is not done yet."""
         outcome: SimpleQueue[Exception | None] = SimpleQueue()
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         patience_s = 0.0 if self._threads else deadline_s

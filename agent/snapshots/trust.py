@@ -1,6 +1,7 @@
-"""Judges this node's snapshots in memory and on disk: whether they agree, are fit to go on from, are certified. It marks them in storage.
+"""Judges whether this node's snapshots in memory and on disk agree, are fit to resume from, and are certified. Marks those on disk
+accordingly.
 
-Replicas (what agreed) + Shelf (what is on disk) ──▶ agreed and certified steps for the status; CERTIFIED and REJECTED in storage
+Replicas (which agreed) + Shelf (which are on disk) ──▶ agreed and certified steps for the status; CERTIFIED and REJECTED in storage
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ class Soundness:
         self._refused: set[str] = set()
         self._introduced = self._left = False
         self.sentences: list[tuple[str, str]] = []
-        """Sentences for people, each with its mood. The caller that reports them takes them out."""
+        """Sentences for the log, each with its mood (severity). The caller that reports a sentence removes it."""
 
     def doubt(self, onset: int) -> None:
-        """Note that step `onset` was wrong, and that the ranks went on. Then no snapshot is certified that was computed from it, or up to
-        `certify_after_steps` before it. `went_back` clears this: the ranks then begin elsewhere."""
+        """Record that step `onset` was wrong, and that the ranks continued. Then no snapshot from that step on is certified, nor one within
+        `certify_after_steps` before it. `went_back` clears this, because the ranks then continue from an earlier step."""
         self._doubted = min(self._doubted, onset)
 
     def look(self, generation: int, finished: int, *, every: bool = False) -> bool:
-        """Compare new snapshots, and mark in storage what has become certain. Return True when replicas have newly diverged. generation:
-        the one that the node is in; finished: step that all its ranks have done; every: compare all that memory holds, before a choice
-        among it."""
+        """Compare new snapshots, and mark snapshots in storage as certified or rejected. Return True if a new divergence of replicas was
+        found. generation: the generation that the node is in. finished: the last step that all its ranks have finished. every: compare all
+        snapshots in memory, because one of them will be chosen for a restore."""
         self._finished = min(finished, self._doubted - 1)
         news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
         read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
@@ -82,30 +83,30 @@ class Soundness:
                 self._errands.ask(f"certify {name}", lambda place=place: commit.certify(place))  # type: ignore[misc]
 
     def _read(self, place: Place, stamp: Stamp) -> Sight:
-        """Fingerprints from disk of a snapshot that was written, and overwritten in memory, between two looks."""
+        """Return fingerprints from disk of a snapshot whose memory was overwritten before the agent compared it."""
         ranks = [max(slot.header().rank for slot in row) for row in self._slots]
         with commit.reading(place):
             return stored(stamp, [load.open_rank(place, rank) for rank in ranks])
 
     def _durable(self) -> Iterator[tuple[str, Stamp]]:
-        """Names and stamps of the snapshots on disk that this life of the job has written."""
+        """Yield names and stamps (generation, rewinds, step) of the snapshots on disk that this run of the job has written."""
         for _, name in self._shelf.seen.durable:
             attempt = Attempt.parse(name)
             if attempt and attempt.run == self._run:
                 yield name, attempt.stamp
 
     def fit(self, name: str) -> bool:
-        """Whether training may go on from the snapshot on disk, as far as is known."""
+        """Return whether training may resume from the snapshot on disk, as far as is known."""
         attempt = Attempt.parse(name)
         return attempt is None or attempt.run != self._run or self._replicas.fit(attempt.stamp)
 
     def memory(self) -> list[Stamp]:
-        """Snapshots in memory that the ranks can go on from."""
+        """Return the snapshots in memory from which the ranks can resume."""
         headers = [[slot.header() for slot in row] for row in self._slots]
         return sorted(stamp for stamp in complete(headers, len(self._slots)) if self._replicas.fit(stamp))
 
     def free_unfit(self) -> None:
-        """Free the snapshots in memory that are not fit to go on from. No rank may be alive."""
+        """Free the snapshots in memory that are not fit to resume from. No rank may be alive."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.whole and not self._replicas.fit(header.stamp):
@@ -116,7 +117,7 @@ class Soundness:
         self._replicas.went_back(step, generation, rewinds)
 
     def told(self, said: NodeStatus) -> dict[str, object]:
-        """The fields of the status `said` that this module knows."""
+        """Return the fields that this module adds to the status `said`."""
         held = {*self.memory(), *(stamp for _, stamp in self._durable())}
         here = {*said.memory_steps, *said.durable_steps}
         marked = {step for step, name in self._shelf.seen.durable if name in self._shelf.seen.certified}
