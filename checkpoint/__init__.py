@@ -1,1 +1,1 @@
-"""A snapshot's life: staged in the arena, sealed, drained, committed, found again, restored."""
+"""A snapshot's life: staged in shared memory, sealed, drained to disk, committed, listed, restored."""

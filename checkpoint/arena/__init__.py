@@ -1,1 +1,1 @@
-"""The shared memory that snapshots live in: slots, their headers, staging."""
+"""The shared memory that contains snapshots: slots, their headers, staging."""

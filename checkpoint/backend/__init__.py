@@ -1,1 +1,1 @@
-"""Where snapshots lie: a directory or a prefix in an object store, and names below it."""
+"""Where snapshots are stored: a directory or a prefix in an object store, and the names in it."""

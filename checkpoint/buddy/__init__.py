@@ -1,1 +1,1 @@
-"""Copies of slots over TCP, from memory to memory."""
+"""Copies of slots over TCP, from node to node."""

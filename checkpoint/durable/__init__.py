@@ -1,1 +1,1 @@
-"""Snapshots on durable storage: saved, committed, listed, retired, loaded."""
+"""Snapshots on durable storage: saved, committed, listed, deleted, loaded."""

@@ -1,1 +1,1 @@
-"""What a snapshot consists of: tensors, trees, images, manifests, fingerprints. Pure."""
+"""The contents of a snapshot: tensors, trees, images, manifests, fingerprints. Pure."""

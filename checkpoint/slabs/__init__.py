@@ -1,1 +1,1 @@
-"""A rank's payload ⇄ storage: zarr slabs, direct I/O, and what each rank of a node writes."""
+"""Writes a rank's tensors to storage and reads them: zarr slabs, direct I/O, each rank's share."""
