@@ -1,1 +1,1 @@
-"""How a rank is tied to its agent: import hook, page of the board, signal that asks for stacks."""
+"""Attaches a rank to its agent: import hook, the rank's page of the board, signal that requests stacks."""

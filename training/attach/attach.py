@@ -1,7 +1,8 @@
-"""Ties this process to the agent: reads the handoff, claims the rank's page, dies with the launcher, and writes down why it fails.
+"""Attaches this process to the agent. It reads the handoff, claims the rank's page (its block of shared memory), ends when the launcher
+ends, and reports why it fails.
 
 A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The process that torchrun started is the rank, until
-a training loop begins in another one. Any other process stays unattached, and the code that builds on this module does nothing in it.
+a training loop begins in another process. Every other process stays unattached, and the code that builds on this module does nothing in it.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class Attachment:
     local_rank: int
     world: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    """The variables that this process was started with."""
+    """The environment variables at the time of the attachment."""
 
 
 _attached: dict[int, Attachment] = {}
-"""By pid: a forked child (a data loader's worker) must not use its parent's attachment."""
+"""The attachment by pid: a forked child (a data loader's worker) must not use its parent's attachment."""
 
 
 def attach(*, trains: bool = True) -> Attachment | None:
-    """Return this process's tie to the agent. None outside of `mt-resilient run`, and in a rank's other processes. trains: a loop begins
-    here."""
+    """Return this process's attachment to the agent. Return None outside of `mt-resilient run`, and in a rank's other processes. trains: a
+    training loop begins in this process."""
     known = _attached.get(os.getpid())
     if known and known.page.pid == os.getpid():
         return known
@@ -55,7 +56,8 @@ def attach(*, trains: bool = True) -> Attachment | None:
 
 
 def _started_by_the_launcher() -> bool:
-    """Whether the launcher started this process: it gives each rank its own session, and variables that it does not have itself."""
+    """Whether the launcher started this process. The launcher gives each rank its own session, and variables that the launcher itself does
+    not have."""
     if os.getsid(0) != os.getpid():
         return False
     try:
@@ -65,7 +67,7 @@ def _started_by_the_launcher() -> bool:
 
 
 def _launcher() -> int:
-    """Return the launcher's pid, which is the parent of this session's first process; 0: not known."""
+    """Return the launcher's pid: the parent of this session's first process. Return 0 if it is unknown."""
     try:
         return int(Path(f"/proc/{os.getsid(0)}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
     except OSError:
@@ -86,8 +88,8 @@ def _attach(trains: bool) -> Attachment | None:
             rank = os.environ["RANK"]
             say(f"another process of rank {rank} trains: this loop runs unwatched")
         return None
-    # The launcher starts its ranks in their own sessions: without this they would outlive it. To the kernel, the parent of a process is
-    # the thread that started it. torchrun's thread lives on; a wrapper's may end.
+    # The launcher starts its ranks in their own sessions: without this, they would outlive it. The kernel regards the thread that started
+    # a process as its parent. torchrun's thread lives as long as torchrun; a wrapper's thread may end earlier.
     if _started_by_the_launcher():
         die_with_parent(os.getppid())
     elif launcher := _launcher():
@@ -117,7 +119,7 @@ def _attach(trains: bool) -> Attachment | None:
 
 
 def _unwatched(error: OSError) -> None:
-    """Say once that this rank is not watched. Its child processes inherit no handoff, since they cannot reach the agent either."""
+    """Report once that this rank is not watched. Its child processes inherit no handoff, because they cannot reach the agent either."""
     say(
         f"rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
         "To have it watched, start it where it sees the agent's processes, or the agent's network"
@@ -126,14 +128,14 @@ def _unwatched(error: OSError) -> None:
 
 
 def _leave(page: Page) -> None:
-    """Mark on the page that the script has ended. In the teardown that follows, gloo's threads sometimes abort the interpreter (torch 2.13:
-    one waits for the GIL of an interpreter that is gone). This handler is registered first, hence runs last."""
+    """Mark on the page that the script has ended. During the teardown that follows, gloo's threads sometimes abort the interpreter (torch
+    2.13: a thread waits for the GIL of an interpreter that is gone). This handler is registered first and therefore runs last."""
     if os.getpid() == page.pid and not page.farewell():
         page.left = 1
 
 
 def farewell(page: Page, error: BaseException) -> None:
-    """Write on the board why this rank ends. If the error has a `farewell` (a dict), it is added."""
+    """Write on the rank's page why the rank ends. If the error has a dict `farewell`, its items are added."""
     text = "".join(traceback.format_exception(error))
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     said = " ".join(lines[:2]) if lines[0].endswith((":", ": ")) else lines[0]

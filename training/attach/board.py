@@ -1,4 +1,4 @@
-"""The rank's side of the board: find this rank's page and claim it; look at the others."""
+"""The rank's side of the board (the shared memory with one page per rank): finds and claims this rank's page, and reads the others."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Pag
 
 
 def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: bool) -> Page | None:
-    """Return the page of this process's rank. trains: a loop begins here. Then the page is taken from a process of the same rank in which
-    no loop runs: that one has started this one, and waits for it. None if another process of this generation has the page, or if it belongs
-    to another generation (this process is a leftover)."""
+    """Return the page of this process's rank. Return None if another process of this generation has the page. Also return None if the page
+    belongs to another generation; then this process is a leftover. trains: a training loop begins in this process. Then it takes the page
+    from a process of the same rank without a loop: that process has started this one and waits for it."""
     page = page_of(handoff, local_rank(environ), writable=True)
     taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
     if page.generation != handoff.generation or taken:
         page.release()
         return None
-    page.listens = page.left = 0  # the previous process has no say any more
+    page.listens = page.left = 0  # the previous process's entries no longer count
     page.say_farewell()
     page.rank = int(environ["RANK"])
     page.attached_ns = now_ns

@@ -1,6 +1,6 @@
-"""Attaches a rank without any change of its code: waits until a training loop that we know is imported, and wraps it.
+"""Attaches a rank without any change to its code: waits until the script imports a supported training loop, and wraps the loop.
 
-A loop's module is executed → its wrapper is put in place. Other people's hooks on the same modules keep working, in either order.
+After a loop's module is executed, its wrapper is installed. Other programs' hooks on the same modules keep working, in either order.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ LOOPS = {
     "megatron.training.training": "mt_resilient.training.loops.megatron",
     "megatron.bridge.training.pretrain": "mt_resilient.training.loops.megatron_bridge",
 }
-"""Module of a training loop → our module whose `wrap(module)` installs the hooks."""
+"""Module of a training loop → this program's module whose `wrap(module)` installs the hooks."""
 
 
 def activate() -> None:
-    """Attach this rank and arm the hooks, in each of its processes: only the loop shows which process trains. Workers of multiprocessing
-    are left as they are."""
+    """Attach this rank and prepare the hooks. Each process of the rank calls this, because only the loop shows which process trains.
+    Workers of multiprocessing are not attached."""
     _turn_a_deaf_ear()
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
     attached = attach(trains=False)
-    if attached and attached.handoff.generation > 1:  # each generation has a torchrun of its own, which counts from 0
+    if (
+        attached and attached.handoff.generation > 1
+    ):  # each generation has its own torchrun, which counts restarts from 0
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
     os.environ.update(attached.handoff.variables if attached else {})
     for name in LOOPS:
-        if name in sys.modules:  # forked from a process that had imported it
+        if name in sys.modules:  # this process was forked from one that had imported the module
             _wrap(sys.modules[name])
     if not any(isinstance(finder, LoopFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, LoopFinder(dict.fromkeys(LOOPS, _wrap)))
 
 
 def _turn_a_deaf_ear() -> None:
-    """If SIGUSR1 and SIGUSR2 are ignored, handle them with a function that does nothing. A scheduler may send them to all processes, but
-    means the agent. The launcher ignores them, and each program that a rank starts would inherit that. It does not inherit a handler."""
+    """If SIGUSR1 and SIGUSR2 are ignored, handle them with a function that does nothing. A scheduler may send them to all processes, though
+    they are meant for the agent. The launcher ignores them, and each program that a rank starts would inherit this. A program does not
+    inherit a handler."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
@@ -64,7 +67,7 @@ def _wrap(module: ModuleType) -> None:
 
 
 class LoopFinder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: asks all other finders for the modules to wrap, and extends the loaders of these."""
+    """Asks all other finders for the modules to wrap, and extends these modules' loaders. It finds no module itself."""
 
     def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self._wraps = wraps

@@ -1,6 +1,8 @@
-"""The launcher's report to the agent: the state of its ranks when it began to end them, and the signal that ended the launcher itself.
+"""The launcher's report to the agent: each rank's state when the launcher began to end its ranks, and the signal that ended the launcher.
 
 torchrun ──page of each rank──▶ agent/ranks/status_report.py, which does not blame a rank that the launcher has ended
+
+A rank's page is its block of the board (memory that the agent and the ranks share).
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from ...resilience.ipc.handoff import Handoff
 from .board import page_of
 
 MODULE = "torch.distributed.elastic.multiprocessing.api"
-"""The module of torchrun that starts and ends ranks."""
+"""torchrun's module that starts and ends ranks."""
 
 
 def wrap(module: ModuleType) -> None:
-    """Make torchrun write to the board what it sees, before it sends its ranks a signal."""
-    torchrun: Any = module  # an attribute that torch's types do not show
+    """Make torchrun write its ranks' states on their pages before it sends them a signal."""
+    torchrun: Any = module  # Any, because torch's type stubs lack an attribute
     close, end = torchrun.SubprocessContext._close, torchrun._terminate_process_handler
 
     def tell_and_close(context: Any, *arguments: Any, **options: Any) -> None:
         for local_rank, page in _pages():
             handler = context.subprocess_handlers.get(local_rank)
-            if handler and not page.launched_pid:  # it closes more than once
+            if handler and not page.launched_pid:  # torchrun calls `_close` more than once
                 if page.pid == 0:
                     page.rank = int(context.envs[local_rank]["RANK"])
                 page.say_seen(handler.proc.pid, handler.proc.poll())
@@ -43,7 +45,7 @@ def wrap(module: ModuleType) -> None:
 
 
 def _pages() -> Iterator[tuple[int, Page]]:
-    """Yield this node's ranks and their pages, as long as the board is this generation's."""
+    """Yield this node's local ranks and their pages, while the board belongs to this generation."""
     handoff = Handoff.from_environment(os.environ)
     if handoff is None:
         return

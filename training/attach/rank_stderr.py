@@ -1,4 +1,4 @@
-"""Prints this program's sentences on a rank's stderr. If that fails (a full disk, a reader that is gone), the training goes on."""
+"""Prints this program's sentences on a rank's stderr. If printing fails (a full disk, a closed pipe), the training continues."""
 
 from __future__ import annotations
 

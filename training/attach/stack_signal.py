@@ -1,6 +1,6 @@
-"""Lets the agent ask a rank where it is: at a signal, the rank writes the stacks of all its threads into a file that the agent reads.
+"""Lets the agent ask where a rank is. At a signal, the rank writes the stacks of all its threads into a file that the agent reads.
 
-The signal's handler is faulthandler's, in C: it works even while the main thread is stuck in C and holds the GIL.
+The signal's handler is faulthandler's, in C, so it works even while the main thread is stuck in C and holds the GIL.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _TRIED = 8
 
 
 def listen(page: Page, path: str) -> None:
-    """Write stacks into `path` from now on, and note the signal for it on the page. It is a real-time signal without another handler, since
-    schedulers send the other signals."""
+    """From now on, write stacks into `path` at a signal, and record the signal's number on the rank's page. It is a real-time signal
+    without another handler, because schedulers use the other signals."""
     for number in range(signal.SIGRTMAX - 2, signal.SIGRTMAX - 2 - _TRIED, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
             answers = high(opened(path, os.O_WRONLY | os.O_APPEND))  # stays open
             faulthandler.register(number, file=answers, all_threads=True, chain=False)
             page.main_thread = threading.main_thread().ident or 0
-            page.listens = number  # last: without a handler, the signal would end this process
+            page.listens = number  # set last: without a handler, the signal would end this process
             return
