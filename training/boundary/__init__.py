@@ -1,1 +1,1 @@
-"""What a rank does between two steps: metrics, consensus of all ranks, lineage."""
+"""What a rank does between two steps: figures, consensus of all ranks, lineage."""

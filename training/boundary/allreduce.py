@@ -1,8 +1,8 @@
-"""The ranks' own reports at each boundary, exchanged while the next step is computed.
+"""Exchanges the ranks' own reports at each boundary (the moment between two steps), while the next step is computed.
 
-Row of this rank → MAX over all ranks → a row again, the same on every rank. Ranks of one node write their rows on their board pages and
-read each other's. With several nodes, the first rank of each exchanges rows with those of the others (`cross_node.py`). None of this
-touches the script's collectives.
+A report is a row of numbers. Row of this rank → MAX over all ranks → one row, the same on every rank. Ranks of one node write their rows on
+their pages of shared memory and read each other's. With several nodes, the first ranks of the nodes exchange rows (`cross_node.py`). This
+module does not use the script's collectives.
 """
 
 from __future__ import annotations
@@ -25,42 +25,44 @@ from ..attach.board import page_of
 from .cross_node import NO_END, Rounds, Row, Speaker
 
 _SHORTEST_S, _LONGEST_S = 2e-5, 2e-3
-"""Sleeps while a rank of this node has not written its row: doubled from the first to the second."""
+"""Seconds between two polls while a rank of this node has not written its row. The pause starts at the first value and doubles up to the
+second."""
 
 
 class Sentinel:
     def __init__(self, at: Attachment) -> None:
-        """Collective: every rank makes its sentinel at the same place of its program."""
+        """Collective: every rank must create its sentinel at the same point of its program."""
         self._exchange = _exchange(at, os.environ)
         self._pending = False
 
     def contribute(self, row: Row) -> None:
-        """Report this rank's row. Returns at once."""
-        if self._pending:  # from a loop that ended before its last step was judged
+        """Report this rank's row. Returns immediately."""
+        if self._pending:  # the row of a loop that ended before its last step was judged
             self._exchange.reduced()
         self._exchange.say(row)
         self._pending = True
 
     def take(self) -> Row | None:
-        """Return the greatest of all ranks' numbers of the last contribution, and wait for them if necessary; None: none are due."""
+        """Return, for each number of the last contributed row, the greatest value of all ranks. Wait for the other ranks if necessary.
+        Return None if no row was contributed since the last call."""
         if not self._pending:
             return None
         self._pending = False
         return self._exchange.reduced()
 
     def greatest(self, *values: float) -> Row:
-        """Return the greatest of all ranks' first, second, … value. Collective: it waits for all ranks, and no row may be pending."""
+        """Return, for each of `values`, the greatest value of all ranks. Collective: it waits for all ranks, and no row may be pending."""
         self._exchange.say((*values, *[0.0] * (ROW - len(values))))
         return self._exchange.reduced()[: len(values)]
 
     def extremes(self, value: float) -> tuple[float, float]:
-        """Return the least and the greatest `value` of all ranks. Collective, as `greatest`."""
+        """Return the least and the greatest `value` of all ranks. Collective, like `greatest`."""
         greatest, least = self.greatest(value, -value)
         return -least, greatest
 
 
 def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:
-    """Return the exchange that this machine and the job's size allow: the same on all ranks of machines of one kind."""
+    """Return the kind of exchange for this machine and job size. Ranks on machines of the same kind all get the same kind."""
     world, local = dist.get_world_size() if dist.is_initialized() else 1, len(at.handoff.arena)
     if world == 1:
         return Pages(at.page, [at.page])
@@ -74,7 +76,7 @@ def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:
 
 
 class Exchange(Protocol):
-    """`say` and `reduced` are called in turn, on every rank."""
+    """Exchanges rows between ranks. Every rank calls `say` and `reduced` alternately."""
 
     def say(self, mine: Row) -> None: ...
 
@@ -82,11 +84,11 @@ class Exchange(Protocol):
 
 
 class Pages:
-    """Exchanges rows through the memory that all ranks of one node share: no system call, no thread, nothing to wake."""
+    """Exchanges rows through memory that all ranks of one node share: without system calls, threads or wake-ups."""
 
     def __init__(self, mine: Page, all_ranks: Sequence[Page]) -> None:
         self._mine, self._others = mine, [page for page in all_ranks if page is not mine]
-        self._ordinal = mine.spoken  # by an earlier sentinel of this process
+        self._ordinal = mine.spoken  # greater than 0 after an earlier sentinel of this process
         self._said: Row = ()
 
     def say(self, mine: Row) -> None:
@@ -98,19 +100,20 @@ class Pages:
         known = self._said
         for page in self._others:
             heard = page.hear(self._ordinal) or _heard(page, self._ordinal)
-            if heard != known:  # mostly they are equal
+            if heard != known:  # usually they are equal
                 known = tuple(map(max, known, heard))
         return known
 
 
 class Nodes:
-    """Exchanges rows through the pages of the node to its first rank, and back from that rank's page. The first rank speaks again only when
-    all others of its node have spoken. By then they have read what it said before: so a page's two places are enough for it too."""
+    """Exchanges rows through the pages of a node's ranks to its first rank, and back from that rank's page. The first rank writes again
+    only after all other ranks of its node have written. By then they have read its last row, so a page's two places for rows suffice for
+    the first rank too."""
 
     def __init__(self, mine: Page, of_node: Sequence[Page], rounds: Rounds | None) -> None:
-        """of_node: the pages of all ranks of this node. rounds: only on the first of these ranks."""
+        """of_node: the pages of all ranks of this node. rounds: only on the node's first rank."""
         self._mine, self._first, others = mine, of_node[0], of_node[1:]
-        self._ordinal = mine.spoken  # by an earlier sentinel of this process
+        self._ordinal = mine.spoken  # greater than 0 after an earlier sentinel of this process
         self._speaker = (
             None
             if rounds is None
@@ -126,8 +129,8 @@ class Nodes:
 
 
 def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
-    """Return what this page says under that number. It waits forever, since the agent looks after ranks that hang. Raises the error that
-    has ended the `speaker`, if one is to write the page; UsageError if the page's rank has left the loop."""
+    """Return the row with this ordinal from the page. Waits without limit, because the agent handles ranks that hang. If a `speaker` has to
+    write the page and has failed, raises its error. Raises UsageError if the page's rank has finished its loop."""
     pause_s = _SHORTEST_S
     while (said := page.hear(ordinal)) is None:
         if speaker and speaker.failure:
@@ -142,12 +145,12 @@ def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
 
 
 class Group:
-    """Exchanges rows by an all-reduce that runs in gloo's threads meanwhile."""
+    """Exchanges rows by an all-reduce that runs in gloo's threads during the next step."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo", timeout=NO_END)
-        # Made once and kept. Gloo's threads would have to wait for the GIL to free a tensor that only they still hold. A thread that
-        # destroys the group meanwhile holds the GIL and waits for them (met with torch 2.13).
+        # These tensors live as long as the group. If only gloo's threads still referred to a tensor, they would wait for the GIL to free
+        # it. A thread that destroys the group meanwhile holds the GIL and waits for these threads (observed with torch 2.13).
         self._rows = [torch.zeros(ROW, dtype=torch.float64, device="cpu") for _ in range(2)]
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp.MAX
@@ -156,7 +159,7 @@ class Group:
     def say(self, mine: Row) -> None:
         self._turn ^= 1
         self._rows[self._turn].numpy()[:] = mine
-        # The group's own method: the checks and logging of dist.all_reduce cost half of the contribution (measured).
+        # This is the group's own method: the checks and logging of dist.all_reduce would take half of this call's time (measured).
         self._work = self._group.allreduce([self._rows[self._turn]], self._options)
 
     def reduced(self) -> Row:

@@ -1,6 +1,6 @@
-"""What a training loop does between its steps so that it can be rewound. Every loop ends here: the script's own, or a framework's.
+"""Makes a training loop rewindable at its boundaries (the moments between two steps), for the script's own loop and for frameworks' loops.
 
-row ◀── council ──▶ judgement: go on, go back (`rewind`), leave; before the next step, a snapshot, a pause or a rescue if due
+row (this rank's report) ◀── council ──▶ judgement: continue, rewind, leave. Before the next step: a snapshot, a pause or a rescue, if due.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .step_metrics import Figures
 from .step_timer import OwnTime
 
 _LAST_SNAPSHOT_S = 60.0
-"""How long the last snapshot of a run waits for a slot that is still being written to disk."""
+"""The most seconds that the last snapshot waits for a slot that is still being written to disk."""
 _LOOK_S = 0.05
-"""Pause between two looks of ranks that are paused, or without a lease."""
+"""Seconds between two polls of ranks that are paused, or without a lease."""
 
 
 class Boundaries:
     """One rank's training from boundary to boundary, watched by the agent. It does nothing outside of `mt-resilient run`."""
 
     def __init__(self, **sources: Any) -> None:
-        """sources: by name; `sources.sources_of` says what can be one."""
+        """sources: the objects to save, by name; `sources.sources_of` says which objects are accepted."""
         if taken := {RANDOMNESS, COURSE} & sources.keys():
             raise UsageError(f"Session({min(taken)}=…): this name is the session's own; call it something else")
         self._at: Attachment | None = unless_looped(attach())
@@ -53,13 +53,13 @@ class Boundaries:
             raise StateError(str(error)) from None
         self._models = [source for source in self._sources.values() if isinstance(source, Modules)]
         self.fixed_data = True
-        """It is not known which data a step uses: the loop neither asks for `data_step` nor takes its `batches` from the session. So no
-        data can be used again on purpose, and none left out."""
+        """Whether it is unknown which data a step uses: the loop neither asks for `data_step` nor takes its `batches` from the session.
+        Then no data can be used again on purpose, and none left out."""
         self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
-        """What to do if it is not known which data a step uses."""
+        """What to do if it is unknown which data a step uses."""
         self._first = True
         self._postponed: Judgement | None = None
-        """An order to leave that could not be carried out where it was judged."""
+        """A judgement to leave that could not be carried out where it was made."""
         if self._at is None:
             return
         self._page, self._handoff = self._at.page, self._at.handoff
@@ -84,11 +84,11 @@ class Boundaries:
 
     @property
     def observes(self) -> bool:
-        """Whether faults are only reported, and the loop stays as its own script has made it."""
+        """Whether faults are only reported, and the loop runs as in its own script."""
         return self._at is None or self._handoff.policy.observe
 
     def restore(self) -> int | None:
-        """Go back to the state that the agent chose for this generation. Return its step; None: there is no such state."""
+        """Restore the state that the agent chose for this generation. Return its step; None: there is no such state."""
         self._at = unless_looped(self._at)
         if self._at is None:
             return None
@@ -96,12 +96,12 @@ class Boundaries:
 
     @property
     def rewinds(self) -> int:
-        """How often the ranks have gone back since they started."""
+        """How often the ranks have rewound since they started."""
         return 0 if self._at is None else self._tape.rewinds
 
     def begin(self, step: int) -> int:
-        """Called right before the first step, at the state after `step` steps. Collective. Waits and goes back as ordered. Returns the step
-        to begin with; `resume` must be called before it."""
+        """Call this right before the first step, with the state after `step` steps. Collective. Waits and rewinds as ordered. Returns the
+        step to begin with; call `resume` before it."""
         if self._at is None:
             return step
         self._tape.restore_randomness()
@@ -113,7 +113,7 @@ class Boundaries:
         self._page.phase = RankPhase.TRAINING
         self._page.tells = 1 if self.fixed_data else 2
         self._rescue.turn(self._course.careful(step))
-        first = self._tape.owed  # of a job that begins with another's state
+        first = self._tape.owed  # set if the job begins with another job's state
         self._tape.record(step, first)
         if first:
             self._page.step = step
@@ -122,10 +122,10 @@ class Boundaries:
         return self._enter(step)
 
     def boundary(self, step: int, figures: Figures, *, judged_now: bool = False, last: bool = False) -> Directive:
-        """Called after each step: `step` steps are done, and `figures` are those of the last one.
+        """Call this after each step: `step` steps are done, and `figures` are those of the last step.
 
-        Judges the step before (or, with `judged_now`, this very one), takes snapshots, writes heartbeats. `last`: keep this step on disk.
-        All ranks get the same directive at the same step. Raises Incurable when nothing helps.
+        Judges the step before (or, with `judged_now`, this step), takes snapshots, writes heartbeats. `last`: save this step on disk. All
+        ranks get the same directive at the same step. Raises Incurable if no remedy has helped.
         """
         if self._at is None or self._council is None:
             return Directive.GO_ON
@@ -165,7 +165,7 @@ class Boundaries:
         return directive
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
-        """Hear what all ranks reported of the step before, keep this one, and report its figures. figures: None if already reported."""
+        """Read what all ranks reported of the step before, save this step, and report its figures. figures: None if already reported."""
         assert self._council is not None
         before = self._council.judged() or self._postponed
         self._postponed = None
@@ -180,7 +180,7 @@ class Boundaries:
         finite = figures is None or figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT
-        if wanted and not self._tape.may_record():  # two copies outlast this boundary, and the third would find no slot
+        if wanted and not self._tape.may_record():  # two copies are still under way, and a third would find no slot
             self._council.settle()
         if due and (wanted or self._tape.may_record()):
             where = Wanted.ON_DISK if wanted else self._tape.owed
@@ -195,7 +195,7 @@ class Boundaries:
             if now is not None and now.directive is Directive.REWIND:
                 directive, self._postponed = Directive.REWIND, before if leave else None
             elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
-                self._postponed = now  # the snapshot asked for is that of the next step, after which the ranks leave
+                self._postponed = now  # the requested snapshot is that of the next step, after which the ranks leave
         if wanted:
             self._page.doing = Doing.STEP
         if self._course.turns:
@@ -225,13 +225,13 @@ class Boundaries:
             self._page.doing = Doing.STEP
 
     def _leased(self) -> None:
-        """Wait while this node's lease may have expired, as other nodes may have begun without it. The agent then ends this process, or
-        says that they have not. Ranks check this themselves, as the agent may be delayed."""
+        """Wait while this node's lease may have expired, because other nodes may have restarted without it. The agent then ends this
+        process, or reports that they have not. Ranks check this themselves, because the agent may be delayed."""
         while 0 < self._page.until_ns < monotonic_ns():
             sleep(_LOOK_S)
 
     def _enter(self, step: int) -> int:
-        """Right before a first step, at the state after `step` steps, wait and go back as ordered. Return the step to go on from."""
+        """Right before a first step, with the state after `step` steps, wait and rewind as ordered. Return the step to continue from."""
         assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
             step = self._turn_back()
@@ -239,18 +239,19 @@ class Boundaries:
         return step
 
     def jump(self, step: int) -> int:
-        """Return how many batches are left out between step `step` and the next one."""
+        """Return how many batches are skipped between step `step` and the next one."""
         return 0 if self._at is None else self._course.jump(step)
 
     def close(self, step: int) -> Directive:
-        """Judge the last step now, and keep it on disk: the loop has found after its boundary that it was the last."""
+        """Judge the last step now, and save it on disk. Call this if the loop finds only after the boundary that this was the last step."""
         if self._at is None or self._council is None:
             return Directive.GO_ON
         self._leased()
         return self._cross(step, None, judged_now=True, last=True)
 
     def rewind(self) -> int:
-        """After REWIND, go back in place on all ranks, as the ladder says. Return the step. `resume` must be called before the next one."""
+        """After REWIND, rewind all ranks in place, as the fault or the order requires. Return the step. Call `resume` before the next
+        step."""
         self._left_ns = 0
         return self._enter(self._turn_back())
 
@@ -262,31 +263,31 @@ class Boundaries:
         return step
 
     def resume(self) -> None:
-        """Restore the generators once more, after data iterators were built anew."""
+        """Restore the generators again, after new data iterators were created."""
         if self._at is not None:
             self._tape.restore_randomness()
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:
-        """Restore the generators after this block, so that what it draws does not count."""
+        """Restore the generators after this block, so that the random numbers drawn in it have no effect."""
         kept = self._tape.alone.generators.collect()
         yield
         self._tape.alone.generators.restore(kept)
 
     def finish(self, complete: bool = True) -> None:
-        """Note that the loop is over and its last step was judged. Not `complete`: it ends here by its own will, and may be continued."""
+        """Record that the loop has ended and its last step was judged. Not `complete`: it ends early on purpose, and may be continued."""
         if self._at is not None and self._page.phase != RankPhase.STOPPED:
             self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
 
     def leave(self) -> None:
-        """Note that the loop is left before its end: the agent expects nothing of this rank from now on."""
+        """Record that the loop is left before its end: the agent no longer expects progress of this rank."""
         if self._at is not None:
             self._page.doing = Doing.LEFT
 
     @contextmanager
     def pausing(self, what: str) -> Iterator[None]:
-        """Wrap what the loop does between two steps and may take long: `evaluation` or `checkpoint`. The rank's silence is then measured by
-        `hang.evaluation_s` or `hang.checkpoint_s`, not by the steps."""
+        """Wrap what the loop does between two steps and may take long: `evaluation` or `checkpoint`. The limit of the rank's silence is
+        then `hang.evaluation_s` or `hang.checkpoint_s`, not that of a step."""
         if what not in ("evaluation", "checkpoint"):
             raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
         if self._at is not None:

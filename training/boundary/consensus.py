@@ -1,6 +1,6 @@
-"""What this rank reports at each boundary, and what all ranks conclude from the reports of all.
+"""What this rank reports at each boundary (the moment between two steps), and what all ranks conclude from all reports.
 
-contribute ──row──▶ sentinel ──tally──▶ judged ──Judgement──▶ the session, which obeys
+contribute ──row──▶ sentinel ──tally (the maximum of all rows)──▶ judged ──Judgement──▶ the session, which obeys
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .local_gradients import OwnGradients, culprits
 from .step_metrics import Figures, finite
 
 _SETTLED = Held.WHOLE, Held.WHOLE
-"""What a rank reports of snapshots whose fate all ranks know: the report is not used."""
+"""What a rank reports if all ranks know the outcome of its snapshots: the report is not used."""
 
 
 class Incurable(BudgetSpent):
-    """The same fault came again whatever was done about it."""
+    """The same fault recurred after every remedy."""
 
     def __init__(self, finding: Finding, turns: Sequence[Turn]) -> None:
         done = sentences.remedies([turn.remedy for turn in turns])
@@ -46,34 +46,35 @@ class Council:
     def __init__(
         self, at: Attachment, tape: Tape, course: Course, pace: Pace, rescue: Rescue, own: OwnGradients
     ) -> None:
-        """Collective: every rank makes its council at the same place of its program."""
+        """Collective: every rank must create its council at the same point of its program."""
         self._at, self._tape, self._course, self._pace, self._rescue, self._own = at, tape, course, pace, rescue, own
         self._sentinel = Sentinel(at)
         self._policy = at.handoff.policy
         self.stride = pace.stride
-        """Steps between snapshots in memory, as all ranks agreed last."""
+        """Steps between snapshots in memory, as all ranks last agreed."""
         self._asked = (0, 0)
-        """Numbers of the agent's last requests that all ranks know of: for snapshots on disk, and for copies."""
+        """Numbers of the agent's last requests that all ranks know: for snapshots on disk, and for copies."""
         self._rewind: Judgement | RewindOrder | None = None
-        """Why the ranks go back."""
+        """The reason for the next rewind."""
         self._obeyed = at.handoff.rewind.number if at.handoff.rewind else 0
-        """The last order to go back that was obeyed, or declined."""
+        """Number of the last rewind order that was obeyed, or declined."""
         self._stepped = False
-        """The row that was contributed last has the figures of a step."""
+        """Whether the last contributed row has the figures of a step."""
         self.paused = False
-        """All ranks wait before the next step."""
+        """Whether all ranks wait before the next step."""
         self._fixed_data = True
-        """For some rank, it is not known which data its steps use."""
+        """Whether, for some rank, it is unknown which data its steps use."""
         self._key: tuple[object, ...] = ()
         self._rest: Row = ()
-        """The rest of the row, which `_key` determines. Mostly both are the same as a step ago."""
+        """The row after its head (step and figures); `_key` determines it. Usually both are the same as one step ago."""
         self._calm: Judgement | None = None
         self._heard: Row = ()
-        """The rest of the last tally. `_calm` is its judgement, if that has changed nothing but the course."""
+        """The last tally after its head. `_calm` is that tally's judgement, if it changed nothing but the course (the record of judged
+        steps)."""
 
     def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
-        """Report this rank's row of the state after `step` steps. sound: the state holds no NaN or Inf, as far as is known. figures: None
-        if no step was done since the last row; finite if the state is sound."""
+        """Report this rank's row for the state after `step` steps. sound: the state contains no NaN or Inf, as far as is known. figures:
+        None if no step was done since the last row. If the state is sound, the figures are finite."""
         self._stepped = figures is not None
         held, asked = self._tape.held if self._tape.unsettled else _SETTLED, self._at.page.asked
         key = (sound, held, asked, self._pace.stride, fixed_data, self._asked, self._obeyed)
@@ -87,7 +88,7 @@ class Council:
         self._sentinel.contribute((*head(step, loss, grad_norm), *self._rest))
 
     def _said(self, sound: bool, held: tuple[Held, Held], asked: tuple[int, ...], fixed_data: bool) -> Row:
-        """Return what a row says beside step and figures."""
+        """Return the part of a row after step and figures."""
         newest, earlier = held
         paused, ordered, order, durable, copies = asked
         wanted = Wanted.ON_DISK if durable > self._asked[0] else Wanted(copies > self._asked[1])
@@ -107,7 +108,7 @@ class Council:
         )
 
     def judged(self) -> Judgement | None:
-        """React to the tally that is due, if one is. Collective if an order to go back is due. Raises Incurable when nothing helps."""
+        """React to the pending tally, if there is one. Collective if a rewind is ordered. Raises Incurable if no remedy has helped."""
         row = self._sentinel.take()
         if row is None:
             return None
@@ -145,13 +146,13 @@ class Council:
         return judgement
 
     def settle(self) -> None:
-        """Wait for the copies under way, and tell all ranks what has become of them. Collective; no row may be pending."""
+        """Wait for running copies, and exchange their outcome with all ranks. Collective; no row may be pending."""
         self._tape.finish()
         newest, earlier = (Held(int(held)) for held in self._sentinel.greatest(*self._tape.held))
         self._tape.settle(Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier))
 
     def _sighted(self, judgement: Judgement) -> None:
-        """Note a fault for the agent, once per fault, if these ranks only observe."""
+        """Record a fault for the agent, once per fault, if these ranks only observe."""
         finding, answer, page = judgement.finding, judgement.answer, self._at.page
         assert finding is not None
         assert answer is not None
@@ -177,7 +178,7 @@ class Council:
         )
 
     def _can_obey(self) -> bool:
-        """Return whether all ranks can go back as ordered. If they cannot, they decline the order and never try it again."""
+        """Return whether all ranks can rewind as ordered. If they cannot, they decline the order for good."""
         page = self._at.page
         order = RewindOrder(
             number=page.ordered,
@@ -185,7 +186,7 @@ class Council:
             skip=page.ordered_skip,
             cause=tuple(OrderedBy)[page.ordered_by],
         )
-        if order.cause is OrderedBy.COMPARISON:  # any older state will do as well
+        if order.cause is OrderedBy.COMPARISON:  # any older state is acceptable too
             order = replace(order, to=Step(self._common(order.to)))
         elif not self._sentinel.extremes(self._tape.reachable.keeps(order.to))[0]:
             order = replace(order, to=Step(-1))
@@ -196,7 +197,7 @@ class Council:
         return True
 
     def turn_back(self) -> int:
-        """After REWIND, go back in place on all ranks, as the ladder says or as ordered. Return the step."""
+        """After REWIND, rewind all ranks in place, as the fault's remedy or the order requires. Return the step."""
         assert self._rewind is not None
         if isinstance(self._rewind, RewindOrder):
             started = monotonic_ns()
@@ -235,7 +236,7 @@ class Council:
         self._own.went_back(to)
 
     def _common(self, at_most: int) -> int:
-        """Return the newest step up to `at_most` that every rank can go back to; -1: there is none. Collective."""
+        """Return the newest step up to `at_most` that every rank can go back to; -1 if there is none. Collective."""
         while True:
             worst, best = map(int, self._sentinel.extremes(self._tape.reachable.newest(at_most)))
             if worst == best:
@@ -243,7 +244,7 @@ class Council:
             at_most = worst  # one rank has this step; the others may not
 
     def _oldest(self) -> float:
-        """Return the oldest step that every rank can go back to; infinite: there is none. Collective."""
+        """Return the oldest step that every rank can go back to; infinity if there is none. Collective."""
         at_least = 0.0
         while True:
             least, greatest = self._sentinel.extremes(self._tape.reachable.oldest(at_least))
@@ -253,7 +254,8 @@ class Council:
 
 
 def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
-    """Continue the course from the state that `order` names, which has just been restored, and tell the agent."""
+    """Continue the course (the record of judged steps) from the state that `order` names, which was just restored, and report it to the
+    agent."""
     course.went_back(order.to)
     window = data_windows.following(order.to, order.skip, course.windows) if order.skip else None
     replay = Remedy.REPLAY if known_data else Remedy.REWIND
@@ -272,7 +274,7 @@ def _note(
     ranks: tuple[Rank, ...] = (),
     order: int = 0,
 ) -> None:
-    """Note for the agent that the ranks have gone back, because of what they have found or by an order."""
+    """Record for the agent that the ranks have rewound, because of a finding or by an order."""
     at.page.rewound(
         Rewound(
             kind=turn.kind,

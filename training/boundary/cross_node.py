@@ -1,7 +1,8 @@
-"""What the nodes tell each other at a boundary: the row of each node → MAX over all nodes, on a thread of each node's first rank.
+"""Exchanges the nodes' reports at a boundary (the moment between two steps): row of each node → MAX over all nodes. A thread of each node's
+first rank does this.
 
-Rows of one node → (its pages) → its first rank → rounds with the first ranks of other nodes → its page → all ranks of the node. All of this
-runs while the next step is computed.
+Rows of one node → (its ranks' pages of shared memory) → its first rank → rounds with the first ranks of other nodes → its page → all ranks
+of the node. All of this runs while the next step is computed.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ...resilience.inprocess.tally import ROW
 
 Row: TypeAlias = tuple[float, ...]
 NO_END = timedelta(days=7)
-"""How long to wait for the other nodes. The agent judges whether one of them hangs: it knows which ranks evaluate or start."""
+"""The longest wait for the other nodes. The agent judges whether a node hangs, because it knows which ranks evaluate or start."""
 MOST_IN_ONE = 64
-"""Nodes that make one group. When a group of n begins, each member reads 154 + 8 n bytes from the job's store for every other member. In
-all that is 3 MB for 64 nodes, and 70 GB for 2,048. More nodes stand in a grid whose rows and columns are groups: 0.2 GB for 2,048."""
+"""The most nodes in one group. When a group of n begins, each member reads 154 + 8 n bytes from the job's store for every other member. In
+total that is 3 MB for 64 nodes, and 70 GB for 2,048. More nodes form a grid whose rows and columns are groups: 0.2 GB for 2,048."""
 _made = count()
-"""Numbers the groups of a process: all first ranks make theirs in the same order."""
+"""Numbers the groups of a process. All first ranks create their groups in the same order."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,21 @@ class _Hop:
 
 
 class Rounds:
-    """MAX by dissemination (Hensgen, Finkel and Manber 1988). In round k, each node tells what it knows to the node 2^k behind it. It hears
-    what the node 2^k before it knows. After log2(nodes) rounds, rounded up, each node knows of all, for any number of nodes. A row may
-    count twice, which does a MAX no harm. (gloo's own all-reduce is a ring, of 2 (nodes - 1) rounds.) In a grid, the rounds go first along
-    the rows, then along the columns. If the last row is not full, some columns have no node in it. Nodes of these columns hear of it in
-    more rounds along the rows."""
+    """Computes MAX by dissemination (Hensgen, Finkel and Manber 1988). In round k, each node sends its current maximum to the node 2^k
+    behind it. It receives the maximum of the node 2^k before it. After log2(nodes) rounds, rounded up, each node has the maximum of all
+    nodes, for any number of nodes. A row may count twice, which does not change a MAX. (gloo's own all-reduce is a ring of 2 (nodes - 1)
+    rounds.) In a grid, the rounds go first along the rows, then along the columns. If the last row is not full, some columns have no node
+    in it. Their nodes receive that row's maximum in further rounds along the rows."""
 
     def __init__(self, node: int, nodes: int, most_in_one: int = MOST_IN_ONE) -> None:
         """Collective among the first ranks of all nodes."""
         number = next(_made)
-        # Not by `new_group`: it needs every rank of the job at its barrier, and changes the numbers of the script's groups.
+        # `new_group` is not used: it needs every rank of the job at its barrier, and changes the numbers of the script's groups.
         store = dist.distributed_c10d._get_default_store()
 
         def group(name: str, rank: int, size: int) -> tuple[dist.ProcessGroupGloo, int, int]:
             # All connections are made at the beginning. If gloo made them at their first use, a receive would wait until its sender
-            # comes to the same connection, and so on around a ring.
+            # uses the same connection, and that sender would wait likewise, around a ring.
             prefix = dist.PrefixStore(f"mt-resilient/{number}/{name}", store)
             return dist.ProcessGroupGloo(prefix, rank, size, timeout=NO_END), rank, size
 
@@ -75,7 +76,7 @@ class Rounds:
         ]
 
     def maxima(self, row: Row) -> Row:
-        # All receives begin first: gloo sends nothing before the other end has said that it waits.
+        # All receives begin first: gloo sends nothing before the other end has announced its receive.
         coming = [hop.group.recv([hop.heard], hop.before, hop.tag) for hop in self._hops]
         for hop, arrival in zip(self._hops, coming, strict=True):
             hop.told.numpy()[:] = row
@@ -87,7 +88,7 @@ class Rounds:
 
 
 def _width(nodes: int) -> int:
-    """Return the grid's width: the first power of two from the square root on, so that powers of two fill the grid."""
+    """Return the grid's width: the smallest power of two that is at least the square root, so that powers of two fill the grid."""
     return 1 << ((nodes - 1).bit_length() + 1) // 2
 
 
@@ -96,10 +97,11 @@ def _distances(nodes: int) -> list[int]:
 
 
 class Speaker:
-    """Speaks for a node, on a thread of its first rank."""
+    """Exchanges rows for a node, on a thread of the node's first rank."""
 
     def __init__(self, rounds: Rounds, hear: Callable[[int], list[Row]], speak: Callable[[int, Row], None]) -> None:
-        """hear: waits for the rows of the node's other ranks with that ordinal, and returns them. speak: tells all ranks of the node."""
+        """hear: waits for the rows with that ordinal of the node's other ranks, and returns them. speak: writes a row for all ranks of the
+        node."""
         self._rounds, self._hear, self._speak = rounds, hear, speak
         self._said: SimpleQueue[tuple[int, Row]] = SimpleQueue()
         self.failure: Exception | None = None
@@ -114,5 +116,5 @@ class Speaker:
                 ordinal, mine = self._said.get()
                 known = tuple(max(column) for column in zip(mine, *self._hear(ordinal), strict=True))
                 self._speak(ordinal, self._rounds.maxima(known))
-        except Exception as error:  # for the main thread, which waits for a row that does not come
+        except Exception as error:  # the main thread raises it, since the row that it waits for will not come
             self.failure = error

@@ -1,9 +1,9 @@
-"""Carries out the steps of a rescue (`resilience/inprocess/fallback.py`): lowers the learning rate around each optimizer's step, and
-switches FP8 off.
+"""Carries out a rescue (`resilience/inprocess/fallback.py`), which is a number of steps with a lower learning rate or without FP8. The
+learning rate is lowered only during each optimizer's step.
 
-Between two steps, nothing of a rescue can be seen: the exact values that the schedule has written are restored right after the step. So
-snapshots and schedules know of no rescue. At each forward pass, Megatron enters its FP8 context if `config.fp8` says so then
-(`megatron/core/fp8_utils.py`, `get_fp8_context`). Without it, layers compute in the precision of their parameters.
+Between two steps, a rescue leaves no trace: the exact values that the schedule wrote are restored right after the step. So snapshots and
+schedules are not affected. At each forward pass, Megatron enters its FP8 context if `config.fp8` requests it at that time
+(`megatron/core/fp8_utils.py`, `get_fp8_context`). Without the context, layers compute in the precision of their parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Rescue:
         self._policy, self.on = policy, False
         self._asked = False
         self._usual: list[tuple[dict[str, Any], Any]] = []
-        """Groups whose learning rate is lowered at the moment, each with its usual learning rate."""
+        """Parameter groups whose learning rate is lowered at the moment, each with its usual learning rate."""
         self._configs: list[tuple[Any, Any]] = []
         """Megatron's configs, each with its usual `fp8`."""
         if policy.lr_scale < 1:
@@ -57,12 +57,12 @@ class Rescue:
 
     @property
     def asked(self) -> bool:
-        """Whether the present step belongs to a rescue, for a loop that sets its precision by itself."""
+        """Whether the present step belongs to a rescue. A loop that sets its own precision asks for this."""
         self._asked = True
         return self.on
 
     def check(self) -> None:
-        """Called once a first step is done. Raises UsageError if nothing has a precision that could be raised."""
+        """Call this once the first step is done. Raises UsageError if nothing has a precision that could be raised."""
         if self._policy.precision and not (self._configs or self._asked):
             raise UsageError(
                 "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not ask for "
@@ -76,7 +76,7 @@ class Rescue:
             config.fp8 = None if on else usual
 
     def _lower(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._put_back()  # after a step that an exception has ended
+        self._put_back()  # needed if an exception ended the last step
         if self.on:
             self._usual = [(group, group["lr"]) for group in optimizer.param_groups]
             for group, usual in self._usual:

@@ -1,5 +1,6 @@
-"""The course of a training as all ranks have judged it: the figures of its steps, the answers to wrong steps, the data that it leaves out,
-and its place in the data. It is equal on all ranks, and part of the state: a snapshot contains what its lineage has seen."""
+"""The course of a training: the record of what all ranks have judged. It contains the steps' figures, the answers to wrong steps, the
+skipped data, and the position in the data. It is equal on all ranks, and part of the state: a snapshot contains the course up to its own
+step."""
 
 from __future__ import annotations
 
@@ -29,11 +30,11 @@ class Course:
         self._policy = policy = handoff.policy.spikes
         self._usual = Usual(policy)
         self._rows = np.full((policy.baseline_steps + policy.run_steps, 3), math.nan)
-        """Step, loss and norm of the last steps. The step's number determines the row; NaN: not known."""
+        """Step, loss and gradient norm of the last steps. The step's number determines the row; NaN: unknown."""
         self._unwritten = 0
         """How many of the figures are not in `_rows` yet."""
         self.figures: deque[Figure] = deque(maxlen=len(self._rows))
-        """The figures of the last steps, ascending."""
+        """The figures of the last steps, ascending by step."""
         self.turns: list[Turn] = list(handoff.turns)
         known = [turn.window for turn in handoff.turns if turn.window]
         self.windows = data_windows.merged((*handoff.windows, *known))
@@ -41,27 +42,27 @@ class Course:
         self._before: list[Figure] = []
         """The figures that were known before the last restore."""
         self.asked: dict[str, Any] = {}
-        """How long the loop is to train: steps and epochs in all; and the agents that lived when this was asked."""
+        """How long the loop is to train: total steps and epochs; and the agents that were alive when the script asked for this."""
         self.asked_before: dict[str, Any] = {}
-        """`asked` as the restored snapshot has it."""
+        """The value of `asked` in the restored snapshot."""
         self.data: Batches | None = None
-        """Where the loop is in its data; None: the loop takes care of that itself."""
+        """The loop's position in its data; None: the loop restores that itself."""
 
     def judged(self, figure: Figure) -> None:
-        """Note the figures of one more step, which was found right."""
+        """Add the figures of one more step, which was judged right."""
         self._unwritten += 1
         self.figures.append(figure)
         self._usual.add(figure)
 
     def passes(self, step: int, loss: float, grad_norm: float) -> bool:
-        """Judge one more step if it is plainly right, and return True. Otherwise do nothing."""
+        """If one more step is clearly right, add its figures and return True. Otherwise change nothing."""
         if not self._usual.plain(loss, grad_norm):
             return False
         self.judged(Figure(Step(step), loss, grad_norm))
         return True
 
     def plain(self, loss: float, grad_norm: float) -> bool:
-        """Return whether figures are plainly no spike, without a look at earlier ones."""
+        """Return whether these figures are clearly no spike, without comparing them with each earlier step."""
         return self._usual.plain(loss, grad_norm)
 
     def turned(self, turn: Turn) -> None:
@@ -103,10 +104,10 @@ class Course:
             self.data.go_to(kept["data"])
 
     def went_back(self, step: int) -> None:
-        """Adapt to the restored state after `step` steps. The windows are those that it was computed without, and those still to be left
-        out."""
+        """Adapt to the restored state after `step` steps. The windows are the data skipped on the way to that state, and the data still to
+        be skipped."""
         self.windows = data_windows.ahead(step, self._past, self.windows)
-        # A snapshot is taken before its own step is judged. Ranks that go back in place have judged it since.
+        # A snapshot is taken before its own step is judged. Ranks that rewind in place have judged that step since.
         for figure in (figure for figure in self._before if figure.step == step):
             self.judged(figure)
 

@@ -1,17 +1,17 @@
-"""The norm of each rank's own gradient, taken before the ranks' gradients are added up. It shows which rank was out of line when a step
+"""Measures the norm of each rank's own gradient before the ranks' gradients are reduced. The norms show which rank deviated when a step
 went wrong.
 
-After the reduction, a flipped bit of one rank is on all ranks, and nothing shows any more which rank it came from. So the norm is taken
-right before, and stays on its device: one number for each bucket or parameter. Nothing is copied, waited for or compared until a step is
+After the reduction, a flipped bit of one rank is on all ranks, and its origin can no longer be found. So the norm is computed right before
+the reduction, and stays on its device: one number for each bucket or parameter. Nothing is copied, waited for or compared until a step is
 found wrong. The gradients are only read.
 
 Megatron's buckets are measured where Megatron's own check would run (`check_grads`, right before the collective), and instead of it. That
-check raises on the one rank that sees a NaN, before the collective in which its peers already wait. A session judges the same figures on
-all ranks at once. Without Megatron, a hook after the accumulation of each parameter's gradient measures it; DistributedDataParallel reduces
-later. (A communication hook of DistributedDataParallel would have to do the reduction itself. It would divide where DistributedDataParallel
-multiplies: other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated. Parameters on
-devices are left out, too: such hooks take 16 us of the host for each parameter (H200). A pass over Megatron's buckets takes 1.2 ms for 4.2
-GB, the memory's bandwidth.
+check raises on the one rank that sees a NaN, while its peers already wait in the collective. A session judges the same figures on all ranks
+instead. Without Megatron, a hook measures each parameter's gradient after its accumulation; DistributedDataParallel reduces later. (A
+communication hook of DistributedDataParallel would have to do the reduction itself. It would divide where DistributedDataParallel
+multiplies, which gives other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated.
+Parameters on devices are left out, too: such hooks take 16 us of host time per parameter (H200). A pass over Megatron's buckets takes 1.2
+ms for 4.2 GB, the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ..state.tensors.in_place import whole
 from .allreduce import Sentinel
 
 _KEPT = 64
-"""Steps whose norms are kept."""
+"""Number of steps whose norms are kept."""
 _LEAST = 8
-"""So many earlier steps are needed to say which norm is usual."""
+"""The least number of earlier steps from which the usual norm is computed."""
 _FACTOR = 10.0
-"""A rank is out of line if its norm is more than so many times the least of all ranks. Norms are in units of the rank's usual one, and the
-least counts as 1 or more."""
+"""A rank deviates if its norm is more than this many times the least norm of all ranks. Norms are in units of the rank's usual norm, and
+the least norm counts as at least 1."""
 
 
 class OwnGradients:
@@ -81,7 +81,7 @@ class OwnGradients:
             self._now[id(parameter)] = _norm_of(parameter.grad)
 
     def stepped(self, step: int) -> None:
-        """Note that step `step` is done."""
+        """Record that step `step` is done."""
         if self._now:
             self._steps.append((step, list(self._now.values())))
             self._now = {}
@@ -92,7 +92,8 @@ class OwnGradients:
             self._steps.pop()
 
     def times_usual(self, step: int) -> float:
-        """Return this rank's norm at that step, in units of its usual norm before: inf if it was not finite, 0 if it is not known."""
+        """Return this rank's norm at that step, in units of its usual earlier norm. Return inf if the norm was not finite, 0 if it is
+        unknown."""
         of = {at: _norm(parts) for at, parts in self._steps if at <= step}
         if step not in of:
             return 0.0
@@ -104,9 +105,9 @@ class OwnGradients:
 
 
 def culprits(finding: Finding, own: OwnGradients, sentinel: Sentinel, rank: int, world: int) -> tuple[Rank, ...]:
-    """Return the ranks whose own gradient was out of line at the onset, ascending. Return none if these are more than `RANKS_NAMED`, or
-    more than half of all ranks. A loss spike may come from the step before, so that step is examined first. Collective: a few words, in the
-    rare case that a step is wrong. Called before the ranks go back."""
+    """Return the ranks whose own gradient deviated at the onset, ascending. Return none if these are more than `RANKS_NAMED`, or more than
+    half of all ranks. A loss spike may originate in the step before the onset, so that step is examined first. Collective, but only in the
+    rare case that a step is wrong, with a few numbers. Must be called before the ranks go back."""
     for step in range(finding.onset - (finding.kind is Kind.LOSS_SPIKE), finding.onset + 1):
         mine = own.times_usual(step)
         least, worst = sentinel.extremes(mine)

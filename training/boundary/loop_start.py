@@ -1,4 +1,4 @@
-"""What a rank finds out and reports when its training loop begins, and at its first boundary."""
+"""What a rank checks and reports when its training loop begins, and at its first boundary (after its first step)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from .consensus import obey
 from .lineage import Course
 
 _FETCHING_S = 0.005
-"""Pause between two looks while ranks wait for their part of the state to come from another node."""
+"""Seconds between two polls while ranks wait for their part of the state to arrive from another node."""
 
 
 def unless_looped(at: Attachment | None) -> Attachment | None:
-    """Return `at`; None if a loop of this process has begun before. The second loop's steps would pass for the first one's, and so would
-    its snapshots."""
+    """Return `at`; None if this process has already begun a loop. The second loop's steps and snapshots would be mistaken for the first
+    loop's."""
     if at is None or not at.page.restored_ns:
         return at
     if at.local_rank == 0:
@@ -48,12 +48,12 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
 
 
 def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> int | None:
-    """Go back to the state that the agent chose for this generation. Return its step; None: there is no such state."""
+    """Restore the state that the agent chose for this generation. Return its step; None: there is no such state."""
     handoff = at.handoff
     if handoff.resume_step < 0 and not handoff.origin:
         return None
     if handoff.resume_step < 0:
-        tape.owed = Wanted.ON_DISK  # the job's own snapshot on disk as soon as possible
+        tape.owed = Wanted.ON_DISK  # write the job's own snapshot to disk as soon as possible
         step = tape.start_from(place.at(handoff.origin))
     else:
         step = handoff.resume_step
@@ -70,9 +70,9 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
 
 
 def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return how many steps and epochs the loop makes in all. asked: what the script says now. A script that resumes by itself asks for
-    what its own checkpoint leaves, but a recovery does not count from there. So as long as one agent lives, the loop makes no fewer than
-    before. A new command may come with another script, and is obeyed."""
+    """Return how many steps and epochs the loop makes in total. asked: what the script asks for now. A script that resumes by itself asks
+    only for what remains after its own checkpoint, but a recovery counts from the beginning. So while at least one agent of the earlier run
+    is alive, the loop makes no fewer steps than before. A new command may bring another script, and its number counts."""
     found, before = dict(asked), course.asked_before if at.handoff.resume_step >= 0 else {}
     for what, now in asked.items():
         earlier = before.get(what)
@@ -93,9 +93,9 @@ def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> d
 
 
 def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list[Optimizer | LRScheduler]:
-    """Name optimizers, schedulers and hooks that change in the training and that no snapshot holds, after its first step. Return the
-    optimizers and schedulers. This happens only at the job's first start: later it would cost a recovery 0.15 s, and all has been
-    reported."""
+    """After the first step, name the optimizers, schedulers and hooks that change in the training but are in no snapshot. Return the
+    optimizers and schedulers. This happens only at the job's first start: a recovery would take 0.15 s longer, and the first start has
+    reported everything."""
     if at.handoff.resume_step >= 0:
         return []
     objects = gc.get_objects()
@@ -125,10 +125,10 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list
 
 
 def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -> Iterator[LRScheduler]:
-    """Yield schedulers of the sources' optimizers that are not sources, and do not belong to one."""
+    """Yield schedulers of the sources' optimizers that are neither sources (objects that the Session saves) nor belong to one."""
     things = [source.thing for source in sources if isinstance(source, Stateful)]
     if not all(isinstance(thing, LRScheduler) for thing in things):
-        return  # such an object may hold a scheduler, however deep, and save it
+        return  # such an object may contain a scheduler, however deep, and save it
     parts = (part for source in sources if isinstance(source, Optimizers) for part in source.parts())
     optimizers = {id(each): each for _, *both in parts for each in both}
     held, labels = {id(thing) for thing in things}, Parts(Lenders())
@@ -141,13 +141,13 @@ def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -
 def _strangers(
     optimizers: Iterable[Optimizer], models: Collection[Modules], sources: Collection[Source]
 ) -> Iterator[Optimizer]:
-    """Yield optimizers that have a state for parameters of the models, and that no source has."""
+    """Yield optimizers that have state for parameters of the models, and that belong to no source."""
     parts = [
         each for source in sources if isinstance(source, Optimizers) for _, *both in source.parts() for each in both
     ]
     saved_by_others = [source.thing for source in sources if isinstance(source, Stateful)]
     if not all(isinstance(thing, LRScheduler) for thing in saved_by_others):
-        return  # such an object may hold an optimizer, however deep, and save it
+        return  # such an object may contain an optimizer, however deep, and save it
     states = (state_of(each) for each in parts if isinstance(each, Optimizer))
     known = {*map(id, parts), *map(id, states)}
     trained = {id(parameter) for model in models for chunk in model.chunks for parameter in chunk.parameters()}
@@ -157,8 +157,8 @@ def _strangers(
 
 
 def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> None:
-    """Check what shows only once the loop has made a step. windows: the data to be left out. cure: what to do if it is not known which data
-    a step uses; else empty. Raises UsageError."""
+    """Check what is known only after the loop's first step. windows: the data to be skipped. cure: what to do if it is unknown which data a
+    step uses; otherwise empty. Raises UsageError."""
     if windows and cure:
         raise UsageError(
             f"{', '.join(map(formatting.batches, windows))} of the data are to be left out, but which data a step of "
@@ -175,6 +175,6 @@ def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> No
 
 
 def tell(at: Attachment, sentence: str) -> None:
-    """Write the sentence once for all ranks."""
+    """Print the sentence only on rank 0."""
     if at.rank == 0:
         say(sentence)

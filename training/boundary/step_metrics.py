@@ -13,12 +13,12 @@ _INF = math.inf
 
 @dataclass(frozen=True)
 class Figures:
-    """None: this rank does not know the figure (the loss on all but the last pipeline stage)."""
+    """The figures of a step. None: this rank does not know the figure (for example the loss, on all but the last pipeline stage)."""
 
     loss: float | None = None
     grad_norm: float | None = None
     skipped: bool = False
-    """The optimizer left the step out by itself (a loss scaler that found an overflow): its figures are not judged."""
+    """The optimizer itself skipped the step (a loss scaler that found an overflow), so its figures are not judged."""
 
     @property
     def finite(self) -> bool:

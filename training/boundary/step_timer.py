@@ -1,14 +1,14 @@
-"""A step's own time: what it takes this rank without waiting for its peers. The agent compares it between ranks
+"""Measures a rank's own time for a step: the time without waiting for its peers. The agent compares it between ranks
 (`resilience/detect/straggler.py`).
 
     waiting = time in `Work.wait`, where the collectives of Python code end, and sleep of the thread in a backward pass, where
               DistributedDataParallel's collectives end; all other time between two boundaries is the rank's own
 
-Sleep is time that is neither processor time of this thread nor time in which it queued for a processor. So a busy neighbour makes a rank
-slow, and does not look like waiting. The measurement costs some 15 µs a backward pass, and 1 µs a collective (measured, two cores).
+Sleep is time in which this thread neither ran on a processor nor queued for one. So a busy neighbour makes a rank slow, and does not look
+like waiting. The measurement costs about 15 µs per backward pass, and 1 µs per collective (measured, two cores).
 
-It works on a CPU only: a device's stream waits for its peers where no thread of the host can see it. Other waiting (functional collectives,
-DDP's broadcast of buffers) counts as own time on all ranks alike. That hides a straggler rather than making one.
+It works only on a CPU: a device's stream waits for its peers where no host thread can measure it. Other waiting (functional collectives,
+DDP's broadcast of buffers) counts as own time on all ranks. That may hide a straggler, but does not create a false one.
 """
 
 from __future__ import annotations
@@ -27,43 +27,44 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.file_descriptors import high
 
 _TELL_NS = 250_000_000
-"""The kernel's clocks are read so often, not at each step: a reading takes 20 us if a step has emptied the caches (measured)."""
+"""Nanoseconds between two readings of the kernel's clocks. They are not read at each step: a reading takes 20 us if a step has emptied the
+caches (measured)."""
 
 
 class OwnTime:
     def __init__(self, page: Page) -> None:
-        """Measures the calling thread from now on, and reports on `page`. One per process."""
+        """Start to measure the calling thread, and report on `page` (the rank's block of shared memory). Create only one per process."""
         self._page = page
         self._thread = threading.get_ident()
         self._waited_ns = 0
         self._inside = False
         self._from_ns: int | None = None
         self._own_ns = self._steps = 0
-        """The rank's own time and its steps since the last report."""
+        """The rank's own time and its number of steps since the last report."""
         self._told_ns, self._told = 0, (0, 0)
         """The time of the last report, and processor and queueing time then."""
         try:
             schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
             self._queue = high(os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC))
-        except OSError:  # a kernel that does not keep it: queueing counts as sleep then
+        except OSError:  # the kernel does not provide it: queueing counts as sleep then
             self._queue = -1
         dist.Work.wait = self._around(dist.Work.wait, self._waits)  # type: ignore[method-assign]
         torch.autograd.backward = self._around(torch.autograd.backward, self._sleeps)  # type: ignore[assignment]
 
     def begin(self, now_ns: int) -> None:
-        """A step begins."""
+        """Record that a step begins."""
         self._waited_ns, self._from_ns = 0, now_ns
         if not self._told_ns:
             self._told_ns, *told = self._clocks()
             self._told = told[0], told[1]
 
     def drop(self) -> None:
-        """Forget the step under way: with an evaluation or a checkpoint, it is not like other steps."""
+        """Discard the running step: a step with an evaluation or a checkpoint is not comparable with others."""
         self._from_ns, self._told_ns = None, 0
         self._own_ns = self._steps = 0
 
     def end(self, now_ns: int) -> None:
-        """A step is done."""
+        """Record that a step is done."""
         if self._from_ns is None:
             return
         self._own_ns += now_ns - self._from_ns - self._waited_ns
