@@ -10,10 +10,10 @@ A step takes equally long on all ranks, because they wait for each other. A slow
                 `factor`
 
 Four other measures were rejected. The time of the whole step is equal on all ranks. Times of collectives from torch's flight recorder point
-to the straggler, whose times are the shortest (FALCON, arXiv:2410.12588). But they do not show which of several concurrent buckets a rank
-waits for. Device events around the forward and backward pass (Megatron's StragglerDetector) include waits under tensor or pipeline
-parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Two thresholds were adopted: a shift of 10 % (FALCON), and twice
-the peers' median (DLRover).
+to the straggler, whose times are the shortest (FALCON, arXiv:2410.12588). But they show devices, and not which of several concurrent
+buckets a rank waits for. Device events around the forward and backward pass (Megatron's StragglerDetector) include waits under tensor or
+pipeline parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Two thresholds were adopted: a shift of 10 % (FALCON), and
+twice the peers' median (DLRover).
 
 A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false findings. Its noise was 3 % from step to step and 2 %
 lasting; one step in a hundred took up to three times as long. In the same noise, 200 ranks each were slowed down by 15, 20 and 30 %: 93 %

@@ -1,1 +1,1 @@
-"""Root cause → the cheapest recovery that can help, and the state to resume from. Pure."""
+"""From the root cause to the cheapest recovery that can help, and to the state to resume from. Pure."""

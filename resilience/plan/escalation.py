@@ -1,8 +1,8 @@
-"""Verdict → plan: the cheapest rung of the ladder that can help, and when to stop climbing.
+"""From the verdict to the plan: the cheapest rung (kind of answer) that can help, and when to give up.
 
-The ranks themselves decide rung 1, the rewind in place (`tally`), and only report it. The exception is diverged replicas, which no rank
-can see: this module orders that rewind. Every other verdict restarts the worker group (rung 2) or stops the job (rung 6). A restart
-becomes rung 3 if a spare takes a place, and rung 4 if the number of nodes changes (`rank_assignment` seats the nodes).
+The ranks themselves decide rung 1, the rewind in place (`tally`), and only report it. The exception is diverged replicas, which no rank can
+see: this module orders that rewind. Every other verdict restarts the worker group (rung 2) or stops the job (rung 6). A restart becomes
+rung 3 if a spare replaces a node, and rung 4 if the number of nodes changes (`rank_assignment` chooses the nodes).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ OBSERVE, REWIND_IN_PLACE, RESTART_GROUP, REPLACE_NODE, REPLAN, STOP = 0, 1, 2, 3
 RESTARTS = (RESTART_GROUP, REPLACE_NODE, REPLAN)
 
 _LONGEST_PAUSE_S = 300.0
-"""Longest wait between failed starts. A file server's fail-over takes seconds to minutes."""
+"""Longest wait between failed starts, in seconds. A file server's fail-over takes seconds to minutes."""
 _STARTS_ELSEWHERE = 5
-"""Limit of failed starts on a number of nodes on which the job has not trained. Their waits take 31 s, longer than a network's disturbance
-when a node is lost."""
+"""Maximum of failed starts on a number of nodes on which the job has not trained. The waits between them take 31 s together, longer than a
+network's disturbance when a node is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Plan:
     reason: str
     exit_code: int = 0
     unfit: int = 0
-    """The restart needs another number of nodes than this one; 0: any number."""
+    """The restart must have another number of nodes than this; 0: it may have any number."""
     pause_s: float = 0.0
     """How long a restart waits before its ranks start, in seconds."""
 
@@ -118,9 +118,9 @@ def plan(
     shut_out: Set[NodeId] = frozenset(),
     size: Size = ONE,
 ) -> Plan:
-    """Return the answer to `verdict`. reached: newest finished step; kept: newest state that the ranks can go back to (-1: none, for both).
-    past: all earlier incidents of the job; those that were only observed do not count. in_place: all ranks live and can rewind in place.
-    shut_out: nodes that train no more; faults on them are not the script's."""
+    """Return the answer to `verdict`. reached: newest finished step; kept: newest state that the ranks can go back to (both are -1 if there
+    is none). past: all earlier incidents of the job; incidents that were only observed are ignored. in_place: all ranks are alive and can
+    rewind in place. shut_out: nodes that no longer train; the script is not blamed for faults on them."""
     past = [incident for incident in past if incident.would is None]
     restart = Plan(
         event=Event.FAULT, rung=RESTART_GROUP, reason="end what is left of the worker group, start it again, restore"
@@ -181,8 +181,8 @@ def plan(
 
 
 def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
-    """Return `answer` with the rung and reason that `seats` give to a restart. fails: starts are known to fail on that number of nodes.
-    Otherwise the restart does not wait."""
+    """Return `answer` with the rung and reason that a restart has with these `seats` (the nodes of the next generation). fails: starts are
+    known to fail on that number of nodes. If they are not, the restart does not wait."""
     if answer.rung != RESTART_GROUP:
         return answer
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GROUP
@@ -196,8 +196,9 @@ def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
 def _answer_to_mismatch(
     verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool, shut_out: Set[NodeId]
 ) -> Plan:
-    """Return a rewind to before the onset, until the budget is spent: nodes that diverge repeatedly have bad hardware. Unrelated
-    divergences do not count: of thousands of nodes, three can have bad luck in a day, each at a later step than the last."""
+    """Return a rewind to before the onset. Return the end of the job once the budget is spent: nodes that diverge repeatedly have bad
+    hardware. Unrelated divergences do not count: of thousands of nodes, three can have bad luck in a day, each at a later step than the one
+    before it."""
     since_s, here = verdict.at_s - policy.mismatch_window_h * 3600, verdict.nodes
 
     def counts(before: Incident) -> bool:
@@ -225,8 +226,9 @@ def _answer_to_mismatch(
 
 
 def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: Size) -> Plan:
-    """Return the answer to failed starts of a job that has trained. Something that it needs may be away, and come back. On another number
-    of nodes, the script may refuse the layout or not fit into memory. Then the job tries its old number, or a third one."""
+    """Return the answer to failed starts of a job that has trained. Something that the job needs may be missing only for a while. On
+    another number of nodes, the script may refuse the layout or not fit into memory. Then the job tries its old number of nodes, or a third
+    one."""
     said = f"{failed} starts in a row have failed before the first step"
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
@@ -252,8 +254,8 @@ def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolic
 
 
 def _leave(said: str, restart: Plan, size: Size) -> Plan:
-    """Return a restart on another number of nodes, because the script does not start on the present one. It waits if the job had left
-    that number before, and came back to it because no other was available."""
+    """Return a restart on another number of nodes, because the script does not start on the present one. The restart waits if the job had
+    already left the present number and came back to it, because no other number was available."""
     here = f"on {formatting.count(size.now, 'node')}, and it has trained on {size.trained}"
     if not size.left:
         return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size.now)
@@ -266,9 +268,9 @@ def _give_up(error: type[ResilientError], reason: str) -> Plan:
 
 
 def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool, onset: int = -1) -> Plan | None:
-    """Return None if the worker group may start from `point`, else the end of the job. If snapshots exist and none is usable, the training
-    must not begin from its start again unasked. unread: storage does not return some snapshots; onset: the first step that is known to be
-    wrong; -1: none is."""
+    """Return None if the worker group may start from `point`, else the plan that ends the job. If snapshots exist and none is usable, the
+    training must not begin anew unless the user asks for it. unread: storage does not return some snapshots; onset: the first step that is
+    known to be wrong; -1: no step is."""
     if point.step >= 0:
         return None
     if unread or not all(status.storage for status in statuses):
@@ -293,5 +295,5 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
 
 
 def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
-    """Whether a fault on these nodes cannot come again, because all of them are shut out."""
+    """Whether a fault on these nodes cannot recur, because none of them trains any more."""
     return bool(nodes) and shut_out >= {*nodes}

@@ -1,4 +1,4 @@
-"""How far the training has come, and which state the ranks can go back to. Pure."""
+"""Computes how far the training has come, and which state the ranks can go back to. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .resume_point import ResumePoint, choose, exactly
 
 @once_said
 def step_reached(world: World) -> Step:
-    """Return the newest step that any rank finished in this generation; if none did, the step that it started from. Steps of snapshots
-    count too: a killed agent may have reported a snapshot before it reported its ranks' step."""
+    """Return the newest step that any rank finished in this generation; if none did, the step that it started from. Steps of snapshots are
+    included: a killed agent may have reported a snapshot before it reported its ranks' step."""
     record = world.record
     runs = record is not None and record.phase is Phase.RUN
     told = ((s.max_step, *s.memory_steps, *s.durable_steps) if runs else (s.max_step,) for s in world.statuses())
@@ -27,8 +27,8 @@ def step_reached(world: World) -> Step:
 
 @once_said
 def said(world: World) -> list[NodeStatus]:
-    """Return the members' statuses. `memory_steps` includes what a member can fetch from another node's memory, and excludes what its own
-    memory holds of other ranks."""
+    """Return the members' statuses. `memory_steps` includes the steps that a member can fetch from another node's memory. It excludes steps
+    of which its own memory holds other ranks' parts."""
     own, lent = buddy_sources.own(world), buddy_sources.fetchable(world)
     told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
     return [
@@ -37,7 +37,7 @@ def said(world: World) -> list[NodeStatus]:
 
 
 def onset(world: World) -> Step:
-    """The first step that is known to be wrong; -1: the state is not suspected."""
+    """Return the first step that is known to be wrong; -1: the state is not suspected."""
     return bound(world.incidents)
 
 
@@ -53,12 +53,14 @@ def ordered(world: World, step: Step) -> ResumePoint | None:
 
 
 def newest(world: World) -> Step:
-    """Return the newest step that the ranks could go back to now. What a lost agent held in memory is lost, except for its copies."""
+    """Return the newest step that the ranks could go back to now. What a lost agent held in memory is lost, except for its copies in other
+    nodes' memory."""
     return choose(said(world)).step
 
 
 def sound(world: World, onset: Step) -> Step:
-    """Return the newest state before `onset` at which the replicas agreed; if there is none, the newest before `onset`; -1: none."""
+    """Return the newest step before `onset` at which the replicas agreed; if there is none, the newest kept step before `onset`; -1: none
+    is kept."""
     return choose(said(world), unreadable(world.incidents), onset).step
 
 
@@ -68,5 +70,5 @@ def saved(world: World) -> bool:
     done = max((said.max_step for said in told), default=-1)
     at = (
         done if done >= 0 or world.record is None else world.record.resume_step
-    )  # after a rewind in place, `done` may be older than that
+    )  # after a rewind in place, `done` may be older than `resume_step`
     return len(told) == len(world.members) and all(s.paused and (at < 0 or at in s.durable_steps) for s in told)

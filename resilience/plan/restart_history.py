@@ -1,5 +1,4 @@
-"""What recent incidents say about starts and restarts: the counts for the budgets of `escalation`, and bounds on the state to resume
-from. Pure."""
+"""Computes, from the job's incidents, the counts for the budgets of `escalation` and the bounds on the state to resume from. Pure."""
 
 from __future__ import annotations
 
@@ -13,34 +12,34 @@ from ..model.incident import Incident
 from ..model.types import NodeId, Step
 
 RANKS_ENDED = (Cause.SCRIPT_RAISED, Cause.RANK_HUNG, Cause.RANK_KILLED, Cause.TORCH_MISSING)
-"""Causes with which ranks end that cannot start on their nodes."""
+"""Causes that are found when ranks cannot start on their nodes."""
 
 NO_LIFE = (Cause.SNAPSHOT_UNUSABLE, Cause.SNAPSHOT_UNREADABLE)
-"""Causes with which a worker group ends before it has begun to train."""
+"""Causes that end a worker group before it has begun to train."""
 
 
 class Size(NamedTuple):
-    """A job's number of nodes."""
+    """The job's number of nodes, now and before."""
 
     now: int = 1
     trained: int = 0
     """Number of nodes when the ranks last finished steps; 0: never."""
     left: bool = False
-    """The job had left the present number before, and no other was available."""
+    """Whether the job had already left the present number, and came back because no other number was available."""
 
     @property
     def another(self) -> bool:
-        """The job has trained on another number."""
+        """Whether the job has trained on another number of nodes."""
         return self.trained not in (0, self.now)
 
 
 ONE = Size()
-"""A job on one node that has made no step."""
+"""A job on one node that has finished no step."""
 
 
 def failed_starts(begun: Sequence[Incident], reached: int, size: int) -> int:
-    """Return how many starts in a row have failed on `size` nodes, the present one included. A fault that is seen while the next start
-    waits counts as that start's."""
+    """Return how many starts in a row have failed on `size` nodes, the present one included. If a fault is seen while the next start waits,
+    that start counts as failed."""
     failed = takewhile(lambda i: not i.started and (i.step_at_fault < 0 or i.step_at_fault >= reached), reversed(begun))
     return 1 + sum(i.size == size and _failed(i) for i in failed)
 
@@ -57,26 +56,27 @@ def _failed(incident: Incident) -> bool:
 
 
 class _Life(NamedTuple):
-    """One generation of the worker group: the step at which it began, when, and the nodes on which the one before was ended."""
+    """One generation of the worker group: the step and the time at which it began, and the nodes on which the generation before it was
+    ended."""
 
     step: int
     at_s: float
     nodes: Sequence[NodeId]
     after_none: bool = False
-    """The start before it had failed."""
+    """Whether the start before it had failed."""
 
 
 def without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Sequence[NodeId]]:
-    """Return, for each of the last generations without progress, the nodes on which it was ended. Without progress: it left no newer state
-    than it began with. The present generation counts too. If the job has trained, failed starts do not: `failed_starts` counts them."""
+    """Return the nodes on which each of the last generations without progress was ended. A generation without progress left no newer state
+    than it began with. The present generation is included. If the job has trained, failed starts are not: `failed_starts` counts them."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[_Life] = []
     for incident in restarts:
         no_start = trained and _failed(incident)
         if begun and (incident.cause in NO_LIFE or no_start):
-            begun.pop()  # its snapshot is not used again, and snapshots are limited in number; failed starts too
+            begun.pop()  # its snapshot is not used again; the numbers of snapshots and of failed starts are limited
             while no_start and begun and begun[-1].after_none:
                 begun.pop()  # a fault seen meanwhile, such as a restarted agent, has an entry of its own in between
         if incident.resume_step is not None:
@@ -93,7 +93,7 @@ def without_progress(
 
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
     """Return the incidents after the last ordered rewind, and after the last change of the number of nodes because starts failed. Budgets
-    begin anew there: an older state, or failures on the other number, are no lack of progress then."""
+    begin anew there: neither the older state nor failures on the other number of nodes are a lack of progress."""
     last = max((at for at, i in enumerate(past) if i.cause == Cause.ORDERED or i.unfit), default=-1)
     return past[last + 1 :]
 
@@ -104,13 +104,13 @@ def bound(past: Sequence[Incident]) -> Step:
 
 
 def skipped_to(past: Sequence[Incident]) -> Step:
-    """Return the last step, if ranks that began at it have failed after their loop; -1: none have. They may lack what the loop's body
-    makes, so the next ranks begin earlier. Like `bound`, it holds until the job has resumed."""
+    """Return the training's last step, if ranks that began at this step have failed after their loop; -1: no ranks have. They may lack what
+    the loop's body makes, so the next ranks begin earlier. Like `bound`, this limit holds until the job has resumed."""
     return max((i.step_at_fault for i in _unanswered(past) if i.loop_skipped), default=Step(-1))
 
 
 def _began_earlier(incident: Incident) -> bool:
-    """Whether the next ranks began before the last step, and so ran the loop's body, which the failed ranks had not."""
+    """Whether the next ranks began before the last step, and so ran the loop's body, which the failed ranks had not run."""
     return incident.loop_skipped and incident.resume_step is not None and incident.resume_step < incident.step_at_fault
 
 

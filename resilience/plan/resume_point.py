@@ -1,4 +1,4 @@
-"""Which state is stable, and from which to resume: only from sealed snapshots of one step that every member can read.
+"""Decides which states are stable, and from which state the job resumes: always sealed snapshots of one step that every member can read.
 
     sealed ──replicas compared──▶ agreed ──`certify_after_steps` later steps──▶ certified (marked on disk; the last one is never deleted)
 
@@ -38,13 +38,13 @@ class StabilityPolicy:
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
     step: Step
-    """-1: nothing is kept; start as the script itself does."""
+    """The step to resume from; -1: no state is kept, so the script starts by itself."""
     reason: str
 
 
 def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tuple[Step, ...]:
-    """Return, ascending, the steps that are certified once all ranks have finished step `clean`. agreed: steps of the present lineage whose
-    replicas agreed."""
+    """Return the steps that are certified once all ranks have finished step `clean`, in ascending order. agreed: steps of the present
+    lineage whose replicas agreed."""
     return tuple(step for step in sorted(agreed) if step + policy.certify_after_steps <= clean)
 
 
@@ -57,10 +57,11 @@ def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -
 def choose(
     statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1, skipped_to: int = -1
 ) -> ResumePoint:
-    """Return the newest step that every node holds in memory or can read from disk. With an onset, it is the newest step before it that
-    agreed on all nodes; if none agreed, the newest before it. Memory of one node and disk of another may be mixed: for one step they hold
-    the same bytes. avoid: steps on disk that storage did not return. skipped_to: the last step, if the next ranks must begin before it so
-    that the loop's body runs; -1: they need not. If nothing older is kept, they begin at it."""
+    """Return the newest step that every node holds in memory or can read from disk. With an onset, return the newest step before the onset
+    at which the replicas agreed on all nodes; if there is none, the newest step before the onset. One node may use its memory and another
+    the disk: for one step, both hold the same bytes. avoid: steps on disk that storage did not return. skipped_to: the training's last
+    step, if the next ranks must begin before it so that the loop's body runs; -1: they need not. If no older state is kept, they begin at
+    that step."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
     common = common_steps(statuses, avoid)
