@@ -1,1 +1,1 @@
-"""The incident of each fault, derived from the World. Pure."""
+"""Derives the incident of each fault from the World (all that the leader knows). Pure."""

@@ -1,4 +1,4 @@
-"""Findings that need no recovery: each is told once, as an incident on rung 0 that is over when the finding has gone. Pure."""
+"""Findings that need no recovery. Each is reported once, as an incident on rung 0 that is closed when the finding is gone. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ T = TypeVar("T")
 def _news(
     world: World, cause: Cause, seen: Mapping[str, T], tell: Callable[[str, str, T], Incident]
 ) -> tuple[Incident, ...]:
-    """Return new incidents, and those that are over. seen: findings by signature; tell: number, signature and finding → the incident."""
+    """Return new incidents, and incidents that are now closed. seen: findings by signature; tell: makes an incident from its number, its
+    signature and a finding."""
     known = {incident.signature: incident for incident in world.incidents if incident.cause == cause}
     over = [replace(i, open=False) for i in known.values() if i.open and i.signature not in seen]
     fresh = [(signature, found) for signature, found in seen.items() if signature not in known]
@@ -30,8 +31,8 @@ def _news(
 
 
 def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[Incident, ...]:
-    """Return incidents of members that are only cut off from etcd; over when they reach it, or no longer train. unseen: no node reports
-    whether they train."""
+    """Return incidents of members that are only cut off from etcd. An incident is closed when the member reaches etcd, or no longer trains.
+    unseen: no node reports whether they train."""
     record = world.record
     assert record
 
@@ -57,7 +58,7 @@ def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[In
 
 
 def frozen_told(world: World) -> tuple[Incident, ...]:
-    """Return incidents of parameters that do not change. A script may intend this, so they are over at once."""
+    """Return incidents of parameters that do not change. A script may intend this, so each incident is closed from the start."""
 
     def tell(ident: str, signature: str, status: NodeStatus) -> Incident:
         return Incident(
@@ -83,7 +84,7 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
 
 
 def stragglers_told(world: World) -> tuple[Incident, ...]:
-    """Return incidents of ranks that have become slow; over when the rank is no longer slow, or gone."""
+    """Return incidents of ranks that have become slow. An incident is closed when the rank is no longer slow, or gone."""
     record = world.record
     assert record
 
@@ -113,7 +114,7 @@ def stragglers_told(world: World) -> tuple[Incident, ...]:
 
 
 def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
-    """Return incidents of memory that runs out; over when it no longer does."""
+    """Return incidents of memory that runs out. An incident is closed when the memory no longer runs out."""
     asked = "a snapshot on disk is asked for, and again while it lasts: so little is lost if the kernel kills a rank"
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, NodeStatus, Shortage]) -> Incident:
@@ -142,7 +143,7 @@ def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
 
 
 def complaints_told(world: World) -> tuple[Incident, ...]:
-    """Return incidents of what devices report about themselves; over at once."""
+    """Return incidents of what devices report about themselves. Each incident is closed from the start."""
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, NodeStatus, Complaint]) -> Incident:
         node, status, found = seen

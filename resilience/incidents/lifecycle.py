@@ -1,6 +1,6 @@
-"""Incidents that are answered, derived from the World: what was concluded, and how long each phase of the recovery took.
+"""Derives the incidents of answered faults from the World: what was concluded, and how long each phase of the recovery took.
 
-World → new or changed `Incident`s. This module decides nothing; the controller writes what it returns.
+This module decides nothing; the controller writes the new or changed `Incident`s that it returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def next_id(world: World, further: int = 0) -> str:
 
 @once_said
 def _ordered(world: World) -> int:
-    """Return the greatest number of an order in the record and in the nodes' statuses."""
+    """Return the greatest number of a rewind order in the record and in the nodes' statuses."""
     record, said = world.record, world.uncalm().values()
     orders = [order.number for order in (record.rewind, record.begins) if order] if record else []
     obeyed = [told.order for status in said for told in status.rewinds]
@@ -63,7 +63,8 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
 
 
 def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> Incident:
-    """Return the incident with the fields that judgements use. Its texts for people are left out: for thousands of ranks they take long."""
+    """Return the incident with the fields that judgements use. Its texts for people stay empty: for thousands of ranks, they take long to
+    make."""
     assert world.record
     return Incident(
         id="",
@@ -96,8 +97,8 @@ def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incid
 
 
 def phases_told(world: World) -> tuple[Incident, ...]:
-    """Return incidents of restarts with the phase times that the present generation's statuses add. A recovery that another fault
-    interrupts is over when the following recovery is."""
+    """Return the incidents of restarts to which the present generation's statuses add phase times. If another fault interrupts a recovery,
+    its incident is closed when the following recovery is over."""
     assert world.record
     record, changed = world.record, []
     for incident in world.incidents:

@@ -1,4 +1,4 @@
-"""Incidents of nodes that come and go: lost nodes, nodes that take their place, nodes that come back, and planned moves. Pure.
+"""Incidents of changes of nodes: lost nodes, nodes that replace them, nodes that come back, and planned moves. Pure.
 
 The loss of a node is one incident, from the first fault of its peers to the last replayed step, however many generations open meanwhile.
 """
@@ -44,7 +44,7 @@ def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> In
 
 def bereft(world: World, seats: Seats, said: str) -> tuple[Incident, ...]:
     """Return the incident of a restart that waited for a lost node, and now continues with another node or with that node's new agent.
-    said: which agents these are."""
+    said: a text that names these agents."""
     last = _waiting(world)
     gone = [node for node in (*seats.successors, *seats.dropped) if node not in world.nodes]
     told = (_of_the_gone(i, gone) for i in last)
@@ -74,8 +74,8 @@ def _waiting(world: World) -> list[Incident]:
 
 
 def _of_the_gone(incident: Incident, gone: Sequence[NodeId]) -> Incident:
-    """Return the incident as that of the lost nodes. Their peers raise or hang before the lease expires, and so open an incident that
-    belongs to the lost nodes."""
+    """Return the incident, changed into that of the lost nodes. Their peers raise exceptions or hang before the lease expires. So the peers
+    open an incident that belongs to the lost nodes."""
     news = [node for node in gone if incident.cause != Cause.AGENT_LOST or node not in incident.nodes]
     if not news or incident.cause in (Cause.ORDERED, Cause.MOVED):
         return incident

@@ -1,4 +1,4 @@
-"""Incidents of rewinds in place, as the ranks report them: new ones, and those that are over. Pure."""
+"""Incidents of rewinds in place, as the ranks report them: opens new incidents, and closes those that are over. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_vain(world: World, verdict: Verdict, policy: LadderPolicy) -> tuple[Incid
 
 
 def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
-    """Return the incidents of rewinds in place that ranks report: new ones, and those that are over."""
+    """Return the incidents of rewinds in place that ranks report: new incidents, and incidents that are now closed."""
     known = {incident.signature: incident for incident in world.incidents if incident.rung == REWIND_IN_PLACE}
     fresh: list[Incident] = []
     obeyed: dict[str, Incident] = {}
@@ -108,7 +108,7 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str, world: World) ->
 
 def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: LadderPolicy) -> Incident:
     """Return the incident, closed if it is over. It is over when the ranks are `settled_steps` past the step of the fault, or have rewound
-    for the same fault again. later: rewinds after it."""
+    for the same fault again. later: incidents of later rewinds."""
     if not incident.open:
         return incident
     if any(near(other.onset, incident.onset, policy) for other in later):
