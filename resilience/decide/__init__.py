@@ -1,1 +1,1 @@
-"""(World, now, policy) → what the leader writes next. Pure."""
+"""Decides what the leader writes next, from the World, the time and the policy. Pure."""

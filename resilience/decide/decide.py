@@ -1,6 +1,7 @@
-"""(World, now, policy) → what to write: the next generation record and the incidents that changed, with the reason.
+"""Decides what to write, from the World (all that the leader knows), the time and the policy: the next generation record and the changed
+incidents, with the reason.
 
-Pure and level-triggered: the same World gives the same decision, and a decision that was written makes the next one empty.
+The decision is pure and level-triggered: the same World gives the same decision. Once a decision has been written, the next one is empty.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     world = _with_news(world, now, policy)
     event, verdict, answer = event_of(world, now, policy)
     shut_out = {} if policy.observe else node_exclusion.due(read, now, policy.quarantine, verdict)
-    if shut_out:  # the next tick answers the fault, given the quarantine
+    if shut_out:  # the next tick answers the fault, and knows of the quarantine
         return Decision(quarantine=shut_out)
     if policy.observe and verdict and answer and observe_only.only_told(verdict):
         world = world.with_incidents(
@@ -54,7 +55,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
 
 
 def _with_news(world: World, now: float, policy: Policy) -> World:
-    """Return the World with the incidents that report what is seen, whatever the answer is."""
+    """Return the World with the incidents that report findings. They do not depend on the answer."""
     if world.record and (len(world.record.members) > 1 or world.nodes.keys() - world.record.members.keys()):
         away = reachability.cut_off(world, now, policy.lease_s)
         world = world.with_incidents(cut_off_told(world, away, reachability.unseen(world, now, policy.lease_s)))
@@ -100,7 +101,7 @@ def _answer(
         judged = world.with_incidents((incident,))
         seats = rank_assignment.again(judged, now, struck=verdict.early)
         if move is Move.REOPEN and not answer.unfit and not rank_assignment.will_do(world, seats.members, now):
-            # All agents had died, and too few have come for the numbers of nodes that are allowed now.
+            # All agents had died, and too few nodes have come back for any number of nodes that is allowed now.
             return rule(world, now, reached)
         answer = seated(answer, seats, len(seats.members) in (len(world.members), *rank_assignment.left(judged, now)))
         incident = replace(incident, rung=answer.rung, plan=answer.reason, pause_s=answer.pause_s)
@@ -127,8 +128,8 @@ def _answer(
 
 
 def _wrong_at_the_end(world: World) -> Decision:
-    """Return the record with the onset of a fault that is found while the job ends before the end of its training. A later start of the
-    job must not resume from there."""
+    """Return the record with the onset of a fault that is found while the job ends before the end of its training. A later start of the job
+    must not resume from that step or a later one."""
     record = world.record
     if record is None or record.phase is not Phase.ENDING or record.complete:
         return Decision()
@@ -140,15 +141,15 @@ def _wrong_at_the_end(world: World) -> Decision:
 
 
 def _wrong_since(world: World) -> Step:
-    """Return the first computed step that is known to be wrong, from suspicions and unanswered incidents; -1: none is. If the job ends, a
-    later start must not resume from it."""
+    """Return the first computed step that is known to be wrong, from suspicions and unanswered incidents; -1: no step is. If the job ends,
+    a later start must not resume from that step or a later one."""
     suspected = (*suspect(world), *nodes_apart(world))
     known = (*(suspicion.onset for suspicion in suspected), recoverable_state.onset(world))
     return min((step for step in known if step >= 0), default=Step(-1))
 
 
 def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:
-    """Return `told` and every open incident, closed: no recovery goes on while the job ends."""
+    """Return the incidents in `told` and all open incidents, and close them: no recovery goes on while the job ends."""
     changed = {incident.id for incident in told}
     newest = world.with_incidents(told).incidents
     return tuple(replace(i, open=False) for i in newest if i.open or i.id in changed)

@@ -1,4 +1,4 @@
-"""World → the event to look up in the table of `state_machine`, and the verdict and plan that it comes from. Pure."""
+"""Derives from the World the event to look up in the table of `state_machine`, and the verdict and plan behind the event. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .rewind_orders import pending
 
 
 def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
-    """Return the event, verdict and plan that follow from the World. A request to stop goes before a verdict: a job that is to end is not
-    restarted."""
+    """Return the event, verdict and plan that follow from the World. A request to stop takes precedence over a verdict: a job that is to
+    end is not restarted."""
     ending = world.record is not None and world.record.over
     if leaving(world, now):
         return calm(world, now, policy) if ending else (Event.STOP, None, None)
@@ -60,13 +60,13 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
 
 
 def _out(world: World, now: float, verdict: Verdict) -> Set[NodeId]:
-    """Return the quarantined nodes, without those that train next all the same because the job needs them."""
+    """Return the quarantined nodes, except those that will train in spite of the quarantine because the job needs them."""
     shut_out = quarantine.in_force(world, now).keys()
     return shut_out - rank_assignment.again(world, now, struck=verdict.early).members.keys() if shut_out else shut_out
 
 
 def _unheard(world: World) -> bool:
-    """Whether one of several members has reported no end of its ranks."""
+    """Whether there are several members, and at least one has not yet reported how its ranks ended."""
     told = sum(bool(status.exits) for status in world.uncalm_statuses())
     return told < len(world.members) > 1
 
@@ -121,7 +121,7 @@ def _others_wanted(world: World, now: float) -> bool:
 
 
 def _all_at_work(world: World) -> bool:
-    """Whether all ranks are in their loop, and no other order is pending."""
+    """Whether all ranks are in their training loop, and no other rewind order is pending."""
     told, record = world.statuses(), world.record
     busy = record is None or record.phase is not Phase.RUN or pending(world) is not None
     return not busy and len(told) == len(world.members) and all(s.stepped_s and not s.exits for s in told)

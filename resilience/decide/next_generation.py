@@ -24,7 +24,7 @@ from .rewind_orders import carried, lost, pending
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Decision:
-    """Return the first generation; or the job's end, if a request stops it before it begins."""
+    """Return the first generation; or the job's end, if a request stops the job before it begins."""
     if world.spec is None:
         return Decision()
     number = world.spec.first_generation
@@ -83,7 +83,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
         reason = "the training is over" if complete else "the script has left in order, before the end of the training"
-        # Once the ranks are gone, nodes no longer report how far these had come.
+        # Once the ranks are gone, nodes no longer report how far the ranks had come.
         reached = Step(max(record.replay_until, recoverable_state.step_reached(world)))
         record = replace(record, reason=reason, complete=complete, replay_until=reached)
     return Decision(record=record, reason=record.reason)
@@ -98,8 +98,8 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
 
 
 def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
-    """Return the next generation, on other nodes. While a generation gathers, the incident that ended the one before is still open. It may
-    be the first effect of a lost node, so `bereft` completes it."""
+    """Return the next generation, on other nodes. While a generation gathers (waits for its members), the incident that ended the previous
+    generation is still open. That incident may be the first effect of a lost node, so `bereft` completes it."""
     assert world.record
     settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
     seats = rank_assignment.again(world, now, settled_s)
@@ -150,7 +150,8 @@ def _next(
 
 
 def _turns(world: World) -> tuple[Turn, ...]:
-    """Return all rewinds in place: first those that only the record knows, because etcd may have lost its data, then the incidents'."""
+    """Return all rewinds in place: first those that only the record contains, because etcd may have lost their incidents; then those of
+    incidents."""
     told = [turn for incident in world.incidents if (turn := incident.turn)]
     known = Counter(world.record.turns if world.record else ())
     return (*(known - Counter(told)).elements(), *told)

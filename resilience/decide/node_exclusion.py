@@ -1,8 +1,9 @@
-"""Which nodes to quarantine: World → nodes with too many faults of their own. Pure.
+"""Decides which nodes to quarantine: nodes with too many faults of their own. Pure.
 
-A fault is a node's own if its hardware is blamed (a replica that computed wrongly). It is also the node's own if it struck there first
-(its rank died or hung, its agent was lost). If the job has trained before, ranks may also end before their first step. Then a node is
-blamed if the last fault was on it too, or if it has never trained: another node may work. A node that the job needs is not quarantined.
+A fault is a node's own if the node's hardware is blamed (a replica that computed wrongly). It is also the node's own if it struck this node
+first (its rank died or hung, its agent was lost). If the job has trained before, ranks may also end before their first step. Then their
+node is blamed if the previous fault struck it too, or if it has never trained: another node may work. A node that the job needs is not
+quarantined.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _STRUCK = (Cause.RANK_KILLED, Cause.RANK_HUNG, Cause.AGENT_LOST)
 
 
 def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | None = None) -> dict[NodeId, Quarantine]:
-    """Return the nodes to quarantine now. now: wall-clock seconds; verdict: the one that is about to be answered."""
+    """Return the nodes to quarantine now. now: wall-clock seconds; verdict: the verdict that is about to be answered."""
     if verdict:
         world = world.with_incidents(
             (bare_incident(world, verdict, RESTART_GROUP, recoverable_state.step_reached(world)),)
@@ -97,8 +98,8 @@ def _in_turn(held: Sequence[Incident]) -> set[NodeId]:
 
 
 def _too_few(world: World, incident: Incident) -> bool:
-    """Whether the job ran on fewer nodes than it has trained on, and has never trained on so few. Then the script may not start on so few
-    nodes, whichever they are."""
+    """Whether the job ran on fewer nodes than it has trained on, and has never trained on so few. Then the script may be unable to start on
+    so few nodes, whichever nodes these are."""
     known = _trained_on(world)
     return 0 < incident.size < max(known) and incident.size not in known
 
@@ -124,14 +125,14 @@ def _forgiven(world: World, node: NodeId, incident: Incident) -> bool:
 
 
 def unforgiven(world: World) -> tuple[Incident, ...]:
-    """Return the incidents that budgets count: all but those that struck only nodes that were readmitted since."""
+    """Return the incidents that budgets count: all incidents except those that struck only nodes that have been readmitted since."""
     return tuple(i for i in world.incidents if not i.nodes or not all(_forgiven(world, node, i) for node in i.nodes))
 
 
 def _hardware(incident: Incident) -> bool:
-    """Whether the node's hardware is to blame. Diverged replicas prove that. A step that goes wrong once does not: a race in the script,
-    or a random draw that is not repeated, looks the same."""
-    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, which is unknown
+    """Whether the node's hardware is to blame. Diverged replicas prove that. A step that goes wrong once does not prove it: a race in the
+    script, or a random draw that is not repeated, looks the same."""
+    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # which of several is unknown
 
 
 def _counts(world: World, incident: Incident) -> bool:

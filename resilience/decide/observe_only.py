@@ -1,11 +1,11 @@
 """`--observe`: the program judges and reports faults as usual, but does not act on them. Pure.
 
-    ranks      `tally.judge` lets the ranks go on; they note each fault once on the board (`rewind_ladder.goes_on`) → `Sighting`
-    verdict    → an incident with the plan that would have been (`verdict_told`), once per cause and generation
-    death      the launcher ends as it would by itself, and the job ends with the launcher's exit code (`ended`)
+    ranks      `tally.judge` lets the ranks go on; they report each fault once to the agent (`rewind_ladder.goes_on`) → `Sighting`
+    verdict    → an incident with the plan that would have been followed (`verdict_told`), once per cause and generation
+    death      the launcher ends as it would without us, and the job ends with the launcher's exit code (`ended`)
     start      as the script itself starts: the ranks restore no state (`beginning`)
 
-Two things stay as usual, because training does not notice them. Snapshots are taken, and a snapshot of a wrong state is not certified
+Two things stay as usual, because the training does not notice them. Snapshots are taken, and a snapshot of a wrong state is not certified
 (after diverged replicas it is set aside, and a message says so). A new agent also starts the ranks.
 """
 
@@ -32,7 +32,7 @@ from ..text import sentences
 INTRODUCTION = "observing: faults are judged and told, and nothing is done about them; snapshots are taken, and none is gone back to"
 
 _STARTS = (Cause.AGENT_RESTARTED, Cause.AGENT_LOST)
-"""Causes that are answered all the same: an operator who gives the command again wants the ranks to run."""
+"""Causes that are answered even while observing: an operator who gives the command again wants the ranks to run."""
 
 
 def only_told(verdict: Verdict) -> bool:
@@ -45,7 +45,8 @@ def beginning() -> ResumePoint:
 
 
 def ended(world: World) -> Plan | None:
-    """Return the end of the job if a launcher has failed, with the exit code that the command itself would have had; else None."""
+    """Return the plan that ends the job if a launcher has failed, with the exit code that the command would have had without us; else
+    None."""
     codes = [status.launcher_code for status in world.statuses() if status.launcher_code]
     if not codes:
         return None
@@ -66,7 +67,8 @@ def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) ->
 
 
 def sightings_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
-    """Return incidents of what the ranks have found: new ones, and those that are over, some steps after the fault was last seen."""
+    """Return incidents of faults that the ranks have found: new incidents, and incidents that are now closed. They are closed some steps
+    after the fault was last seen."""
     known = {incident.signature: incident for incident in world.incidents}
     changed: list[Incident] = []
     for sighting in {s.ordinal: s for status in world.statuses() for s in status.sightings}.values():

@@ -1,15 +1,16 @@
-"""How an operator's requests are obeyed: World → the record to write, incidents, answers. Pure, and run at every tick.
+"""Obeys an operator's requests: derives the record to write, incidents and answers from the World. Pure, and run at every tick.
 
-    stop, drain   are an event of `state_machine`; answered when the job has ended
-    rewind        an incident and `GenerationRecord.rewind`; answered when the ranks say that they have gone back
+    stop          an event of `state_machine`; answered when the job has ended
+    drain         the same if the job cannot do without the node; else `GenerationRecord.dismissed`, answered when it goes on without it
+    rewind        an incident and `GenerationRecord.rewind`; answered when the ranks report that they have gone back
     pause         `GenerationRecord.paused`; answered when all ranks wait
-    resume        likewise
-    snapshot      `GenerationRecord.snapshot`; answered when it is on disk
-    readmit       the node's `Quarantine`, written over; answered with it
+    resume        `GenerationRecord.paused`; answered when no rank waits
+    snapshot      `GenerationRecord.snapshot`; answered when the snapshot is on disk
+    readmit       the node's `Quarantine`, which is overwritten; answered at the same time
 
-A request stands until it is answered. Requests are obeyed in turn, one at a time. Only stop, drain, readmit and resume overtake others. A
-drain that waits for another node does not delay other requests. The record and the incidents show what has been done about a request.
-No controller remembers it, so the next leader can go on in the middle.
+A request is pending until it is answered. Requests are obeyed one after the other. Only stop, drain, readmit and resume overtake others. A
+drain that waits for another node does not delay other requests. The record and the incidents show what has been done about a request. No
+controller keeps this in its own memory, so the next leader can continue in the middle.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .rewind_orders import given_up, ordered
 
 LEAVING = (Wish.STOP, Wish.DRAIN)
 HURRY_S = 5.0
-"""How long the other agents may then take to write their own parts of the last snapshot."""
+"""Seconds that the other agents may take to write their own parts of the last snapshot after an agent was lost (`cut_short`)."""
 
 
 def waiting(world: World) -> list[Request]:
@@ -40,8 +41,8 @@ def waiting(world: World) -> list[Request]:
 
 def leaving(world: World, now: float) -> Request | None:
     """Return the request that ends the job now, if there is one. A drain ends the job only if the job cannot continue without the nodes of
-    all waiting drains together. They count together because a scheduler may take all at once, without time for one after the other.
-    now: wall-clock seconds."""
+    all waiting drains together. These drains are judged together because a scheduler may take all their nodes at the same time. now:
+    wall-clock seconds."""
     asked = [r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world) and not _has_left(r, world)]
     stop = next((at for at, request in enumerate(asked) if request.kind == Wish.STOP), len(asked))
     drains = asked[:stop]
@@ -52,7 +53,7 @@ def leaving(world: World, now: float) -> Request | None:
 
 def cut_short(world: World) -> Decision:
     """Shorten the wait for a last snapshot if an agent was lost while the job ends before the end of its training. That agent's part of the
-    snapshot does not come, so the others need not wait for it."""
+    snapshot will never be written, so the others need not wait for it."""
     record = world.record
     if record is None or record.phase is not Phase.ENDING or record.complete:
         return Decision()
@@ -69,7 +70,7 @@ def cut_short(world: World) -> Decision:
 
 
 def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
-    """Whether the job can go on without the nodes of these requests. For more requests, the answer can only change to no."""
+    """Whether the job can go on without the nodes of these requests. With more requests, the answer can only change from yes to no."""
     record, spec = world.record, world.spec
     if not drains:
         return True
@@ -87,7 +88,7 @@ def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
 
 
 def _pressed(request: Request, record: GenerationRecord) -> bool:
-    """Whether the request's node trains and has no time to wait until another node has come."""
+    """Whether the request's node trains and has no time to wait until another node replaces it."""
     return request.budget_s > 0 and request.node in record.members
 
 
@@ -131,7 +132,7 @@ def _misled(request: Request, world: World) -> str:
 
 
 def _has_left(request: Request, world: World) -> bool:
-    """Whether a new agent has replaced the one to be drained: the request does not mean the new one."""
+    """Whether a new agent has replaced the agent to be drained: the request does not apply to the new agent."""
     here = world.nodes.get(NodeId(request.node)) if request.kind == Wish.DRAIN and request.instance else None
     return here is not None and here.instance != request.instance
 
@@ -150,7 +151,7 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
     )
 
 
-# -- one for each wish ----------------------------------------------------------------------------------------------------
+# -- one function for each kind of request --------------------------------------------------------------------------------
 
 
 def _drained(asked: Sequence[Request], world: World) -> Decision:

@@ -1,10 +1,10 @@
-"""A planned change of nodes, without a fault: World → the next thing to do about it. Pure, and run at every tick while ranks train.
+"""A planned change of nodes, without a fault: derives the next thing to do from the World. Pure, and run at every tick while ranks train.
 
-    wanted ──▶ `GenerationRecord.moving`: ranks wait at a boundary, and its state goes to disk ──▶ the next generation, on other nodes
+    wanted ──▶ `GenerationRecord.moving`: ranks wait at a step boundary, and save their state on disk ──▶ next generation, on other nodes
 
-A node is drained, or a node has come back and the job may grow. No step is replayed for such a move. The record shows what has been done,
-so the next leader can go on in the middle. A fault on the way opens the next generation by itself: without the drained node, and without
-growing.
+The reason is that a node is drained, or that a node has come back and the job may grow. No step is replayed for such a move. The record
+shows what has been done, so the next leader can continue in the middle. A fault during the move opens the next generation anyway: without
+the drained node, and without growing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from .policy import Policy
 from .rewind_orders import pending
 
 SAVE_S = 600.0
-"""How long the ranks wait for their state to reach the disk. The next nodes can restore it only from there, or else an older one."""
+"""Maximum number of seconds that the ranks wait for their state to reach the disk. The next nodes can restore it only from there; without
+it, they restore an older state."""
 AGAIN_S = 3600.0
-"""How long the job waits, after that failed, until it tries to grow again."""
+"""Seconds from a move whose state did not reach the disk until the job tries to grow again."""
 
 
 class Move(Enum):
@@ -37,7 +38,7 @@ class Move(Enum):
 
 
 def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
-    """Return the next part of a planned move, and the reason for the move. now: wall-clock seconds."""
+    """Return the next stage of a planned move, and the reason for the move. now: wall-clock seconds."""
     record = world.record
     if record is None or record.phase is not Phase.RUN:
         return Move.NONE, ""

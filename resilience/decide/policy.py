@@ -20,6 +20,6 @@ class Policy:
     nodes: NodesPolicy = NodesPolicy()
     quarantine: QuarantinePolicy = QuarantinePolicy()
     lease_s: float = 0.0
-    """How long the agents' leases live; 0: not known."""
+    """Seconds that the agents' leases last; 0: not known."""
     observe: bool = False
-    """Report what would be done, and do nothing."""
+    """Report what the program would do, and do nothing."""

@@ -26,13 +26,13 @@ def pending(world: World) -> RewindOrder | None:
 
 
 def _waiting(world: World) -> tuple[RewindOrder, Incident] | None:
-    """Return that order with its incident."""
+    """Return the order that `pending` returns, with its incident."""
     order = (world.record.rewind or world.record.begins) if world.record else None
     incident = next((i for i in world.incidents if order and i.id == order.incident), None)
     return (order, incident) if order and incident and incident.open and not incident.remedy else None
 
 
-# -- an operator's ----------------------------------------------------------------------------------------------------------
+# -- orders of an operator --------------------------------------------------------------------------------------------------
 
 
 def ordered(request: Request, world: World, now: float, reached: Step) -> Decision:
@@ -112,7 +112,7 @@ def _lost(order: RewindOrder, incident: Incident) -> Incident:
     return replace(incident, open=False, rung=OBSERVE, plan=why)
 
 
-# -- after a comparison of replicas -------------------------------------------------------------------------------------------
+# -- orders after a comparison of replicas ------------------------------------------------------------------------------------
 
 
 def turn_back(world: World, incident: Incident, to: Step) -> Decision:
@@ -123,8 +123,8 @@ def turn_back(world: World, incident: Incident, to: Step) -> Decision:
 
 
 def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
-    """Return the incident of diverged replicas, now to be answered by a restart, if the ranks cannot rewind in place or have not in time.
-    Else None."""
+    """Return the incident of diverged replicas, now to be answered by a restart, if the ranks cannot rewind in place or have not done so in
+    time; else None."""
     waits = _waiting(world)
     if waits is None or waits[0].cause is not OrderedBy.COMPARISON:
         return None
@@ -137,7 +137,7 @@ def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
     return replace(incident, rung=RESTART_GROUP, plan=plan)
 
 
-# -- of either --------------------------------------------------------------------------------------------------------------
+# -- orders of both kinds ---------------------------------------------------------------------------------------------------
 
 
 def carried(world: World) -> tuple[RewindOrder | None, tuple[Incident, ...]]:
