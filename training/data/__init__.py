@@ -1,1 +1,1 @@
-"""A loop's batches, and its place in them as a part of the state."""
+"""A loop's batches, and its position in them as a part of the state."""

@@ -1,11 +1,11 @@
-"""The batches of a script's own loop, epoch after epoch, and the place in them as a part of the state.
+"""The batches of a script's own loop, epoch after epoch, and the position in them as a part of the training state.
 
-A data loader cannot tell where it is. Only the beginning of an epoch can be repeated: the generators as they were then give the same order
-of samples and the same seeds of workers. From there, the batches that were used are left out (`loader_adapters.py`), and the generators of
-workers are restored (`worker_rng.py`). What this draws from the rank's generators does not count: the caller restores them.
+A data loader cannot tell its position. Only the beginning of an epoch can be repeated: the same generator states give the same order of
+samples and the same seeds of workers. From there, the batches that were used are skipped (`loader_adapters.py`), and the workers'
+generators are restored (`worker_rng.py`). This code also draws from the rank's generators. The caller restores them afterwards.
 
-The place is the same on all ranks, and is kept with the course. All the rest is this rank's alone, and is kept with its generators: on
-another number of ranks they begin anew.
+The position is the same on all ranks, and is saved with the lineage. Everything else belongs to this rank alone, and is saved with its
+generators. On another number of ranks it starts anew.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .notices import Notices
 from .worker_start import AtStart, behind_the_start
 
 OVER = object()
-"""Takes the place of a batch: there are no more batches."""
+"""Returned instead of a batch when there are no more batches."""
 _NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
 _NOTHING: Nested = {"start": None, "own": {}, "forked": _NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
-"""What a rank knows of its place if the rank is new, as on another number of ranks."""
+"""The saved state of a new rank, as after a change of the number of ranks."""
 
 
 class Batches:
     def __init__(
         self, loader: Loadable, epochs: int | None, accumulate: int, begin_epoch: Callable[[int], None] | None
     ) -> None:
-        """accumulate: how many batches a step uses. begin_epoch: called with its number before each epoch; by default `set_epoch` of each
-        part of the loader. Raises UsageError for a loader that can be iterated only once."""
+        """accumulate: the number of batches that a step uses. begin_epoch: called with the epoch's number before each epoch; by default
+        `set_epoch` of each part of the loader. Raises UsageError for a loader that can be iterated only once."""
         self._loader = Loader(loader)
         self.epochs, self._accumulate = epochs, accumulate
         self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
@@ -48,30 +48,30 @@ class Batches:
         self.epoch = 0
         """The epoch of the last batch, counted from 0."""
         self.offset = 0
-        """How many batches of this epoch were taken."""
+        """The number of batches of this epoch that were used."""
         self.position = 0
-        """For how many steps batches were taken in all."""
+        """The number of steps for which batches were used, over all epochs."""
         self._live: Iterator[Any] | None = None
         self._step: Iterator[Any] = iter(())
-        """What is left of the present step's batches."""
+        """The batches of the present step that the loop has not used yet."""
         self._start: Nested | None = None
-        """The generators before this epoch's iterator was made."""
+        """The states of the generators before this epoch's iterator was created."""
         self._samples: int | None = None
-        """How many samples the dataset had when this epoch began; None: not known."""
+        """The number of samples in the dataset when this epoch began; None if not known."""
         self._promised: int | None = None
-        """Steps of this epoch according to `len`."""
+        """The number of steps of this epoch according to `len`."""
         self._kept_workers = False
-        """This epoch has the workers of the epoch before."""
+        """Whether this epoch uses the workers of the previous epoch."""
         self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
         self._begun: dict[int, Nested] = {}
-        """The generators of each worker where new workers have to begin."""
+        """The generator states of each worker, with which new workers have to begin."""
         self._draws = Draws()
         self._place: torch.Tensor | None = None
         self._kept: Nested | None = None
-        """This rank's part of the state at the place to go back to."""
+        """This rank's part of the state that `put_back` will apply."""
 
     def keep(self, randomness: Randomness, rank: int) -> None:
-        """From now on, keep what is needed to come back to a place. Called before a batch is taken."""
+        """From now on, save what is needed to return to a position. Called before the first batch is taken."""
         self._randomness, self._notices = randomness, Notices(rank == 0)
         self._draws = Draws(rank == 0)
         self._loader.listen()
@@ -87,8 +87,8 @@ class Batches:
         return self._place is not None
 
     def restored(self, index: int, same_job: bool) -> None:
-        """Let the next step use the batch of that number. If the restored state holds no place in the data, the data begins there. Raises
-        LayoutError if that state is this very job's."""
+        """Let the next step use batch `index`. If the restored state has no position in the data, the data begins with that batch. Raises
+        LayoutError if that state is from the same job."""
         if self.owed:
             return
         if same_job:
@@ -101,9 +101,9 @@ class Batches:
     # -- taking -------------------------------------------------------------------------------------------------------------
 
     def take(self, index: int) -> Any:
-        """Return the batch, or the batches, of that number, counted from 0 over all epochs. Earlier ones are left out. OVER: there are no
-        more."""
-        if index < self.position:  # this must not pass for the end
+        """Return the batch (or batches) of step `index`, counted from 0 over all epochs. Earlier ones are skipped. Returns OVER if there
+        are no more."""
+        if index < self.position:  # an error, not the end of the data
             raise InternalError(f"batch {index} is wanted, and the loader is at {self.position}")
         taken = OVER
         while self.position <= index:
@@ -117,12 +117,12 @@ class Batches:
         return taken
 
     def drain(self) -> None:
-        """Use up what is left of the present step's batches."""
+        """Take the batches of the present step that the loop has not used."""
         for _ in self._step:
             pass
 
     def end(self) -> None:
-        """Take no further batch. Persistent workers stay with the loader, as without a session; others may end."""
+        """Take no further batch. Persistent workers stay with the loader, as they do without a session. Other workers may end."""
         self._live, self._step = None, iter(())
 
     def ends(self, following: int) -> bool:
@@ -154,7 +154,7 @@ class Batches:
         yield from self._step
 
     def _taken(self, most: int) -> Iterator[Any]:
-        """Yield the next batches of this epoch."""
+        """Yield at most `most` further batches of this epoch."""
         for _ in range(most):
             assert self._live is not None
             try:
@@ -200,13 +200,13 @@ class Batches:
         return torch.tensor(here, device="cpu") if self._place is None else self._place
 
     def go_to(self, place: torch.Tensor) -> None:
-        """Note the place to go back to. `put_back` has to follow."""
+        """Record the position to return to. The caller has to call `put_back` afterwards."""
         self._place, self._kept, self._live, self._step = place, None, None, iter(())
         self._loader.go_back()
         self._forked.let_go()
 
     def collect(self) -> Nested:
-        """Return the part of this state that is this rank's alone."""
+        """Return the part of the state that belongs to this rank alone."""
         if self._kept is not None:
             return self._kept
         begun = self.offset > 0 and not self.owed
@@ -229,7 +229,7 @@ class Batches:
         self._kept = kept
 
     def put_back(self) -> None:
-        """Go to the place of the restored state. Draws from the rank's generators."""
+        """Go to the position of the restored state. This draws from the rank's generators."""
         assert self._place is not None
         self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
         if samples and self._loader.samples:
@@ -261,8 +261,8 @@ class Batches:
             self._own.restore_but(kept["own"], of_the_loader)
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
-        """Go to the place in the epoch. goes_on: the loader gets there by itself. drawn: what `Draws` kept. checksum: of the batches that
-        were used; None: not known."""
+        """Go to the position in the epoch. goes_on: the loader's own state gets it there. drawn: the states that `Draws` saved. checksum:
+        of the used batches; None if not known."""
         self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0
@@ -291,10 +291,10 @@ class Batches:
             self._notices.grown(self._samples, before)
 
     def _to_start(self) -> None:
-        """Restore all as it was before this epoch's iterator was made."""
+        """Restore everything to its state before this epoch's iterator was created."""
         if self._start is not None and self._randomness is not None:
             self._randomness.restore(self._start["rank"])
             self._own.restore(self._start["own"])
         self._set_epoch(self.epoch)
-        if self._start is not None:  # begin_epoch may make labels with the model, which has changed since
+        if self._start is not None:  # begin_epoch may compute labels with the model, which has changed since
             self._own.restore(self._start["made"])

@@ -1,7 +1,8 @@
-"""Checksums of an epoch's first batches, kept with the place in the data. They show whether a repeated epoch begins as it began before.
+"""Checksums of an epoch's first batches, saved with the position in the data. They show whether a repeated epoch begins with the same
+batches.
 
-A sampler's batches are lists of indexes, and count completely. A batch that a loader has made may be large: its structure, its shapes and
-some of its elements count.
+A sampler's batches are lists of indexes, and the checksum covers them completely. A batch from a loader may be large: the checksum covers
+its structure, its shapes and some of its elements.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import torch
 from ...checkpoint.format.pytree_walk import PLAIN
 
 _ELEMENTS = 64
-"""A checksum covers so many elements of an array, a tensor or a list, taken from all over it."""
+"""The most elements of an array, a tensor or a list that a checksum covers. They are spread over the whole value."""
 _LEAVES = 128
-"""A checksum covers so many parts of a batch."""
+"""The most parts of a batch that a checksum covers."""
 _DEEP = 4
-"""A checksum covers parts of a batch down to this depth."""
+"""The deepest nesting in a batch that a checksum covers."""
 _TEXT = 256
 _GOLDEN = 0.6180339887498949
-"""The fractional parts of its multiples are spread evenly between 0 and 1."""
+"""The golden ratio. The fractional parts of its multiples are spread evenly between 0 and 1."""
 
 
 class Checksums:
-    """Checksums of the first batches of an epoch. A loader reads ahead, so there may be checksums of more batches than were used."""
+    """Checksums of the first batches of an epoch. A loader reads ahead, so the checksums may cover more batches than the loop has used."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -38,19 +39,20 @@ class Checksums:
         self._ahead: deque[tuple[int, int]] = deque([(0, 0)])
 
     def add(self, figure: int) -> None:
-        """Add the next batch. figure: its checksum."""
+        """Add the next batch. figure: the batch's checksum."""
         self._last, self._number = hash((self._last, figure)), self._number + 1
         self._ahead.append((self._number, self._last))
 
     def after(self, used: int) -> int | None:
-        """Return the checksum of the first `used` batches; None: there were not so many. Forget the checksums of fewer batches."""
+        """Return the checksum of the first `used` batches; None if fewer were added. The checksums of fewer than `used` batches are
+        deleted."""
         while self._ahead and self._ahead[0][0] < used:
             self._ahead.popleft()
         return self._ahead[0][1] if self._ahead and self._ahead[0][0] == used else None
 
 
 def of_indexes(batch: Any) -> int:
-    """Return a checksum of what a sampler gives. It is the same after a restart, as hashes of numbers are."""
+    """Return a checksum of a sampler's batch. A restart gives the same checksum, because hashes of numbers do not change."""
     if type(batch) is list and batch and isinstance(batch[0], (int, np.integer)):
         try:
             return hash(tuple(batch))
@@ -82,8 +84,8 @@ def _leaves(thing: Any, deep: int) -> Iterator[bytes]:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """Return the parts that a checksum covers, without calling code that could be the script's. Sets are left out: they have no order. Of
-    other objects, only tensors, arrays, dicts and lists are covered: the rest may differ."""
+    """Return the parts that a checksum covers, without calling code that may belong to the script. Sets are left out, because their order
+    varies. Of other objects, only tensors, arrays, dicts and lists are covered, because the rest may differ."""
     if isinstance(thing, UserDict):
         thing = thing.data
     if isinstance(thing, dict):
@@ -97,7 +99,8 @@ def _parts(thing: Any) -> list[Any]:
 
 
 def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
-    """Yield the bytes that a checksum covers. A tensor on a device is not waited for: only its dtype and shape count."""
+    """Yield the bytes that a checksum covers. Of a tensor on a device, only the dtype and shape are covered, so that nothing waits for the
+    device."""
     yield f"{tensor.dtype} {[*tensor.shape]}".encode()
     if not (tensor.is_cpu and tensor.layout is torch.strided and tensor.numel()):
         return
@@ -105,7 +108,7 @@ def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
         plain = tensor.detach().as_subclass(torch.Tensor)
         some = plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain.take(_in_tensor(tensor.numel()))
         yield some.view(torch.uint8).numpy().tobytes()
-    except (RuntimeError, TypeError, NotImplementedError):  # from a quantized or complex one, for example
+    except (RuntimeError, TypeError, NotImplementedError):  # raised by a quantized or complex tensor, for example
         return
 
 

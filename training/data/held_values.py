@@ -1,8 +1,7 @@
-"""A place that holds a value which may change, and what is kept of the value. A place is an attribute, a variable of a function, or a value
-of a class.
+"""A place whose value may change, and how the value is saved. A place is an attribute, a variable of a function, or a variable of a class.
 
-A value is kept as `state/values/packing.py` packs it, if that is small. A value that is unchanged since the loop began is not kept: it may
-be a setting, which a restart may change.
+A small value is saved as `state/values/packing.py` packs it. A value that is unchanged since the loop began is not saved: it may be a
+setting, which the user may change before a restart.
 """
 
 from __future__ import annotations
@@ -34,54 +33,55 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
 _EXACT = frozenset(GENERATORS)
 ABSENT = object()
-"""Takes the place of a value: the place is empty."""
+"""Stands for the value of an empty place."""
 _GONE = object()
-"""Takes the place of a value that was released."""
+"""Stands for a value whose reference was released."""
 SMALL = 1 << 15
-"""Limit of values in a list, or words in an array, with all that it holds: each batch looks at them."""
+"""The most values in a list, or words in an array, including nested values, that are saved. Each batch compares them."""
 _OBJECT = SMALL // 64
-"""An object takes as long as so many values, and counts as these."""
+"""An object counts as this many values, because comparing it takes as long."""
 _FEW = 256
-"""Generators are looked for among at most so many values."""
+"""The most values in a container that is searched for generators."""
 _SIMPLE = frozenset(each for kind in (*CHANGELESS, *CHANGING) for each in kind.types)
 _NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, enum.Enum)
-"""Types of values that do not change as long as they are the same object."""
+"""Types whose values do not change while they are the same object."""
 _FILLED = (list, deque, set, np.ndarray, torch.Tensor, *MAPPINGS)
 Kept = list[Any]
-"""What is kept of a place: its packed value, or an empty list if the place is empty."""
+"""The saved state of a place: its packed value, or an empty list if the place is empty."""
 
 
 class Place:
     def __init__(self, name: str, first: Any, holders: Known, objects: bool = True) -> None:
-        """first: the value when the loop begins. holders: things that have places of their own. objects: whether objects of any class are
-        kept."""
+        """first: the value when the loop begins. holders: objects that have places of their own. objects: whether to save objects of any
+        class."""
         self._name, self._value, self._holders = name, first, holders
         self._packing = Packed(name, holders)
         self._objects = objects
         self._read = is_read(first)
         self._hopeless = False
-        """The value has changed, and cannot be kept."""
+        """Whether the value has changed and can't be saved."""
         self.lost = False
-        """The value has changed and cannot be kept, and batches may depend on it."""
+        """Whether the value has changed and can't be saved, and batches may depend on it."""
         self._packed: list[Any] = []
-        """The parts of the list that was kept last, none of which can change."""
+        """The parts of the list that was last saved, all of which can't change."""
         self._kept: Kept | None = None
-        """What was kept of the list in `_packed`."""
+        """The saved state of the list in `_packed`."""
         self._always = _draws(first)
-        """Kept even if unchanged: a generator may be seeded otherwise after a restart."""
+        """Whether the value is saved even if unchanged: after a restart, a generator may have another seed."""
         self._parts = _parts(first) if all(map(self._fixed, _parts(first) or [first])) else None
-        """The parts of the value, if only the choice of parts can change, not a part itself; otherwise None."""
+        """The parts of the value, if the parts themselves can't change, only which parts there are; otherwise None."""
         self._first = self._copy(first)
-        """The value at the beginning, packed. None: it can't be kept."""
+        """The packed value from when the loop began. None: it can't be saved."""
         self._ordered = False
-        """Only the order of its parts is kept."""
+        """Whether only the order of the value's parts is saved."""
         if self._first is None and 0 < len(_parts(first)) <= SMALL:
             self._name_parts(first)
         self._plain = self._parts is not None and all(map(_is_plain, self._parts))
         self._version = _version(first)
 
     def _name_parts(self, first: Any) -> None:
-        """Name the parts of a list, so that their order is kept. The list is too large, or holds something that cannot be taken apart."""
+        """Give names to the parts of a list, so that their order can be saved. The list is too large, or contains something that can't be
+        packed."""
         known = Known()
         for name, thing in self._holders.things.items():
             known.add(name, thing)
@@ -93,7 +93,7 @@ class Place:
         self._parts = _parts(first)
 
     def state(self, live: Any) -> Kept | None:
-        """Return what is kept of the value that the place holds now; None: nothing."""
+        """Return the saved state of the place's present value; None if nothing needs saving."""
         if self._same(live) or (self._hopeless and type(live) not in PLAIN):
             return None
         if type(live) is list and len(live) == len(self._packed) and all(map(is_, live, self._packed)):
@@ -115,17 +115,17 @@ class Place:
 
     def _give_up(self, lost: bool) -> None:
         self._hopeless, self.lost = True, lost
-        if self._first is None or self._ordered:  # it may be large
+        if self._first is None or self._ordered:  # the value may be large
             self._value, self._first, self._parts = _GONE, None, None
             self._packing = Packed(self._name, self._holders)
 
     def calm(self, live: Any) -> bool:
-        """Return whether the value cannot change as long as it is the same object."""
+        """Return whether the value can't change while it is the same object."""
         return self._fixed(live)
 
     def put_back(self, kept: Kept | None, live: Any) -> Any:
-        """Return the value that the place has to hold: `live`, filled, if possible. kept: what was kept; None: the value is that at the
-        beginning."""
+        """Return the value that the place must get: `live`, filled, if possible. kept: the saved state; None: the value from when the loop
+        began."""
         if self._read and live is self._value:
             go_to(live, (self._first or []) if kept is None else kept)
             return live
@@ -134,7 +134,7 @@ class Place:
                 return live
             if self._first is None:
                 return live if self._value is _GONE else self._value
-            if self._pack(live) is None:  # an open file
+            if self._pack(live) is None:  # an open file, for example
                 return live
             kept = self._first
         if not kept:
@@ -146,7 +146,7 @@ class Place:
         return self._packing.unpack(_copied(kept[0]), live if free else None)
 
     def _same(self, live: Any) -> bool:
-        """Return whether the value is what it was at first, as far as can be seen at once."""
+        """Return whether the value is the same as when the loop began, as far as a fast check can tell."""
         if self._always:
             return False
         if live is not self._value:
@@ -195,14 +195,14 @@ class Place:
         return id(value) in self._holders.names
 
     def _fixed(self, value: Any) -> bool:
-        """Return whether the value cannot change as long as it is the same object, or changes only in places of its own."""
+        """Return whether the value can't change while it is the same object, or changes only in places of its own."""
         if type(value) in PLAIN or isinstance(value, _NAMED) or value is ABSENT or self._is_holder(value):
             return not (self._read and value is self._value)
         return type(value) is tuple and len(value) <= _FEW and all(map(self._fixed, value))
 
     def _counts(self, live: Any) -> bool:
-        """Return whether batches may depend on the value. A file that is opened on demand does not count. A tensor with gradients, or on a
-        device, belongs to the training."""
+        """Return whether batches may depend on the value. They do not depend on a file that is opened on demand. A tensor with gradients,
+        or on a device, belongs to the training."""
         if isinstance(live, torch.Tensor) and (live.requires_grad or not live.is_cpu):
             return False
         if self._value is None or self._value is ABSENT:
@@ -230,15 +230,15 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _version(value: Any) -> Any:
-    """Return a mark of a value that can't be kept. As long as the mark is equal, no change of the value is seen."""
+    """Return a mark of a value that can't be saved. While the mark is equal, the value counts as unchanged."""
     if isinstance(value, Iterator):
         return progress(value)
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 def _left(value: Any, room: int, known: Collection[int], objects: bool) -> int:
-    """Return what is left of `room` after all values in this one. Less than 0: it is too large, or a tensor of the training. A known value
-    counts as one. objects: whether objects of any class may be among them."""
+    """Return `room` minus the number of all values in this one. A negative result means: too large, or a tensor of the training. A known
+    value counts as one value. objects: whether objects of any class are allowed."""
     kind = type(value)
     parts: Collection[Any] = ()
     if id(value) in known:
@@ -274,11 +274,11 @@ def equal(one: Any, other: Any) -> bool:
         return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
     if kind is torch.Tensor:
         return one.dtype == other.dtype and torch.equal(one, other)
-    if kind in MAPPINGS:  # their order counts
+    if kind in MAPPINGS:  # the order of the keys matters
         return equal([*one.items()], [*other.items()])
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # there are arrays within
+    except (ValueError, RuntimeError):  # the values contain arrays
         return len(one) == len(other) and all(map(equal, one, other))
 
 

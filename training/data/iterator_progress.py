@@ -1,4 +1,4 @@
-"""How far an iterator or a file of a loader has got. An iterator cannot be restored, so the rank has to report that it has moved on."""
+"""The progress of an iterator or a file in a loader. An iterator can't be restored, so the rank has to report that it has advanced."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from ...checkpoint.format.pytree_walk import PLAIN
 
 _DEEP = 4
-"""Iterators within iterators are looked into down to this depth."""
+"""The deepest nesting of iterators that is searched."""
 
 
 def progress(iterator: Any, deep: int = _DEEP) -> Any:
-    """Return something that compares equal as long as the iterator is not seen to move on. Nothing is taken from it."""
+    """Return a value that stays equal until the iterator is seen to advance. The function takes no element from the iterator."""
     if isinstance(iterator, GeneratorType):
         return _of_generator(iterator)
     if type(iterator).__module__ not in ("builtins", "itertools"):
@@ -25,7 +25,7 @@ def progress(iterator: Any, deep: int = _DEEP) -> Any:
         if (left := length_hint(iterator, -1)) >= 0:
             return left
         return _of_parts(iterator.__reduce__()[1:], deep)
-    except Exception:  # newer versions of Python cannot take all iterators apart
+    except Exception:  # newer versions of Python can't take all iterators apart
         return 0
 
 
@@ -47,17 +47,18 @@ def _of_parts(parts: Any, deep: int) -> Any:
 
 
 def is_read(value: Any) -> bool:
-    """Return whether it is a file that the script only reads, and that can be read at any place."""
+    """Return whether the value is a file that the script only reads, and that can be read from any position."""
     if not isinstance(value, io.IOBase):
         return False
     try:
         return value.readable() and value.seekable() and not value.writable()
-    except Exception:  # closed, or of the script's own class
+    except Exception:  # the file is closed, or of the script's own class
         return False
 
 
 def position(file: Any) -> list[Any]:
-    """Return where the file is read next. Empty: it is closed. [None]: it does not tell, such as a text file within `for line in file`."""
+    """Return the position from which the file is read next. Empty: the file is closed. [None]: the position is not known, as for a text
+    file inside `for line in file`."""
     try:
         return [] if file.closed else [file.tell()]
     except Exception:
@@ -66,5 +67,5 @@ def position(file: Any) -> list[Any]:
 
 def go_to(file: Any, position: list[Any]) -> None:
     if position and position[0] is not None:
-        with suppress(OSError, ValueError):  # closed, or not of this length
+        with suppress(OSError, ValueError):  # the file is closed, or has no such position
             file.seek(position[0])

@@ -1,4 +1,4 @@
-"""The sorts of objects that a loop takes its batches from, and how each goes on from some batch of an epoch.
+"""The kinds of objects from which a loop takes batches, and how each kind continues from a given batch of an epoch.
 
 a DataLoader over a map          its sampler leaves out the first batches: none of them is loaded
 an object with a state_dict      it goes on by itself, from its state
@@ -22,7 +22,7 @@ from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
 
 ENDED: Iterator[Any] = iter(())
-"""Takes the place of an iterator: there are no more batches."""
+"""Stands for an iterator that has no more batches."""
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
@@ -30,10 +30,10 @@ class Loader:
     def __init__(self, loader: Loadable) -> None:
         """Raises UsageError for an object that can be iterated only once."""
         self.thing: Any = loader
-        kind: Any = type(loader)  # by isinstance, Accelerate's loaders are DataLoaders
+        kind: Any = type(loader)  # isinstance would also accept Accelerate's loaders
         self._torchs = issubclass(kind, DataLoader)
         self._plain = self._torchs and kind.__iter__ is DataLoader.__iter__
-        # Accelerate's loaders have both methods in any case, and read one batch ahead of the loop.
+        # Accelerate's loaders always have both methods, and read one batch ahead of the loop.
         adapts = hasattr(loader, "use_stateful_dataloader")
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not adapts
         if isinstance(loader, Iterator) and not self.stateful:
@@ -53,10 +53,10 @@ class Loader:
         dataset = getattr(self.thing, "dataset", None)
         over_map = not isinstance(dataset, IterableDataset)
         self.skips = self._plain and over_map
-        """Batches can be left out without loading them."""
+        """Whether batches can be skipped without loading them."""
         self.every = 0
-        """New workers can begin only where the number of batches is a multiple of this. There, all workers have made the same number, and
-        the first one makes the next. Or the loader comes back there by itself. 0: only at the beginning of an epoch."""
+        """New workers can begin only after a multiple of this number of batches. There, all workers have made equally many batches, and the
+        first worker makes the next one. Or the loader itself returns to such a position. 0: only at the beginning of an epoch."""
         if self.stateful and (over_map or hasattr(dataset, "state_dict")):
             self.every = getattr(self.thing, "snapshot_every_n_steps", 1)
         elif self.skips:
@@ -65,13 +65,13 @@ class Loader:
         self._behind = Behind(())
         self._checksums = Checksums()
         self.tells = self._plain or (self._torchs and self.stateful)
-        """Its workers can report the states of their generators."""
+        """Whether the loader's workers can report the states of their generators."""
         self.listens = False
-        """Its workers do report them, to `heard`."""
+        """Whether the workers do report these states, to `heard`."""
         self.heard = Heard()
 
     def listen(self) -> None:
-        """From now on its workers report their generators, and batches can be left out."""
+        """From now on, the loader's workers report their generators, and batches can be skipped."""
         self.listens = self.tells
         if self._plain:
             self._behind = Behind(getattr(self.thing, self._which))
@@ -82,8 +82,8 @@ class Loader:
 
     @contextmanager
     def _listened_to(self) -> Iterator[None]:
-        """While this block makes an iterator, the loader has the session's functions, wrapped around those that the script has given it by
-        now. Before and after, the loader is as the script has it. So the script may iterate over it too, as without a session."""
+        """While this block creates an iterator, the loader uses the session's functions, which wrap the functions that the script has set.
+        Before and after, the loader has the script's functions. So the script may iterate over it too, as without a session."""
         if not self.listens:
             yield
             return
@@ -104,13 +104,13 @@ class Loader:
             held.update(theirs)
 
     def length(self, live: Any, used: int) -> tuple[int, bool]:
-        """Return how many batches this epoch has, and whether that is certain. The iterator `live` has given `used` of them. Raises
-        TypeError if nothing tells it."""
+        """Return the number of batches in this epoch, and whether the number is certain. The iterator `live` has given `used` batches so
+        far. Raises TypeError if the number is not known."""
         if live is ENDED:
             return used, True
         if not (self.skips and hasattr(live, "_rcvd_idx")):
             return len(self.thing), False
-        # The workers are asked for so many batches ahead, and for fewer only if the sampler has no more.
+        # The iterator asks the workers for this many batches ahead. It asks for fewer only if the sampler has no more.
         rest = live._send_idx - live._rcvd_idx
         if rest < live._prefetch_factor * live._num_workers:
             return used + rest, True
@@ -120,8 +120,8 @@ class Loader:
             return used + rest, False
 
     def onward(self, live: Any) -> Any:
-        """Return the iterator that has just given a batch; ENDED if that was the last one. Persistent workers have one iterator for all
-        passes over the loader. The script may begin a pass of its own with it in the last step of an epoch, as without a session."""
+        """Return the iterator that has just given a batch; ENDED if that batch was the last. Persistent workers have one iterator for all
+        passes over the loader. So the script may use it for a pass of its own in the last step of an epoch, as without a session."""
         stays = self._plain and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
         if not stays or live._send_idx > live._rcvd_idx:
             return live
@@ -130,26 +130,26 @@ class Loader:
 
     @property
     def checksums(self) -> Checksums:
-        """The checksums of this epoch's batches: the sampler's if there is one, otherwise the loader's own."""
+        """The checksums of this epoch's batches: the sampler's if the loader skips, otherwise the loader's own."""
         return self._behind.checksums if self.skips else self._checksums
 
     def gave(self, batch: Any, used: int) -> None:
-        """Note that the loader gave this batch. used: its number, counted from 1."""
+        """Record that the loader gave this batch. used: the batch's number, counted from 1."""
         if not (self.skips or self.stateful):
             self._checksums.add(of_batch(batch))
         self.checksums.after(used)
 
     def in_dataset(self) -> int | None:
-        """Return the number of samples for all ranks together; None: not known."""
+        """Return the number of samples in the dataset for all ranks together; None if not known."""
         dataset = getattr(self.thing, "dataset", None)
         try:
             return None if dataset is None else len(dataset)
-        except Exception:  # from a class of the script, and it goes on without the number
+        except Exception:  # raised by a class of the script: the loop works without the number
             return None
 
     @property
     def samples(self) -> int:
-        """The samples in a batch of all ranks together; 0: not known."""
+        """The number of samples in a batch, for all ranks together; 0 if not known."""
         batches = getattr(self.thing, "batch_sampler", None)
         replicas = max((int(getattr(sampler, "num_replicas", 1)) for sampler in self._samplers()), default=1)
         return int(getattr(batches, "batch_size", None) or getattr(self.thing, "batch_size", None) or 0) * replicas
@@ -161,18 +161,18 @@ class Loader:
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether the workers of the epoch before make the batches of the next one."""
+        """Whether the workers of the previous epoch also make the batches of the next epoch."""
         stay = getattr(self.thing, "persistent_workers", False)
         return bool(stay) and getattr(self.thing, "_iterator", None) is not None
 
     def idle(self, begun: bool) -> bool:
-        """Return whether its workers wait for another pass than this epoch's. This epoch has not begun, or it is over because the script
-        has begun a pass."""
+        """Return whether the workers wait for a pass other than this epoch's. This is so if the epoch has not begun, or if it is over
+        because the script has begun a pass of its own."""
         return self._plain and self.listens and self.keeps_workers and (self._behind.taken_over or not begun)
 
     def set_epoch(self, within: Iterable[Any], epoch: int) -> None:
-        """Call `set_epoch` of each part that has it. within: what the loader consists of: a progress bar may be around it, and the sampler
-        deep in it."""
+        """Call `set_epoch` of each part that has the method. within: the objects in the loader. A progress bar may wrap the loader, and the
+        sampler may be deep inside."""
         batches = getattr(self.thing, "batch_sampler", None)
         inner = (getattr(self.thing, name, None) for name in ("sampler", "dataset"))
         further = (part for part in within if isinstance(part, Sampler))
@@ -188,14 +188,14 @@ class Loader:
         before: Callable[[], None] | None = None,
         watched: Watched | None = None,
     ) -> Iterator[Any]:
-        """Return an iterator over the next epoch. If the loader `skips`, it leaves out the first `skip` batches. states: generators of new
-        workers. before: called right before a sampler begins. watched: calls a function that takes the batch of a number, and notes what is
-        drawn."""
+        """Return an iterator over the next epoch. If the loader `skips`, its first `skip` batches are skipped. states: generator states for
+        new workers. before: called right before a sampler begins. watched: calls a function that takes a numbered batch, and records the
+        random numbers drawn for it."""
         self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
         draws = self.skips and not all(map(draws_at_its_start, self._samplers()))
         self._behind.watched = watched if draws else None  # batches of other loaders are watched already
-        if self._plain and self.listens and self.keeps_workers:  # the script may have started them
+        if self._plain and self.listens and self.keeps_workers:  # the script may have started the workers
             self.thing._iterator._index_sampler = self._behind
         with self._listened_to(), self._behind.ours(), _restarts_nothing(self.thing):
             live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
@@ -204,7 +204,8 @@ class Loader:
         return live
 
     def start(self, states: Mapping[int, Any]) -> None:
-        """Start persistent workers with these generators, for the next pass over the loader, whoever makes it."""
+        """Start persistent workers with these generator states, for the next pass over the loader. The loop or the script may make that
+        pass."""
         self._beginning.states = states
         with self._listened_to():
             self.thing._iterator = start(self.thing)
@@ -216,13 +217,14 @@ class Loader:
             listen_to(live, self.heard)
 
     def go_back(self) -> None:
-        """Drop the present iterator: it has gone too far."""
+        """Drop the present iterator, because it is beyond the wanted position."""
         if (self.stateful or self._plain) and hasattr(self.thing, "_iterator"):
             vars(self.thing)["_iterator"] = None
 
     def state(self, begun: bool) -> dict[str, Any]:
-        """Return the loader's own state; empty: it has none. (A torchdata loader that has not begun draws a seed when it is asked. A loader
-        of the script that has ended a pass may take what it loads for a place in the next one. Its attributes are restored anyhow.)"""
+        """Return the loader's own state; empty if it has none. (A torchdata loader that has not begun draws a seed when its state is read.
+        A script's loader that has ended a pass may take the loaded state for a position in the next pass. Its attributes are restored in
+        any case.)"""
         kind: Any = type(self.thing)
         asked = begun or not (self._torchs or of_script(kind))
         return dict(self.thing.state_dict()) if self.stateful and asked else {}
@@ -230,8 +232,8 @@ class Loader:
 
 @contextmanager
 def _restarts_nothing(loader: Any) -> Iterator[None]:
-    """Keep torchdata's loader of nodes from beginning an epoch within this block. Restored to the end of an epoch, it would begin the next
-    one by itself."""
+    """Keep torchdata's loader of nodes from beginning an epoch within this block. If it was restored to the end of an epoch, it would
+    otherwise begin the next epoch."""
     name = "restart_on_stop_iteration"
     held = vars(loader) if hasattr(loader, name) else {}
     kept = {name: held[name]} if name in held else {}

@@ -1,8 +1,9 @@
-"""Repeats random numbers for loaders that can only be replayed, and for samplers that do not draw everything at their start.
+"""Repeats random numbers for loaders that can only be replayed, and for samplers that draw during the epoch, not only at its start.
 
-Such a loader may draw from the rank's generators in the middle of an epoch: a shorter loader beside another begins anew, in another order.
-The training draws from them, too (dropout). So a generator's state before a batch is kept if the loader draws for that batch. It is left
-out if nothing else has drawn since the batch before. When the loader is replayed, it draws the same.
+Such a loader may draw from the rank's generators in the middle of an epoch. For example, a shorter loader next to another begins again,
+with a new order. The training draws from the same generators (dropout). So if the loader draws for a batch, the generator's state before
+that batch is saved. The state is left out if nothing else has drawn since the previous batch. When the loader is replayed, it draws the
+same numbers.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from ..state.tensors.in_place import Nested
 from ..state.values.type_adapters import packed
 
 MOST = 256
-"""Limit of batches of an epoch with such generators: some kB each, in each snapshot. What draws for all batches keeps no order, as a
-rule."""
+"""The most batches of an epoch for which generator states are saved. Each takes some kB in each snapshot. A loader that draws for every
+batch usually has no fixed order of samples."""
 
 
 class Draws:
-    """The generators' states of one epoch."""
+    """The saved generator states of one epoch."""
 
     def __init__(self, tells: bool = False, again: dict[int, Nested] | None = None) -> None:
-        """again: what was kept when these batches were taken before."""
+        """again: the states that were saved when these batches were taken the first time."""
         self.kept: dict[int, Nested] = {}
-        """By batch: states of generators by name, as bytes."""
+        """The states of generators as bytes, by batch number and generator name."""
         self.again = again or {}
         self._after: Nested = {}
         self._tells = tells
 
     def following(self, again: dict[int, Nested] | None = None) -> Draws:
-        """Return the draws of the next epoch, or of this one again."""
+        """Return a new object for the next epoch, or for a replay of this epoch."""
         return Draws(self._tells, again)
 
     def watched(self, number: int, take: Callable[[], Any]) -> Any:
-        """Return what `take` returns, as batch `number`."""
+        """Return the result of `take`, which takes batch `number`, and save the states of generators from which `take` draws."""
         if known := self.again.get(number):
             restore_host(collect_host() | {name: _generator(name, state) for name, state in known.items()})
         before = _states()
@@ -64,7 +65,7 @@ class Draws:
 
 
 def _states() -> dict[str, Any]:
-    """Return the states of the generators. Each batch compares them twice."""
+    """Return the states of the generators. They are compared twice for each batch."""
     told: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
     if "numpy" in sys.modules:
         state: Any = np.random.get_state()

@@ -1,6 +1,7 @@
-"""The state of a data loader that changes as it runs: its random generators, its counters, and what it shuffles, fills or makes on demand.
+"""The state of a data loader that changes as it runs: its random generators, its counters, and values that it shuffles, fills or creates on
+demand.
 
-It is searched for in the loader and all its parts: datasets, samplers, transforms, and what functions and methods among these refer to.
+The loader and all its parts are searched: datasets, samplers, transforms, and everything to which their functions and methods refer.
 """
 
 from __future__ import annotations
@@ -26,31 +27,32 @@ from .shared_memory import bytes_of
 from .value_holders import Bag, Given, Holder, OfClass, Variables
 
 _HOLDERS = 1024
-"""At most so many objects are searched: loaders and datasets may hold everything."""
+"""The most objects that are searched. A loader or dataset may refer to any number of objects."""
 _FEW = 64
-"""In a longer list, only parts that give samples, can be called or draw are searched. The rest of it is data."""
+"""The most parts of a list that are all searched. Of a longer list, only parts that give samples, can be called or draw are searched. The
+others are data."""
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
-"""Classes that code names for another reason than the values that they hold. (A module that is a transform is found itself.)"""
+"""Classes that code refers to for a reason other than their values. (The search finds a module that is used as a transform by itself.)"""
 _VALUES = (list, dict, set, deque)
 _DATA = frozenset((*_VALUES, tuple, np.ndarray, torch.Tensor))
 _CALLING = type(iter(int, 1))
 
 
 class Own:
-    """The changing state of `holders` and all their parts, by names that are the same after a restart."""
+    """The changing state of `holders` and all their parts, under names that a restart does not change."""
 
     def __init__(self, stateful: bool = False, /, **holders: Any) -> None:
-        """stateful: an object with a `state_dict` is restored by that, unless its class is the script's."""
+        """stateful: an object with a `state_dict` is restored by its own `load_state_dict`, unless the script wrote its class."""
         self._stateful = stateful
         self._known = Known()
         self._holders: list[Holder] = []
         self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
         self._claimed: set[tuple[int, str]] = set()
-        """Module variables that have a place: several functions may name one."""
+        """Module variables that already have a place (`held_values.py`). Several functions may refer to the same variable."""
         self._shared: list[tuple[str, Any]] | None = None
         self._functions = 0
-        """How many functions were read, also those without a place."""
+        """The number of functions that were read, including those without a place."""
         todo = deque(holders.items())
         if holders:
             self._hold(Given("", holders, self._known, whole=True, told=True))
@@ -76,7 +78,7 @@ class Own:
         return [value for holder in self._holders[1:] for value in holder.values()]
 
     def things(self) -> list[Any]:
-        """Return all things that have places."""
+        """Return all objects that have places."""
         return [holder.thing for holder in self._holders]
 
     def collect(self) -> dict[str, Any]:
@@ -87,8 +89,8 @@ class Own:
             holder.restore(kept.get(holder.name, {}))
 
     def loaded(self, kept: Mapping[str, Any], load: Callable[[], None]) -> set[tuple[str, str]]:
-        """Restore `kept`, then call `load`, the loader's own function. Return the places that it has set, by holder. They may tell the
-        loader where its next pass begins."""
+        """Restore `kept`, then call `load`, the loader's own function. Return the places that `load` has set, each after its holder's name.
+        They may tell the loader where its next pass begins."""
         self.restore(kept)
         before = self.collect()
         load()
@@ -107,20 +109,21 @@ class Own:
         self.restore(wanted)
 
     def shared(self) -> dict[str, bytes]:
-        """Return the bytes of the small values that several processes share, by name. These values must exist at the first call."""
+        """Return the bytes of the small values that several processes share, by name. Values created after the first call are not
+        included."""
         if self._shared is None:
             self._shared = [each for holder in self._holders for each in holder.shared()]
         return {name: bytes_of(value) for name, value in self._shared}
 
     def lost(self) -> list[str]:
-        """Return the names of what has changed since the last call and cannot be restored."""
+        """Return the names of values that have changed since the last call and can't be restored."""
         found = [name for holder in self._holders for name in holder.lost]
         for holder in self._holders:
             holder.lost.clear()
         return found
 
     def _look(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the parts of the thing. If it has places, it becomes a holder."""
+        """Yield the parts of the object. If it has places, also add it to the holders."""
         match thing:
             case list() | tuple() | deque():
                 yield from ((at, part) for at, part in enumerate(thing) if len(thing) <= _FEW or _works(part))
@@ -136,7 +139,7 @@ class Own:
                 yield from parts.items()
             case MethodType() | BuiltinMethodType() | MethodWrapperType():
                 yield from self._bound(name, thing.__self__)
-            case _ if type(thing) is _CALLING:  # exhausted, it has nothing left to call
+            case _ if type(thing) is _CALLING:  # an exhausted iterator has no function left to call
                 yield from (("call", part) for part in thing.__reduce__()[1][:1])
             case FunctionType():
                 yield from self._function(name, thing)
@@ -149,8 +152,8 @@ class Own:
                 yield from self._object(name, thing)
 
     def _bound(self, name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what a method belongs to, which may be a value: `Random(3).random`, `[1, 2].pop`. The rank's own generators are left
-        out."""
+        """Yield the object to which a method is bound. It may be a value, as in `Random(3).random` or `[1, 2].pop`. The rank's own
+        generators are left out."""
         if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in OF_THE_RANK):
             return
         if isinstance(owner, (*GENERATORS, *_VALUES, Iterator)):
@@ -171,7 +174,7 @@ class Own:
         yield from self._class(name, kind)
 
     def _class(self, name: str, kind: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield what a class and its base classes hold for all their objects, and what their methods refer to."""
+        """Yield the values that a class and its base classes share among all objects, and the functions of the class's methods."""
         yield from methods(kind)
         for each in kind.__mro__:
             if (id(each), "") in self._claimed or not of_script(each):
@@ -195,7 +198,7 @@ class Own:
                 yield each.label, part
 
     def _claim(self, variable: Named) -> bool:
-        """Return whether no earlier function has named the variable."""
+        """Return whether no earlier function has referred to the variable."""
         where = id(variable.around), variable.name
         if where in self._claimed:
             return False
@@ -209,17 +212,17 @@ def _is_kept_alike(place: tuple[str, str], one: Mapping[str, Any], other: Mappin
 
 
 def _gives(thing: Any) -> bool:
-    """Return whether it gives samples, or says which."""
+    """Return whether the object gives samples, or chooses them."""
     return not isinstance(thing, (type, ModuleType)) and any(
         hasattr(type(thing), name) for name in ("__iter__", "__getitem__")
     )
 
 
 def _works(part: Any) -> bool:
-    """Return whether a part of a long list is not data. A dataset may list a million pairs of a file and a number."""
+    """Return whether a part of a long list is not data. A dataset may be a list of a million pairs of file and number."""
     return type(part) not in _DATA and _acts(part)
 
 
 def _acts(thing: Any) -> bool:
-    """Return whether it gives samples, makes them, or draws."""
+    """Return whether the object gives samples, makes them, or draws random numbers."""
     return type(thing) not in PLAIN and (_gives(thing) or callable(thing) or isinstance(thing, GENERATORS))

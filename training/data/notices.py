@@ -1,4 +1,4 @@
-"""What a rank reports about its data, each once: a place in the data was restored at a cost, or not at all."""
+"""Messages of a rank about its data, each reported once: restoring a position in the data was costly, or was not possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOADER_DIFFERS = (
 )
 
 _MOST = 2
-"""At the beginning, so many steps may do nothing that can be seen: their batches are read ahead."""
+"""The most steps at the beginning without a visible computation. Their batches count as read ahead."""
 _READ_AHEAD = (
     "The first step of this loop computed no gradient before the loop took the next batch. If something around session.batches reads ahead "
     "(a prefetcher), a recovery leaves batches out. Put it inside, as in session.batches(lambda: Prefetcher(loader), …), or leave reading "
@@ -42,10 +42,10 @@ _GOES_ON = (
 
 class Notices:
     def __init__(self, first: bool = False) -> None:
-        """first: this is the first rank. The other ranks report only what may be true of them alone."""
+        """first: this is the first rank. The other ranks report only events that may concern them alone."""
         self._first = first
         self._lost: set[str] = set()
-        """Names of what was reported as changed."""
+        """Names of the values that were reported as changed."""
         self._said: set[str] = set()
 
     def _once(self, which: str, sentence: str) -> None:
@@ -54,7 +54,7 @@ class Notices:
             say(sentence)
 
     def lost(self, names: Iterable[str]) -> None:
-        """Report what has changed and cannot be kept. names: of all such values."""
+        """Report values that have changed and can't be saved. names: the names of all such values so far."""
         new = [name for name in names if name not in self._lost]
         self._lost.update(new)
         if new and self._first:
@@ -85,8 +85,8 @@ class Notices:
         )
 
     def ended(self, promised: int | None, steps: int) -> None:
-        """Report an epoch that had another number of steps than promised. promised: the number that the loop was told; None: it was told
-        none, or a certain one."""
+        """Report an epoch whose number of steps differs from the promised number. promised: the number that the loop was told; None if it
+        was told none, or a number that is certain."""
         if self._first and promised not in (None, steps):
             self._once(
                 "ended",
@@ -97,26 +97,27 @@ class Notices:
 
 
 class ReadAhead:
-    """Detects that something around `session.batches`, such as a prefetcher, takes batches ahead of the training. Each batch that is taken
-    ends a step, so the snapshots then belong to another batch than they say.
+    """Detects that code around `session.batches`, such as a prefetcher, takes batches ahead of the training. Each batch taken ends a step,
+    so each snapshot would then have the number of a later batch.
 
-    This cannot be known for certain from within. The sign is a first step without a gradient, before a step with one."""
+    This can't be detected with certainty from inside. The sign is a first step without a gradient, followed by a step with one.
+    """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]) -> None:
-        """Without an optimizer, nothing is reported. Make this object in the thread of the loop."""
+        """Without an optimizer, nothing is reported. Create this object in the thread of the training loop."""
         self._optimizers, self._say = list(optimizers), say
         self._thread = threading.get_ident()
         self._left = _MOST + 1 if self._optimizers else 0
-        """Steps that are still watched."""
+        """The number of steps that are still watched."""
         self._nodes = 0
 
     def gives(self) -> None:
-        """Called right before a batch is given to the loop."""
+        """Called right before the loop gets a batch."""
         if self._left:
             self._nodes = _nodes()
 
     def gave(self, reported: bool) -> None:
-        """Called when the loop takes the next batch. reported: the loop has reported figures meanwhile."""
+        """Called when the loop asks for the next batch. reported: the loop has reported figures for this step."""
         if not self._left:
             return
         first = self._left == _MOST + 1
@@ -136,27 +137,27 @@ class ReadAhead:
 
 
 def _nodes() -> int:
-    """Return the number of the next node that this thread adds to a graph of gradients. A forward pass adds some, even if the optimizer
-    leaves its step out or the gradients are gone by now."""
+    """Return the number of the next node that this thread adds to an autograd graph. A forward pass adds nodes, even if the optimizer skips
+    its step or the gradients are already deleted."""
     return torch.autograd._get_sequence_nr()
 
 
 class Beside:
-    """Finds iterators that the loop continues from step to step, beside the batches that it is given."""
+    """Finds iterators that the loop continues from step to step, besides the batches that the session gives it."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say: Callable[[str], None] | None = say
-        """None: it was reported."""
+        """The function that reports; None after the report."""
         self._made: list[weakref.ref[Any]] = []
         self._before: dict[int, Any] = {}
-        """How far each iterator was before the present step, by id."""
+        """The progress of each iterator before the present step, by id."""
         self._moved: set[int] = set()
-        """Ids of iterators that have given something in a step and still exist."""
+        """Ids of existing iterators that have given a batch within a step."""
         self._of_the_script = True
-        """Iterators that are made now are the script's. Between two steps the Session makes its own."""
+        """Whether iterators created now belong to the script. Between two steps the Session creates its own."""
 
     def made(self, iterator: Any) -> None:
-        """Note that a DataLoader has made an iterator."""
+        """Record that a DataLoader has created an iterator."""
         if self._say is not None and self._of_the_script:
             self._made.append(weakref.ref(iterator))
 
@@ -165,21 +166,21 @@ class Beside:
         self._of_the_script = False
 
     def gives(self) -> None:
-        """Called right before a batch is given to the loop."""
+        """Called right before the loop gets a batch."""
         self._of_the_script = True
         self._made = [each for each in self._made if each() is not None]
         self._before = {id(each()): _reached(each()) for each in self._made}
         self._moved &= self._before.keys()
 
     def gave(self) -> None:
-        """Called when the loop takes the next batch."""
+        """Called when the loop asks for the next batch."""
         self._of_the_script = False
         for iterator in (each() for each in self._made):
             known = self._before.get(id(iterator))
             if iterator is None or known is None or _reached(iterator) == known:
                 continue
             order, given = _reached(iterator)
-            if order != known[0] or given < known[1]:  # another pass, by persistent workers
+            if order != known[0] or given < known[1]:  # a new pass by persistent workers
                 continue
             if self._say is not None and id(iterator) in self._moved:
                 self._say(_GOES_ON.format(samples=type(iterator._dataset).__name__))
@@ -189,5 +190,5 @@ class Beside:
 
 
 def _reached(iterator: Any) -> tuple[int, int]:
-    """Return the pass of a torch iterator, and how many batches it has given in it."""
+    """Return the id of a torch iterator's pass, and the number of batches that it has given in that pass."""
     return id(iterator._sampler_iter), iterator._num_yielded

@@ -1,4 +1,4 @@
-"""Which parts of a data loader the script has written itself, and which variables of its modules that code names."""
+"""Tells which parts of a data loader the script itself has written, and to which variables of its modules the code refers."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ..warm import side_effects
 
 BAGS = (SimpleNamespace, argparse.Namespace, threading.local)
-"""Classes of libraries whose objects have attributes that the script sets."""
+"""Library classes whose objects get their attributes from the script."""
 _READS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"))
 _PARTS = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"))
 _BETWEEN = frozenset(("COPY", "DUP_TOP", "CACHE", "PUSH_NULL"))
-"""Instructions between a name and its part, as in `config.level += 1`."""
+"""Instructions that may stand between a name and its attribute, as in `config.level += 1`."""
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
 installed = functools.cache(side_effects.installed)
-"""Cached by file: a file has many functions."""
+"""Whether a file is Python's, an installed package's or this program's. Cached by file, because a file has many functions."""
 
 
 class Named(NamedTuple):
     """A variable of a module."""
 
     label: str
-    """As the code names it: `level`, or `config.level`."""
+    """The name that the code uses: `level`, or `config.level`."""
     around: dict[str, Any]
     """All variables of the module."""
     name: str
 
     @property
     def value(self) -> Any:
-        """The variable's value; None: it does not exist yet."""
+        """The variable's value; None if it does not exist yet."""
         return self.around.get(self.name)
 
     @property
@@ -50,18 +50,18 @@ class Named(NamedTuple):
 
 
 def names_of(function: FunctionType) -> list[Named]:
-    """Return the variables of the script's modules that a function names, in an order that is the same after a restart."""
+    """Return the variables of the script's modules to which a function refers, in an order that a restart does not change."""
     return [_found(function.__globals__, path) for path in _named_in(function.__code__)]
 
 
 @functools.cache
 def _named_in(code: CodeType) -> list[tuple[str, ...]]:
-    """Return the paths that code names. Cached: each worker looks through the same code."""
+    """Return the dotted names to which code refers. Cached, because each worker reads the same code."""
     return sorted(set(_paths(code)))
 
 
 def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Yield what code names of its module: `config.level` as two parts."""
+    """Yield the names in the module to which code refers, split at the dots: `config.level` as two parts."""
     path: tuple[str, ...] = ()
     for each in dis.get_instructions(code):
         if each.opname in _BETWEEN:
@@ -78,7 +78,7 @@ def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _found(around: dict[str, Any], path: tuple[str, ...]) -> Named:
-    """Return the first variable on a path that is not a module of the script, or the end of the path."""
+    """Return the first variable on a path that is not a module of the script. If there is none, return the end of the path."""
     at = 1
     while at < len(path) and _is_script_module(module := around.get(path[at - 1])):
         around, at = vars(module), at + 1
@@ -90,7 +90,7 @@ def _is_script_module(thing: Any) -> bool:
 
 
 def methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the methods that the script has written, also those of base classes."""
+    """Yield the methods that the script has written, including those of base classes."""
     for each in kind.__mro__:
         for name, method in vars(each).items():
             for function in _functions(method):
@@ -99,13 +99,13 @@ def methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _functions(method: Any) -> Iterator[FunctionType]:
-    """Yield the functions in a method, a property, or a method whose results are cached."""
+    """Yield the functions inside a method, a property, or a method with cached results."""
     if isinstance(method, property):
         parts: tuple[Any, ...] = (method.fget, method.fset, method.fdel)
     else:
         parts = (getattr(method, "__func__", getattr(method, "func", method)),)
     for part in parts:
-        if isinstance(part, FunctionType | functools._lru_cache_wrapper):  # made by a decorator
+        if isinstance(part, FunctionType | functools._lru_cache_wrapper):  # created by a decorator
             part = vars(part).get("__wrapped__", part)
         if isinstance(part, FunctionType):
             yield part
@@ -113,12 +113,12 @@ def _functions(method: Any) -> Iterator[FunctionType]:
 
 @functools.cache
 def of_script(kind: Any) -> bool:
-    """Return whether the script has written this very class, or one that it derives from."""
+    """Return whether the script has written this class itself, or a class from which it derives."""
     return not installed(side_effects.module_file(kind)) or any(methods(kind))
 
 
 def is_own(thing: Any) -> bool:
-    """Return whether it is an object that has attributes of the script, and does not belong to the training."""
+    """Return whether the object has attributes set by the script, and does not belong to the training."""
     kind: Any = type(thing)
     if kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
         return False
@@ -126,16 +126,16 @@ def is_own(thing: Any) -> bool:
 
 
 def apart(thing: Any) -> bool:
-    """Return whether it belongs to the training or to this package, or is an iterator of torch's."""
-    if issubclass(type(thing), torch.nn.Module):  # its own parameters() may be another function
+    """Return whether the object belongs to the training or to this package, or is one of torch's iterators."""
+    if issubclass(type(thing), torch.nn.Module):  # the module's own `parameters` may be another function
         return next(torch.nn.Module.parameters(thing), None) is not None
     ours = str(type(thing).__module__).startswith(f"{__package__.partition('.')[0]}.")
     return ours or issubclass(type(thing), (torch.optim.Optimizer, _BaseDataLoaderIter))
 
 
 def goes_on_with(kind: type, name: str) -> bool:
-    """Return whether the class's `__iter__` uses an attribute of that name without making it anew first. tqdm.auto's class keeps one for
-    `async for` alone."""
+    """Return whether the class's `__iter__` reads the attribute before setting it. tqdm.auto's class keeps such an attribute only for
+    `async for`."""
     code = getattr(kind.__iter__, "__code__", None)  # type: ignore[attr-defined]
     if code is None:
         return True

@@ -1,7 +1,7 @@
 """Values that a rank shares with its data loader's workers.
 
-The rank restores them before it starts workers. A worker must not restore them: it would write the values after its own last batch, while
-the others read them.
+The rank restores them before it starts workers. A worker must not restore them: it would write the values from after its own last batch,
+while the other workers read them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..state.values import ctypes_values
 from ..state.values.ctypes_values import is_c, size_of
 
 _FEW = 256
-"""Shared values are looked for among at most so many values."""
+"""The most values in a container that is searched for shared values."""
 _LARGE = 128
-"""A value of so many bytes is not a counter, but a cache."""
+"""The least number of bytes of a shared value that counts as a cache. A smaller value counts as a counter."""
 _ELEMENTS = (torch.Tensor, np.ndarray)
 
 
 def is_shared(value: Any) -> bool:
-    """Return whether other processes see what changes in it, or in a part of it."""
+    """Return whether other processes see changes of the value, or of a part of it."""
     kind = type(value)
     if kind in PLAIN:
         return False
@@ -40,7 +40,7 @@ def is_shared(value: Any) -> bool:
 
 
 def is_counter(value: Any) -> bool:
-    """Return whether it is shared, and so small that each batch can look at its bytes."""
+    """Return whether the value is shared, and so small that its bytes can be compared at each batch."""
     kind = type(value)
     small = (size_of(value) if is_c(kind) else value.nbytes if isinstance(value, _ELEMENTS) else _LARGE) < _LARGE
     return small and is_shared(value)
@@ -54,7 +54,7 @@ def bytes_of(counter: Any) -> bytes:
 
 
 def _lies_in_shared(array: Any) -> bool:
-    """Return whether its memory is that of `multiprocessing.Array`, of `SharedMemory` or of a file."""
+    """Return whether the array lies in the memory of `multiprocessing.Array`, of `SharedMemory` or of a file."""
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base

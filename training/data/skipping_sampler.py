@@ -1,4 +1,4 @@
-"""A data loader's sampler that starts at some batch of the epoch."""
+"""A data loader's sampler that can start at a later batch of the epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRAW_AT_THEIR_START = (
     sampler.BatchSampler,
     DistributedSampler,
 )
-"""Samplers that draw for the whole epoch at its start, from the rank's generators. So their order does not depend on what the training
+"""Samplers that draw for the whole epoch at its start, from the rank's generators. Their order does not depend on numbers that the training
 draws later."""
 _OVER = object()
 
@@ -31,7 +31,7 @@ def draws_at_its_start(found: Any) -> bool:
 
 
 class Behind:
-    """Wraps a loader's sampler. When it is iterated next, it calls `before` and then leaves out the first `skip` batches."""
+    """Wraps a loader's sampler. At the next iteration, it calls `before` and then skips the first `skip` batches."""
 
     def __init__(self, sampler: Iterable[Any]) -> None:
         self._whole = sampler
@@ -40,22 +40,22 @@ class Behind:
         self.watched: Watched | None = None
         self._begun: Iterator[Any] = iter(())
         self._number = 0
-        """How many batches the sampler has given."""
+        """The number of batches that the sampler has given."""
         self.checksums = Checksums()
         """Checksums of the batches that the sampler has given."""
         self._is_ours = False
         self.taken_over = False
-        """The script, not the loop, has begun the sampler last."""
+        """Whether the script, not the loop, was the last to start the sampler."""
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Within this block, the loop begins the sampler, not the script."""
+        """Within this block, the loop starts the sampler, not the script."""
         self._is_ours, self.taken_over = True, False
         yield
         self._is_ours = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the sampler. A loader may call this twice before it takes anything."""
+        """Start the sampler. A loader may call this twice before it takes the first batch."""
         if not self._is_ours:
             self.taken_over = True
             return iter(self._whole)
@@ -81,11 +81,11 @@ class Behind:
         return len(self._whole)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the sampler: `set_epoch`, a sampler of its own, `batch_size`."""
+        """Return an attribute of the wrapped sampler, such as `set_epoch`, its inner sampler, or `batch_size`."""
         return getattr(self._whole, name)
 
     def leave_out(self) -> None:
-        """Leave out the batches now, if that was not done yet: some samplers draw with their first batch."""
+        """Skip the batches now, if that has not happened yet: some samplers draw with their first batch."""
         skip, self.skip, self.before = self.skip, 0, None
         for _ in range(skip):
             self._next()

@@ -1,4 +1,5 @@
-"""Holders: the objects, functions and classes of a data loader that have places for values. `loader_state.py` finds them."""
+"""Holders: the objects, functions and classes of a data loader with places (attributes and variables) for values. `loader_state.py` finds
+them."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from .script_code import Named, is_own
 from .shared_memory import is_counter, is_shared
 
 _VALUES = frozenset((list, tuple, set, deque, np.ndarray, torch.Tensor, *MAPPINGS))
-"""Types of module variables that are restored, beside plain values and generators. Objects in module variables are not the loader's
-alone."""
+"""Types of module variables that are restored, besides plain values and generators. Other objects in module variables may also be used
+outside the loader."""
 _DEFAULTS = ("__defaults__", "__kwdefaults__")
 
 
@@ -31,17 +32,17 @@ class Holder:
     """An object whose attributes are places."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
-        """whole: all its values count, not only its generators. told: the thing is the script's. Objects of any class are kept, and what
-        cannot be restored is reported."""
+        """whole: save all values, not only the generators. told: the object is the script's own. Then objects of any class are saved, and
+        values that can't be restored are reported."""
         self.name, self.thing = name, thing
         self._holders, self._whole, self._told = holders, whole, told
         self._places: dict[str, Place] = {}
         self._last: dict[str, Any] = {}
-        """What the places held last, if nothing of it changes by itself."""
+        """The last values of all places, if no value changes while it is the same object; otherwise empty."""
         self.lost: list[str] = []
         self.reads = True
-        """Whether its files belong to this process. Files that workers read are the workers', and all processes share one position in
-        them."""
+        """Whether the holder's open files belong to this process. If workers read the files, all processes share one file position, so it
+        is not restored."""
 
     def live(self) -> dict[str, Any]:
         found = getattr(self.thing, "__dict__", {})
@@ -57,7 +58,7 @@ class Holder:
         object.__delattr__(self.thing, name)
 
     def begin(self) -> None:
-        """Take the present values as those at the beginning. Call this when all holders are known."""
+        """Record the present values as those of the loop's begin. Call this when all holders are known."""
         self._places = {
             name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
         }
@@ -78,7 +79,7 @@ class Holder:
         ]
 
     def shared(self) -> Iterator[tuple[str, Any]]:
-        """Yield counters and similar values that several processes share."""
+        """Yield counters and similar small values that several processes share, each after its name."""
         yield from ((self._called(name), value) for name, value in self.live().items() if is_counter(value))
 
     def values(self) -> Iterator[Any]:
@@ -111,7 +112,7 @@ class Holder:
     def restore(self, kept: Mapping[str, Kept]) -> None:
         held = dict(self._looked_at())
         others = self.live().keys() - held.keys()
-        """Attributes that are not looked at: an iterator of torch's where there was none."""
+        """Attributes that are not saved, such as a new iterator of torch's."""
         for name in dict.fromkeys((*held, *self._places, *kept)):
             if name in others:
                 continue
@@ -126,7 +127,7 @@ class Holder:
 
 
 class Given(Holder):
-    """The objects with which the search began, as the loader may be a list; or the arguments of a functools.partial."""
+    """The objects with which the search began (they may include lists), or the arguments of a functools.partial."""
 
     def live(self) -> dict[str, Any]:
         return dict(self.thing)
@@ -138,7 +139,7 @@ class Given(Holder):
 
 
 class Bag(Holder):
-    """An object of a library's class that has nothing but attributes, all of them set by the script."""
+    """An object of a library's class that consists only of attributes, all set by the script."""
 
     def put(self, name: str, value: Any) -> None:
         vars(self.thing)[name] = value
@@ -148,7 +149,7 @@ class Bag(Holder):
 
 
 class Variables(Holder):
-    """Variables that a function takes from the functions around it. For a function of the script, also the module variables that it names,
+    """Variables that a function takes from enclosing functions. For a function of the script, also the module variables to which it refers,
     and its attributes."""
 
     def __init__(self, name: str, thing: Any, holders: Known, names: list[Named], told: bool) -> None:
@@ -159,7 +160,7 @@ class Variables(Holder):
 
     @property
     def holds(self) -> bool:
-        """Whether it has a place, or may get one for a variable that does not exist yet."""
+        """Whether the function has a place, or may get one for a variable that does not exist yet."""
         return bool(self.live()) or any(each.name not in each.around for each in self._named.values())
 
     def live(self) -> dict[str, Any]:
@@ -171,14 +172,14 @@ class Variables(Holder):
         for name, cell in self._cells.items():
             try:
                 found[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
+            except ValueError:  # the variable is not assigned yet
                 continue
         if self._told and self.thing.__dict__:
             found |= {self._attribute(name): value for name, value in vars(self.thing).items()}
         return found
 
     def _attribute(self, name: str) -> str:
-        """Return the name of an attribute of the function itself. No variable can have this name."""
+        """Return the name for an attribute of the function itself. No variable can have this name."""
         return f"{self.thing.__name__}().{name}"
 
     def put(self, name: str, value: Any) -> None:
@@ -201,14 +202,14 @@ class Variables(Holder):
 
 
 class OfClass(Holder):
-    """Values that a class of the script has for all its objects."""
+    """Values of a class of the script that all its objects share."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
         super().__init__(name, thing, holders, whole, told)
         self._objects = {name for name, value in vars(thing).items() if is_own(value)}
         self._names: list[str] = []
         self._count = -1
-        """How many attributes the class had when `_names` was made. Most are methods, so they are not looked at each time."""
+        """The number of attributes that the class had when `_names` was computed. Most are methods, so they are not checked each time."""
 
     def live(self) -> dict[str, Any]:
         attributes = vars(self.thing)

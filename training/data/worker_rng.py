@@ -1,7 +1,7 @@
-"""The generators of a data loader's workers: reported with each batch, and restored where new workers begin.
+"""The generators of a data loader's workers: workers report them with each batch, and new workers start with the reported states.
 
-A worker draws for what it loads (crops, noise) from its own generators, which go on from batch to batch. Each batch comes with the state of
-its worker's generators. So batches that were used already need not be loaded again:
+A worker draws for its samples (crops, noise) from its own generators, which continue from batch to batch. Each batch comes with the state
+of its worker's generators. So used batches need not be loaded again:
 
 worker: samples ─▶ collate ─▶ (batch, worker, state) ─▶ `Heard` keeps the state, and the next workers get it; the loop gets the batch
 """
@@ -20,18 +20,18 @@ from ..state.rng import collect_host, restore_host
 from .loader_state import Own
 
 _own = Own()
-"""The state that this worker's dataset and collate function have for themselves."""
+"""The state of this worker's own dataset and collate function."""
 _shared: dict[str, bytes] | None = None
-"""What the memory that this worker shares held after its last batch. None: the rank may rightly have changed it since, between two
+"""The bytes of this worker's shared values after its last batch. None: the rank may have changed the values since then, between two
 epochs."""
 
 
 class Generators:
-    """The states of a worker's generators and counts after a batch. (Not a tuple or a mapping: torch's code for pinned memory leaves this
-    object as it is.)"""
+    """The states of a worker's generators and counters after a batch. (The class is no tuple or mapping, so that torch's code for pinned
+    memory leaves it unchanged.)"""
 
     def __init__(self, moved: Sequence[str] = ()) -> None:
-        """moved: names of shared values that were changed for this batch, or since the last one."""
+        """moved: names of shared values that were changed for this batch, or since the last batch."""
         host = collect_host()
         # A tensor would be sent as a file descriptor.
         self.state = {
@@ -39,11 +39,11 @@ class Generators:
             "own": _own.collect(),
         }
         self.lost = [*_own.lost(), *moved]
-        """What has changed, and cannot be restored."""
+        """Names of values that have changed and can't be restored."""
 
 
 class Made(NamedTuple):
-    """A batch, and the worker that made it. (torch puts a named tuple into pinned memory part by part.)"""
+    """A batch, and the worker that made it. (torch copies each field of a named tuple into pinned memory.)"""
 
     batch: Any
     worker: int
@@ -51,7 +51,7 @@ class Made(NamedTuple):
 
 
 class Telling:
-    """A loader's `collate_fn` in a worker: it adds the states of the worker's generators to each batch."""
+    """A loader's `collate_fn` in a worker. It adds the states of the worker's generators to each batch."""
 
     def __init__(self, collate: Callable[[Any], Any], stays: bool = False) -> None:
         """stays: the worker is persistent."""
@@ -70,7 +70,7 @@ class Telling:
 
 
 class Beginning:
-    """Calls a loader's `worker_init_fn`, and then restores the generators of those workers that `states` knows."""
+    """Calls a loader's `worker_init_fn`, and then restores the worker's generators if `states` has them."""
 
     def __init__(self) -> None:
         self.begin: Callable[[int], None] | None = None
@@ -93,16 +93,16 @@ class Beginning:
 
 
 class Heard:
-    """What the workers have reported last."""
+    """The last reports of the workers."""
 
     def __init__(self) -> None:
         self.states: dict[int, Any] = {}
-        """The generators of each worker after its last batch."""
+        """The generator states of each worker after its last batch."""
         self.lost: list[str] = []
-        """What has changed, and cannot be restored."""
+        """Names of values that have changed and can't be restored."""
 
     def batch(self, made: Any) -> Any:
-        """Return the batch without what its worker reports with it, and keep the report."""
+        """Return the batch without the worker's report, and keep the report."""
         if not isinstance(made, Made):
             return made
         self.states[made.worker] = made.generators.state
@@ -111,7 +111,7 @@ class Heard:
 
 
 def listen_to(live: Any, heard: Heard) -> None:
-    """Make the iterator give plain batches, whoever iterates over it. `heard` gets what the workers report."""
+    """Make the iterator return plain batches to any caller. `heard` gets the workers' reports."""
     if isinstance(live, _BaseDataLoaderIter):
         if not isinstance(live, _Listened):
             live.__class__ = _LISTENED(type(live))

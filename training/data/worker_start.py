@@ -1,13 +1,13 @@
-"""What persistent workers were started with.
+"""The values with which persistent workers were started.
 
-Such workers have the dataset and the collate function as these were when the workers were started. What the loop changes in them later
-(`set_epoch`, `dataset.strength = …`) does not reach the workers. So the workers that replace them are started from the same values:
+Such workers have copies of the dataset and the collate function from the time of their start. Later changes by the loop (`set_epoch`,
+`dataset.strength = …`) do not reach the workers. So a recovery starts the new workers from the same values:
 
 the first epoch: values ─▶ kept ─▶ workers          a recovery: kept ─▶ values ─▶ workers; then the values of the restored step
 
-A start of workers draws a seed from the rank's generators; a further pass by the same workers draws none. So a recovery starts the workers
-that had been started, and what this start draws does not count. `Started` does this for loaders that `session.batches` does not know, such
-as one for an evaluation.
+A start of workers draws a seed from the rank's generators. A further pass by the same workers draws none. So a recovery starts all workers
+that had been started, and then restores the generators. `Started` does this for loaders that `session.batches` does not know, such as a
+loader for an evaluation.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from ..state.tensors.in_place import Nested
 from .loader_state import Own
 
 _SENT = ("dataset", "collate_fn", "worker_init_fn")
-"""Attributes of a loader that its workers get."""
+"""Attributes of a loader that are copied to its workers."""
 
 
 class AtStart:
     def __init__(self, things: Iterable[Any], listened: Any) -> None:
-        """things: what the loader consists of. Other loaders with persistent workers may be among it. listened: the loader whose workers
-        report their generators, which is restored otherwise."""
+        """things: the objects in the loader, which may include further loaders with persistent workers. listened: the loader whose workers
+        report their generators; other code restores its workers."""
         self.loaders = stays = [each for each in things if isinstance(each, DataLoader) and each.persistent_workers]
         self._own = Own(**{f"{at}.{name}": getattr(each, name) for at, each in enumerate(stays) for name in _SENT})
         self._others: list[Any] = [each for each in stays if each is not listened and not hasattr(each, "state_dict")]
         self._kept: Nested | None = None
-        """None: no workers were started."""
+        """The values from the start of the workers. None: no workers were started."""
         self._before: list[bool] = []
-        """For each other loader: whether it had workers when the epoch began."""
+        """Whether each other loader had workers when the epoch began."""
 
     def look(self) -> bool:
-        """Called at the beginning of an epoch. Returns whether another loader has workers of the epoch before."""
+        """Return whether another loader has workers of the previous epoch. Called at the beginning of an epoch."""
         self._before = self._have_workers()
         return any(self._before)
 
@@ -49,7 +49,7 @@ class AtStart:
         return [each._iterator is not None for each in self._others]
 
     def keep(self) -> None:
-        """Keep what workers get. Called right before workers are started."""
+        """Save the values that workers get. Called right before workers are started."""
         self._kept = self._own.collect()
 
     def state(self) -> Nested:
@@ -59,47 +59,48 @@ class AtStart:
         self._kept, self._before = state["own"], state["before"]
 
     def let_go(self) -> None:
-        """Release the workers of other loaders: a recovery starts them again, as in a new process."""
+        """Release the workers of other loaders. A recovery starts them again, as a new process does."""
         for each in self._others:
             each._iterator = None
 
     def put_back(self) -> None:
-        """Restore all that workers get to what it was when the workers were started. Start the workers of other loaders: what this draws
-        does not belong to the epoch."""
+        """Restore the values that workers get to those of the workers' start. Then start the workers of other loaders. The caller restores
+        the generators from which this draws."""
         if self._kept is not None:
             self._own.restore(self._kept)
         self.start(self._before)
 
     def start(self, had_workers: list[bool]) -> None:
-        """Start workers of other loaders that had some, and have none."""
+        """Start the workers of each other loader that had workers and has none now."""
         for each, had in zip(self._others, had_workers, strict=False):
             if had and each._iterator is None:
                 each._iterator = start(each)
 
 
 _Key = tuple[str, int]
-"""Identifies a loader, also after a restart: its description, and its number among loaders of that description, in the order of their first
+"""Identifies a loader, also after a restart: its description, and its number among loaders of the same description, counted by first
 start."""
 
 
 class Started:
-    """The loaders outside of `session.batches` that have started persistent workers. A source of state, of this rank alone."""
+    """The loaders outside of `session.batches` that have started persistent workers. They are saved as a source (a saved object) of this
+    rank alone."""
 
     def __init__(self, made: Callable[[Any], None]) -> None:
-        """made: called with each iterator that a DataLoader makes."""
+        """made: called with each iterator that a DataLoader creates."""
         self._tell_of = made
         self.apart: Sequence[Any] = ()
-        """Loaders that other code looks after."""
+        """Loaders that other code saves."""
         self._known: dict[_Key, weakref.ref[Any]] = {}
         self._owed: set[_Key] = set()
-        """Loaders that had workers in the restored state, and have none yet."""
+        """Loaders that had workers in the restored state and have not started any yet."""
         self._there: list[weakref.ref[Any]] | None = None
-        """The loaders that existed at the restore: an owed one is among them. A loader that the loop makes anew each time has had no
-        workers."""
+        """The loaders that existed at the restore. A loader in `_owed` is among them. A loader that the loop creates anew each time has had
+        no workers."""
         self.notice()
 
     def notice(self) -> None:
-        """Notice each start of a loader from now on."""
+        """From now on, call `_made` at each start of a loader."""
         global _original
         _original = _original or DataLoader._get_iterator
         DataLoader._get_iterator = functools.wraps(_original)(lambda loader: self._made(loader))  # type: ignore[method-assign]
@@ -125,8 +126,8 @@ class Started:
                 yield key, loader
 
     def _made(self, loader: Any) -> Any:
-        """Return what torch's own `_get_iterator` returns. If the loader had workers in the restored state, what their start draws does not
-        count."""
+        """Return what torch's own `_get_iterator` returns. If the loader had workers in the restored state, the random numbers drawn by
+        their start are undone."""
         if getattr(loader, "persistent_workers", False) and not any(loader is each for each in self.apart):
             key = self._key(loader)
             if key in self._owed:
@@ -155,19 +156,19 @@ _original: Any = None
 
 
 def _like(loader: Any) -> str:
-    """Return a description of the loader, as far as it is the same after a restart."""
+    """Return a description of the loader that a restart does not change."""
     dataset = loader.dataset
     kinds: Iterable[Any] = map(type, (loader, dataset, loader.sampler, loader.batch_sampler))
     try:
         length = -1 if isinstance(dataset, IterableDataset) else len(dataset)
-    except Exception:  # from a class of the script
+    except Exception:  # raised by a class of the script
         length = -1
     figures = length, loader.batch_size, loader.num_workers, loader.drop_last
     return " ".join([*(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), *map(str, figures)])
 
 
 def start(loader: Any) -> Any:
-    """Return an iterator with its workers, which load nothing yet. What the start draws does not count."""
+    """Return an iterator whose workers are started but load nothing yet. The generator's state is restored after the start."""
     held, which = vars(loader), "sampler" if loader.batch_sampler is None else "batch_sampler"
     generator = loader.generator or torch.default_generator
     drawn, theirs, held[which] = generator.get_state(), held[which], []
@@ -181,7 +182,7 @@ def start(loader: Any) -> Any:
 
 
 def behind_the_start(then: Callable[[], None]) -> Callable[[], None]:
-    """Return a function to be called where a sampler begins; it calls `then` from the second time on. A new iterator of torch's begins its
-    sampler before it starts workers, and again after that."""
+    """Return a function to be called when a sampler begins. It calls `then` from the second call on. A new iterator of torch's begins its
+    sampler twice: before it starts workers, and after that."""
     calls = iter((lambda: None,))
     return lambda: next(calls, then)()
