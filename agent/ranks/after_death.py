@@ -1,10 +1,10 @@
-"""Ends the processes that ranks have started, when the agent itself is killed: data loaders' workers, servers, programs.
+"""Ends the processes that ranks have started (data loaders' workers, servers, programs) when the agent itself is killed.
 
 Ranks die with their launcher, and the launcher dies with the agent. Processes that ranks have started may survive. So a tiny program
-outside the agent's process group waits for the agent's end. It finds these processes by the agent's token, which every descendant of a rank
-carries in its environment.
+outside the agent's process group waits until the agent is dead. It finds these processes by the agent's token, which every descendant of a
+rank has in its environment.
 
-    agent ──a pipe, which the kernel closes at its death──▶ this file, as a program ──SIGKILL──▶ every process with the token
+    agent ──a pipe, which the kernel closes when the agent dies──▶ this file, as a program ──SIGKILL──▶ every process with the token
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import time
 from contextlib import suppress
 
 TRIES_S = 30.0
-"""How long the program looks for processes that survive SIGKILL, or that start others meanwhile."""
+"""Seconds that the program keeps killing: a process may survive SIGKILL for a while, or start others meanwhile."""
 TIDY_S = 5.0
-"""How long processes may take to clean up after killed ones. Python's take 20 ms; torch's rests 2 s before it ends."""
+"""Seconds that clean-up processes may take after other processes were killed. Python's takes 20 ms; torch's sleeps 2 s before it exits."""
 _LOOK_S = 0.05
 _IN_ORDER = b"in order\n"
 
 
 class AfterDeath:
     def __init__(self, token: str) -> None:
-        """token: in the environment of every rank of this agent."""
+        """token: a text that every rank of this agent has in its environment."""
         command = [sys.executable, "-I", "-S", __file__]
-        quiet = subprocess.DEVNULL  # so that no reader of the agent's output waits for this program
+        quiet = (
+            subprocess.DEVNULL
+        )  # so that a reader of the agent's output sees the end of it although this program still runs
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
         )
@@ -42,19 +44,20 @@ class AfterDeath:
         return self._process.pid
 
     def not_needed(self) -> None:
-        """End the program: the agent ends in order, so remaining processes are intended."""
+        """End the program. The agent exits normally, so processes that still run are intended."""
         with suppress(OSError):
             self._process.communicate(_IN_ORDER)
 
 
 def tidies(command_line: str) -> bool:
-    """Whether a process with this command line cleans up after others. It waits for their end, then unlinks what they left: shared memory
-    and semaphores (Python's `multiprocessing`, joblib's loky), or tensors shared by file (torch's `file_system`)."""
+    """Return whether a process with this command line cleans up after other processes. Such a process waits until they have ended. Then it
+    unlinks their shared memory and semaphores (Python's `multiprocessing`, joblib's loky), or tensors shared by file (torch's
+    `file_system`)."""
     return ".resource_tracker" in command_line or "torch_shm_manager" in command_line
 
 
 def _with(token: bytes) -> list[tuple[int, str]]:
-    """Pid and command line of each process that has the token in its environment."""
+    """Return the pid and command line of each process that has the token in its environment."""
     found = []
     for name in os.listdir("/proc"):
         with suppress(OSError):

@@ -1,7 +1,8 @@
-"""The agent's side of the board: it owns the shared memory, reads every page, and writes orders.
+"""The agent's side of the board. The board is shared memory with one page per rank: the rank writes its state on its page, and the agent
+writes orders (commands to the ranks) on it.
 
-A rank may write anything on its page, at any time. So the agent copies a page, validates the copy (`page_validation`), and reads only valid
-copies.
+A faulty rank may write anything on its page, at any time. So the agent copies a page, validates the copy (`page_validation`), and reads
+only valid copies.
 """
 
 from __future__ import annotations
@@ -20,24 +21,24 @@ from ...resilience.model.types import Order, OrderedBy, RankPhase
 
 class Board:
     def __init__(self, ranks: int) -> None:
-        """Create one cleared page per local rank, in a file in memory that lives as long as this process."""
+        """Create one zeroed page per local rank, in an in-memory file that exists as long as this process."""
         self.fd = memory("mt-resilient-board", ranks * PAGE_BYTES)
         shared = mapped(self.fd, ranks * PAGE_BYTES)
         self._live = [Page(shared[i * PAGE_BYTES : (i + 1) * PAGE_BYTES]) for i in range(ranks)]
         self.pages = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(ranks)]
         """The last valid copy of each rank's page."""
         self.orders = Orders()
-        """What the agent has written."""
+        """The orders that the agent has written on all pages."""
         self._wrong: set[int] = set()
 
     @property
     def path(self) -> str:
-        """Path by which ranks open the board."""
+        """The path with which ranks open the board."""
         return f"/proc/{os.getpid()}/fd/{self.fd}"
 
     def look(self, pids: Mapping[int, int]) -> dict[int, str]:
-        """Read the ranks' pages. Return what is newly wrong, by local rank: such a page is ignored for the rest of the generation. pids:
-        the process that has claimed each page, where known."""
+        """Copy the ranks' pages. Return, by local rank, why a page has newly become invalid. The agent ignores an invalid page for the rest
+        of the generation. pids: the process that has claimed each page, if known."""
         found: dict[int, str] = {}
         for local_rank, (live, page) in enumerate(zip(self._live, self.pages, strict=True)):
             copy = bytearray(live.raw)
@@ -51,19 +52,19 @@ class Board:
         return found
 
     def all_training(self) -> bool:
-        """Whether all ranks are in their loop."""
+        """Return whether all local ranks are in their training loop."""
         return all(page.phase == RankPhase.TRAINING for page in self.pages)
 
     def finished_step(self) -> int:
-        """The newest step that all ranks have finished."""
+        """Return the newest step that all local ranks have finished."""
         return min(page.step for page in self.pages)
 
     def unsavable(self) -> bool:
-        """Whether the state of some rank now holds something that no snapshot can hold."""
+        """Return whether some rank's state now contains an object that cannot be saved in a snapshot."""
         return any(page.unsaved for page in self.pages)
 
     def refuse(self, local_rank: int) -> None:
-        """Ignore the page for the rest of the generation: the process that claimed it is no rank."""
+        """Ignore the page for the rest of the generation, because the process that claimed it is not one of this agent's ranks."""
         self._wrong.add(local_rank)
         self.pages[local_rank].pid = 0
 
@@ -76,38 +77,39 @@ class Board:
             page.until_ns = self.orders.until_ns
 
     def leased(self, until_s: float) -> None:
-        """Forbid every rank to cross a boundary after this time of the monotonic clock, in this generation or a later one; 0: no limit."""
+        """Forbid every rank to pass a step boundary after the monotonic time `until_s`, in this generation or a later one; 0: no limit."""
         self._write(until_ns=int(until_s * 1e9))
 
     def fetching(self, on_its_way: bool) -> None:
-        """Order all ranks to wait for their part of the state before they restore it. False: it has come, or never will."""
+        """Command all ranks to wait for their part of the state before they restore it. on_its_way: False if the part has arrived, or never
+        will."""
         self._write(fetching=int(on_its_way))
 
     def ask_durable(self) -> None:
-        """Order one more snapshot on disk."""
+        """Command the ranks to take one more snapshot for the disk."""
         for page in (*self._live, *self.pages):
             page.durable_step = -1
         self._write(durable=self.orders.durable + 1)
 
     def ask_copy(self) -> None:
-        """Order one more snapshot for the memory of other nodes."""
+        """Command the ranks to take one more snapshot that will be copied into another node's memory."""
         self._write(copies=self.orders.copies + 1)
 
     def turn_back(self, order: RewindOrder) -> None:
-        """Order all ranks to go back. The order's number is written last, because ranks watch it."""
+        """Command all ranks to rewind. The order's number is written last, because ranks poll this number."""
         by = tuple(OrderedBy).index(order.cause)
         self._write(ordered_to=order.to, ordered_skip=order.skip, ordered_by=by, ordered=order.number)
 
     def pause(self, paused: bool) -> None:
-        """Order all ranks to wait at their next boundary, or to go on."""
+        """Command all ranks to wait at their next step boundary, or (False) to continue."""
         self._write(paused=int(paused))
 
     def order(self, order: Order) -> None:
-        """Order what all ranks do at their next boundary."""
+        """Command what all ranks do at their next step boundary."""
         self._write(order=int(order))
 
     def _write(self, **orders: int) -> None:
-        """Write the given fields, in their order, on all pages."""
+        """Write the given fields on all pages, in the sequence given."""
         self.orders = replace(self.orders, **orders)
         for page in (*self._live, *self.pages):
             for name, value in orders.items():

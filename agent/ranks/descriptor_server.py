@@ -1,5 +1,5 @@
-"""Serves the agent's files to ranks that cannot see its process (`resilience/ipc/descriptor_client.py`). So it also learns the pids by
-which the agent sees those ranks."""
+"""Passes file descriptors of the agent's shared-memory files to ranks in another pid namespace (`resilience/ipc/descriptor_client.py`).
+Each request also tells the agent the rank's pid in the agent's own namespace."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PEER = struct.Struct("3i")
 
 
 class Door:
-    """A socket that serves as long as this process lives. It serves processes with the token that run as the same user or root, and
-    descendants that have become another user."""
+    """A socket that serves files as long as this process lives. A caller must have the token. It must run as the same user or root, or be a
+    descendant of the agent."""
 
     def __init__(self, paths: Collection[str]) -> None:
-        """paths: the files that are served, as paths in this agent's own /proc."""
+        """paths: the files that may be requested, as paths in this agent's own /proc."""
         name, self.token = f"mt-resilient-{secrets.token_hex(8)}", secrets.token_hex(16)
         self._paths = frozenset(paths)
         self.pids: dict[tuple[int, int], int] = {}
-        """Local rank and its pid in its own namespace → its pid as this agent sees it."""
+        """(Local rank, pid in the rank's own namespace) → pid in this agent's namespace."""
         self.environment = sign(name, self.token)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listening.bind(f"\0{name}")
@@ -44,10 +44,10 @@ class Door:
         while True:
             try:
                 asking, _ = self._listening.accept()
-            except OSError:  # no descriptor is free
+            except OSError:  # the process has no free file descriptor
                 sleep(_AGAIN_S)
                 continue
-            with closing(asking), suppress(Exception):  # a bad request must not close the door to the others
+            with closing(asking), suppress(Exception):  # a bad request must not end the service
                 self._answer(asking)
 
     def _answer(self, asking: socket.socket) -> None:
@@ -63,7 +63,7 @@ class Door:
             asking.send(b"the agent does not see this process: it is in a container of its own beside the agent's")
         else:
             self.pids[rank, inner] = pid
-            fd = os.open(path, flags & _FLAGS | os.O_CLOEXEC)  # a new open file, with its own locks
+            fd = os.open(path, flags & _FLAGS | os.O_CLOEXEC)  # opened anew, so that it has its own locks
             try:
                 socket.send_fds(asking, [b"."], [fd])
             finally:

@@ -1,7 +1,7 @@
-"""Tells how a process has ended that is not our child: gives a descriptor to wait on, and the exit code that the kernel keeps.
+"""Waits for a process that is not the agent's child: provides a descriptor to wait on, and the exit code that the kernel keeps.
 
 The descriptor is a pidfd. If the kernel refuses pidfds, it is a pipe that a thread closes after polling /proc. Until its parent reaps the
-process, `/proc/<pid>/stat` has the exit code (field 52, any Linux). Afterwards its pidfd has it, from Linux 6.15 on.
+process, `/proc/<pid>/stat` contains the exit code (field 52, any Linux). Afterwards, from Linux 6.15 on, the pidfd provides the code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...resilience.ipc.file_descriptors import high
 from ...resilience.store.poll import readable
 
 LOOK_S = 0.02
-"""Time between looks into /proc. torchrun reaps its ranks ten times a second, and reaping removes the exit code."""
+"""Seconds between two polls of /proc. torchrun reaps its ranks ten times a second, and reaping removes the exit code."""
 
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit code
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
@@ -27,7 +27,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None when there is no such process any more."""
+    """Return a descriptor that becomes readable when the process has ended. None: the process does not exist any more."""
     try:
         return high(os.pidfd_open(pid))
     except ProcessLookupError:
@@ -37,7 +37,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def _looked_at(pid: int) -> int | None:
-    """The same without a pidfd: a pipe that a polling thread closes."""
+    """Return such a descriptor without a pidfd: a pipe that a polling thread closes when the process has ended."""
     if not os.path.exists(f"/proc/{pid}"):
         return None
     since = born(pid)
@@ -65,8 +65,9 @@ def send(pid: int, pidfd: int, number: int) -> None:
 
 
 def born(pid: int) -> str:
-    """Start time of the process, in the kernel's words: its pid alone may be another process's by now. Empty if there is none, or if it is
-    dead and not reaped. While other threads of it still end, the kernel gives no exit code: then it counts as alive."""
+    """Return the start time of the process, as text from /proc. Pid and start time together identify a process, because the kernel reuses
+    pids. Empty: the process does not exist, or is dead and not reaped. While some of its threads still end, the kernel has no exit code, so
+    the process counts as alive."""
     try:
         state, *fields = _stat(pid)
     except OSError:
@@ -76,7 +77,7 @@ def born(pid: int) -> str:
 
 
 def exit_code(pid: int, pidfd: int) -> int | None:
-    """Exit code of the ended process, negative for a signal; None where the kernel does not tell."""
+    """Return the exit code of the ended process, negative for a signal; None if the kernel no longer has it."""
     status = _of_zombie(pid)
     if status is None:
         status = _of_pidfd(pidfd)
@@ -84,7 +85,7 @@ def exit_code(pid: int, pidfd: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of `/proc/<pid>/stat` from field 3 on: the name before them need not be text."""
+    """Return the fields of `/proc/<pid>/stat` from field 3 on. Field 2, the name, may contain any bytes."""
     return Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
 
 

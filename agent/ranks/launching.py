@@ -1,4 +1,4 @@
-"""Starts the launcher of one generation: forked from the warm process if that is ready, else as a fresh torchrun."""
+"""Starts the launcher of one generation: forked from the warm process if that process is ready, else as a fresh torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def started(
     environment: Mapping[str, str],
     end_others: Callable[[], None],
 ) -> WorkerGroup:
-    """Start the launcher and return its worker group. end_others: ends every process that has no watcher. Raises OSError."""
+    """Start the launcher and return its worker group. end_others: ends every process of the worker group that the agent does not watch.
+    Raises OSError."""
     why = warm.why
     if warm.ready:
         try:
@@ -27,11 +28,11 @@ def started(
             return WorkerGroup(generation, watched(pid), how)
         except MachineError as error:
             why = str(error)
-            end_others()  # it may have forked a launcher, and answered too late
+            end_others()  # the warm process may have forked a launcher, and answered too late
     try:
         process = die_with_parent.spawn([*launch.program, *arguments], env=environment, start_new_session=True)
-        process.returncode = 0  # the worker group reaps it: without this, Popen would look for it again
+        process.returncode = 0  # the worker group reaps the process: without this line, Popen would wait for it again
         return WorkerGroup(generation, watched(process.pid), f"cold: {why}")
     except OSError:
-        end_others()  # a started launcher has no watcher: the next round starts another one
+        end_others()  # a launcher may run unwatched, and the next round starts another one
         raise

@@ -1,5 +1,5 @@
-"""Ends all processes below the agent, except its helpers, together with their worker group. It also reaps processes that a script has
-started and not waited for (`sh -c "… &"`): the agent is then their parent.
+"""Ends all descendants of the agent, except its helper processes, when a worker group ends. Also reaps processes that a script has started
+without waiting for them (`sh -c "… &"`): the agent becomes their parent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...resilience.errors import InternalError
 from .after_death import TIDY_S, tidies
 
 END_S = 60.0
-"""How long killed processes may take to vanish. A driver that frees device memory takes about a second (measured 0.9 s); a rank stuck in
-the kernel may take long."""
+"""Seconds that killed processes may take to vanish. A driver that frees device memory takes about a second (measured 0.9 s); a rank stuck
+in the kernel may take long."""
 LOOK_S = 2.0
-"""Time between looks for dead children. The agent's own children are reaped within moments by the code that started them, partly on
-threads. So a child that is dead for two looks is an orphan."""
+"""Seconds between two searches for dead children. The code that started one of the agent's own children reaps it within moments, partly in
+threads. So a child that two searches in a row find dead is an orphan."""
 
 
 class Orphans:
@@ -28,12 +28,12 @@ class Orphans:
         self._dead: set[int] = set()
         self._next_s = 0.0
         self._tidying: dict[psutil.Process, float] = {}
-        """Clean-up processes, and since when the agent has waited for them."""
+        """Clean-up processes, each with the monotonic time since when the agent has waited for it."""
 
     def end(self, spare: Collection[int], tidy_s: float = 0.0) -> None:
-        """SIGKILL every process below the agent except those in `spare`; return when all are gone and reaped. It waits at most `tidy_s` for
-        processes that clean up after others, and kills those that take longer than TIDY_S. Raises InternalError when a process survives for
-        END_S.
+        """SIGKILL every descendant of the agent except those in `spare`, and return when all are gone and reaped. Wait at most `tidy_s`
+        seconds for processes that clean up after others. Kill them if they take longer than TIDY_S. Raises InternalError if a process
+        survives for END_S seconds.
         """
         began_s = monotonic_s()
         me = psutil.Process()
@@ -47,7 +47,7 @@ class Orphans:
                 )
             self._kill_late(began_s + taken_s)
             for process in left:
-                if process not in killed and _tidies(process):  # asked once: reading its command line may block
+                if process not in killed and _tidies(process):  # checked once: reading a command line may block
                     self._tidying.setdefault(process, began_s)
                 elif process not in self._tidying:
                     _kill(process)
@@ -59,7 +59,7 @@ class Orphans:
         forget_openmp([process.pid for process in killed])
 
     def reap(self, spare: Collection[int], now_s: float) -> None:
-        """Reap orphans that have ended. spare: children that other code waits for, however long; now_s: monotonic."""
+        """Reap orphans that have ended. spare: children that other code reaps, however late. now_s: monotonic."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + LOOK_S
@@ -78,7 +78,7 @@ class Orphans:
 
 
 def reap(pid: int) -> int | None:
-    """Reap our own child `pid` if it has ended, and return its exit code, else None."""
+    """Reap the agent's own child `pid` if it has ended, and return its exit code; otherwise return None."""
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -87,14 +87,15 @@ def reap(pid: int) -> int | None:
 
 
 def forget_openmp(pids: Collection[int], folder: str = "/dev/shm") -> None:
-    """Remove the files in `folder` by which OpenMP (LLVM's, Intel's) registered these ended processes: a killed one cannot do it."""
+    """Remove the files in `folder` with which OpenMP (LLVM's, Intel's) registered these ended processes. A killed process cannot remove its
+    own file."""
     for pid in pids:
         with suppress(OSError):
             os.unlink(f"{folder}/__KMP_REGISTERED_LIB_{pid}_{os.getuid()}")
 
 
 def is_ours(pid: int, helpers: Collection[int]) -> bool:
-    """Whether the process is below this agent and none of `helpers`, or has already ended: a pid alone may be any process's."""
+    """Return whether the process is a descendant of this agent and not in `helpers`. Also True if it has already ended."""
     try:
         return pid not in helpers and any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
     except psutil.NoSuchProcess:
@@ -113,7 +114,7 @@ def _tidies(process: psutil.Process) -> bool:
 
 
 def _below(process: psutil.Process, spare: Collection[int]) -> bool:
-    """Whether the process descends from one of the agent's own helpers."""
+    """Return whether the process descends from a process in `spare`."""
     try:
         return any(parent.pid in spare for parent in process.parents() if parent.pid != os.getpid())
     except psutil.NoSuchProcess:
@@ -122,7 +123,9 @@ def _below(process: psutil.Process, spare: Collection[int]) -> bool:
 
 def _dead_children() -> list[int]:
     with suppress(ChildProcessError):
-        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # first: finding them reads all of /proc
+        if os.waitid(
+            os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):  # checked first, because listing the children reads all of /proc
             return [child.pid for child in psutil.Process().children() if _is_dead(child)]
     return []
 

@@ -1,4 +1,4 @@
-"""Reads the board for the agent: pages ──▶ which process writes which page. It ignores what no rank of ours can have written."""
+"""Reads the ranks' pages (shared memory): which process writes which page. Ignores what no rank of this agent can have written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .worker_group import WorkerGroup
 
 
 def read(board: Board, door: Door, group: WorkerGroup, helpers: Set[int], *, observe: bool) -> list[str]:
-    """Copy the ranks' pages, adopt the processes that claim pages, and end those that wrote nonsense. Return a sentence for each new fault.
-    helpers: processes of the agent that are no ranks. observe: end nothing."""
-    # Before its loop begins, a process may hand its page to a process that it has started.
+    """Copy the ranks' pages, watch the processes that claim pages, and end those that wrote impossible values. Return a sentence for each
+    new fault. helpers: the agent's child processes that are not ranks. observe: end no process."""
+    # Before its training loop begins, a process may pass its page on to a process that it has started.
     trains = (local_rank for local_rank in group.ranks if board.pages[local_rank].phase > RankPhase.ATTACHED)
     wrong = board.look({local_rank: board.pages[local_rank].pid for local_rank in trains})
     sentences = []

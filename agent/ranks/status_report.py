@@ -1,4 +1,5 @@
-"""Board pages and ended processes → this node's status. Pure: what the agent tells the others about its ranks."""
+"""Computes this node's status (what the agent reports to other nodes about its ranks) from the ranks' pages and the ended processes. Pure
+functions, without I/O."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from ...resilience.model.types import Doing, Generation, Rank, RankPhase, Step
 from .worker_group import Watched, WorkerGroup
 
 _ORPHANED_S = 1.0
-"""A rank counts as ended by its launcher's death if it ended at most this long before the launcher."""
+"""A rank counts as ended by its launcher's death if it ended at most this many seconds before the launcher."""
 
 
 def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bool = False) -> bool | None:
-    """Whether a rank that has ended did so as intended; None: not yet known.
+    """Return whether a rank that has ended did so as intended; None: not yet known.
 
-    It did if its exit code is 0, or if a signal ended it in the interpreter's teardown, after the script (`left`). If the kernel does not
-    tell the code, the launcher's code decides, because the launcher reaps its ranks. That holds for a rank that never entered a loop of
-    ours, or whose loop was over. Any other such rank has failed.
+    The end was intended if the exit code is 0, or if a signal ended the rank in the interpreter's teardown, after the script (`left`). If
+    the exit code is unknown, the rank has failed if it was in its training loop. Otherwise the launcher's code decides, because the
+    launcher reaps its ranks.
     """
     if code is not None:
         return code == 0 or (left and code < 0)
@@ -35,8 +36,8 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
 
 
 def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
-    """Ranks that ended and should not have; or the launcher, if none of its ranks explains its failure. If ranks failed, those that left
-    their loop with code 0 are included: the others may have waited for them."""
+    """Return the ranks that ended although they should not have. If no rank explains the launcher's failure, return the launcher. If ranks
+    failed, also return ranks that exited with code 0 before the end of their loop, because other ranks may have waited for them."""
     launcher = group.launcher
     gone = {n: (pages[n], process) for n, process in group.ranks.items() if process.ended_s}
     failed = [
@@ -66,18 +67,18 @@ def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
                 kind="no torch" if group.unimportable else "exit",
             )
         )
-    # All ranks of thousands of nodes may raise at once, and people read only one traceback.
+    # All ranks of thousands of nodes may raise at the same time, and people read only one traceback.
     told = next((gone for gone in found if gone.traceback), None)
     return tuple(gone if gone is told else replace(gone, traceback="") for gone in found)
 
 
 def _code(page: Page, process: Watched) -> int | None:
-    """Exit code of a rank. The launcher tells it if the rank ended before the agent could watch it."""
+    """Return the exit code of a rank. If the rank ended before the agent could watch it, the code is the launcher's report."""
     return page.seen_code if process.code is None else process.code
 
 
 def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
-    """Whether this rank has ended only as a consequence: the launcher ended it, or the launcher or the rank's wrapper died."""
+    """Return whether this rank ended only as a consequence: the launcher ended it, or the launcher or the rank's wrapper process died."""
     if page.farewell() or process.out_of_memory or process.fenced or process.nonsense:
         return False
     orphaned = (launcher.code or 0) < 0 and process.ended_s > launcher.ended_s - _ORPHANED_S
@@ -86,7 +87,8 @@ def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
 
 
 def _seen_exit(page: Page, at_s: float) -> RankExit:
-    """The exit of a process that the launcher had started as a rank, and that a signal ended. It is a wrapper if another process trains."""
+    """Return the exit of a process that the launcher had started as a rank, and that a signal ended. The process is a wrapper if another
+    process trains."""
     return RankExit(
         rank=Rank(page.rank),
         at_s=at_s,
@@ -97,7 +99,8 @@ def _seen_exit(page: Page, at_s: float) -> RankExit:
 
 
 def _all_done(group: WorkerGroup, pages: Sequence[Page]) -> bool:
-    """Whether every rank has ended well, at least one by a signal in its teardown: the launcher then complains only of that."""
+    """Return whether every rank has ended as intended, and at least one by a signal in its teardown. Then the launcher's exit code reports
+    only that signal."""
     launcher_code = group.launcher.code
     well = [
         process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True
@@ -110,7 +113,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
     words = page.farewell()
     code, step = _code(page, process), words.get("step")
     if words and (code is None or (code < 0 and code != -signal.SIGINT)):
-        code = 1  # an exception ended it. A signal that met it on its way out was the launcher's, after another rank's failure
+        code = 1  # an exception ended the rank. A signal during its exit came from the launcher, after another rank's failure
     kind = str(words.get("kind", "exit"))
     kind = "fenced" if process.fenced else "nonsense" if process.nonsense else kind
     kind = "broken" if process.missing and not words else kind
@@ -121,7 +124,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         error=process.nonsense or str(words.get("error", f"{process.missing} is not there" if process.missing else "")),
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
-        started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # it may have had no step left to do
+        started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # there may have been no step left to compute
         through=page.phase == RankPhase.FINISHED,
         kind=kind,
         step=Step(step if isinstance(step, int) and -1 <= step <= MOST else -1),
@@ -133,15 +136,16 @@ def _any_word(pages: Sequence[Page]) -> str:
 
 
 def reached(pages: Sequence[Page], resume_step: int) -> tuple[Reached, ...]:
-    """The last step of each local rank, if ranks that begin at `resume_step` replay it with the same data; else empty."""
+    """Return the last step of each local rank with its figures, if ranks that resume at `resume_step` replay that step with the same data.
+    Otherwise empty."""
     said = (Reached(page.step, page.loss, page.grad_norm) for page in pages)
     again = all(page.tells == 2 and page.step > resume_step for page in pages)
     return tuple(said) if again else ()
 
 
 def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) -> list[InPlaceRewind]:
-    """Rewinds after the `told`-th that all local ranks have finished. Of more than eight at once, only the last eight are kept. A rewind is
-    left out while the next one is being written over it."""
+    """Return the rewinds that all local ranks have finished, from number `told` + 1 on. A page keeps only the last eight. A rewind whose
+    entry is just being overwritten is omitted."""
     done = min((page.rewinds for page in pages), default=0)
     found = []
     for ordinal in range(max(told, done - REWINDS.kept) + 1, done + 1):
@@ -162,7 +166,7 @@ def rewinds(pages: Sequence[Page], generation: int, offset_s: float, told: int) 
 
 
 def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[Sighting, ...]:
-    """The last faults that all local ranks have noted without acting on them."""
+    """Return the last faults that all local ranks have recorded without acting on them."""
     done = min((page.sightings for page in pages), default=0)
     found = []
     for ordinal in range(max(0, done - SIGHTINGS.kept) + 1, done + 1):
@@ -177,8 +181,8 @@ def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[
 
 
 def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float) -> dict[str, Any]:
-    """Fields of a fault that all ranks have noted, as the first of them reports it. `to` is the lowest of all: a rank that only observes
-    may have less to go back to than another."""
+    """Return the fields of a fault that all ranks have recorded, as the first rank reports them. `to` is the lowest step of all ranks,
+    because a rank that only observes may lack snapshots that others have."""
     first = seen[0]
     return {
         "ordinal": ordinal,
@@ -205,9 +209,9 @@ def status(
     stuck: bool = False,
     snapshot: str = "",
 ) -> NodeStatus:
-    """Return the node's status. kept: its part that needs no worker group; offset_s: wall clock minus monotonic clock; told: rewinds in
-    place so far; stuck: all loops are over, and the rest of the worker group hangs in its teardown; snapshot: the last request for a
-    snapshot that the ranks were told of."""
+    """Return the node's status. kept: the part of it that needs no worker group. offset_s: wall clock minus monotonic clock, in seconds.
+    told: in-place rewinds so far. stuck: all training loops are over, and the rest of the worker group hangs in its teardown. snapshot: the
+    last snapshot request that was passed on to the ranks."""
     if group is None:
         return kept
 
@@ -217,7 +221,7 @@ def status(
 
     steps = [page.step for page in pages]
     over = stuck or (group.launcher.ended_s > 0 and (group.launcher.code == 0 or _all_done(group, pages)))
-    # The rank was in its loop, but left with code 0: the script has broken out of the loop.
+    # The rank was in its training loop, but exited with code 0: the script has broken out of the loop.
     early = (RankPhase.RESTORING, RankPhase.TRAINING, RankPhase.STOPPED)
     stopped = any(page.phase in early for page in pages)
     return replace(

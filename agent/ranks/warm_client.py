@@ -1,8 +1,9 @@
-"""The agent's side of the warm process: a prepared interpreter of a rank, which forks the next launcher and its ranks.
+"""The agent's side of the warm process: a Python interpreter that has run the ranks' imports, and forks the next launcher and its ranks.
 
-At the first start, torchrun starts the ranks itself: only its launcher is forked, from a process that has imported torchrun. Once the ranks
-have noted what they import, another process runs the opening of their script (`training/warm/preload.py`). If ranks cannot be forked from
-that one, `why` has the reason. The launchers' process then stays, and the next start is cold.
+At the first start, torchrun starts the ranks itself: only its launcher is forked, from a process that has imported torchrun. The ranks
+record what they import. Then a second process runs the opening of their script (the imports at its top, `training/warm/preload.py`). If
+ranks cannot be forked from the second process, `why` contains the reason. Then the first process keeps forking launchers, and the next
+start is cold.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ...resilience.ipc import die_with_parent
 from ...resilience.ipc.file_descriptors import appending
 
 ANSWER_S = 10.0
-"""How long a warm process may take to answer. A fork answers in milliseconds; a slower process has a problem of its own."""
+"""Seconds that a warm process may take to answer. A fork takes milliseconds; a slower process has some other problem."""
 _ENDS_S = 0.5
-"""How long a process may take to end after its last message."""
+"""Seconds that a process may take to exit after its last message."""
 TRIES = 2
-"""How often in one generation the agent starts a warm process that ends by itself."""
+"""How many times the agent starts a warm process in one generation, if the process keeps dying."""
 VARIABLE = "MT_RESILIENT_WARM"
 
 
@@ -36,10 +37,10 @@ NO_STEP = "no step of the ranks was seen, after which they could be forked"
 
 
 class ForkServer:
-    """One process that launchers are forked from (`training/warm/forkserver.py`)."""
+    """One process from which launchers are forked (`training/warm/forkserver.py`)."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: int, **plan: Any) -> None:
-        """command: a rank's command. log: a descriptor. plan: what `forkserver.serve` is told besides the agent's own values."""
+        """command: the command that starts a rank. log: file descriptor of the log. plan: further arguments for `forkserver.serve`."""
         self.ready = False
         self.channel, theirs = socket.socketpair()
         self.channel.settimeout(ANSWER_S)
@@ -54,7 +55,7 @@ class ForkServer:
             )
 
     def heard(self) -> dict[str, Any] | None:
-        """The process's new message; None if there is none, empty if the process has ended."""
+        """Return the process's new message. None: there is no message; empty: the process has ended."""
         if not select.select([self.channel], [], [], 0)[0]:
             return None
         words = self._hear()
@@ -62,7 +63,7 @@ class ForkServer:
         return words
 
     def launch(self, order: Mapping[str, Any]) -> int:
-        """Fork a launcher and return its pid. Raises MachineError when the process does not answer."""
+        """Fork a launcher and return its pid. Raises MachineError if the process does not answer."""
         try:
             self.channel.sendall(json.dumps(order).encode() + b"\n")
             words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
@@ -87,7 +88,7 @@ class ForkServer:
         return {}
 
     def ending(self) -> str:
-        """How the process has ended, in words, once it sends no more messages."""
+        """Return in words how the process has ended. Call it when the process sends no more messages."""
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(_ENDS_S)
             return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}; see its log"
@@ -96,12 +97,13 @@ class ForkServer:
     def stop(self) -> None:
         self.channel.close()
         self.process.kill()
-        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: reaped when it ends
+        with suppress(subprocess.TimeoutExpired):  # the process is stuck in the kernel: it is reaped when it ends
             self.process.wait(ANSWER_S)
 
 
 class WarmProcess:
-    """The process that forks launchers, and a second one that also forks their ranks. The second replaces the first when it is ready."""
+    """The process that forks launchers, and a second process that also forks their ranks. The second process replaces the first when it is
+    ready."""
 
     def __init__(
         self,
@@ -111,19 +113,20 @@ class WarmProcess:
         log: Path,
         refused: str = "",
     ) -> None:
-        """command: what torchrun would start a rank with. environment: returns the ranks' common variables, at each start. modules: the
-        file in which ranks note what they import. refused: why ranks are never to be forked; empty: they may be."""
+        """command: the command with which torchrun would start a rank. environment: returns the environment variables that all ranks share;
+        called at each start. modules: the file in which ranks record their imports. refused: why ranks must never be forked; empty: they
+        may be."""
         self._command, self._environment, self._modules, self._log = command, environment, modules, log
         self._log_fd = -1
         self._launchers: ForkServer | None = None
         self._ranks: ForkServer | None = None
         self._tries: Counter[int] = Counter()
         self._less: dict[str, Any] = {}
-        """What the warm process must not do, because it has proved different in a fork."""
+        """Limits for the next warm process, because a statement of the opening could not run ahead of the fork."""
         self._left = ""
         self._refused = bool(refused)
         self.why = refused
-        """Why ranks are not forked; empty while they are, or may be."""
+        """Why ranks are not forked; empty while forking is possible."""
 
     @property
     def pids(self) -> set[int]:
@@ -131,7 +134,7 @@ class WarmProcess:
 
     @property
     def fds(self) -> list[int]:
-        """Descriptors that become readable when a process has sent a message, or has ended."""
+        """The descriptors that become readable when one of the processes sends a message or ends."""
         return [server.channel.fileno() for server in self._servers()]
 
     def _servers(self) -> list[ForkServer]:
@@ -147,14 +150,15 @@ class WarmProcess:
 
     @property
     def importing(self) -> bool:
-        """Whether the first imports are under way. Waiting for them is not slower than a cold start, which imports the same from the
-        beginning."""
+        """True while the first imports are under way. Waiting for them takes no longer than a cold start, which runs the same imports from
+        the beginning."""
         newest = self._ranks or self._launchers
         again = bool(self._less) and self._launchers is not None and self._launchers.ready
         return newest is not None and not newest.ready and not again
 
     def keep(self, generation: int, *, ranks: bool) -> None:
-        """Ensure that there is a process to fork from. ranks: ranks may be forked too, and have noted what they import."""
+        """Ensure that there is a process to fork from. ranks: ranks may be forked too. That also requires that ranks have recorded their
+        imports."""
         if not self._command or self._ranks or self._tries[generation] >= TRIES:
             return
         if ranks and not self._refused and self._modules.exists():
@@ -170,13 +174,13 @@ class WarmProcess:
         return self._started(modules=str(self._modules), **self._less)
 
     def _started(self, **plan: Any) -> ForkServer:
-        if self._log_fd < 0:  # kept open: when it is needed again, the disk may hang
+        if self._log_fd < 0:  # kept open: the disk may hang at the next start
             self._log_fd = appending(self._log)
         return ForkServer(self._command, self._environment(), self._log_fd, **plan)
 
     def observe(self) -> tuple[bool, str]:
-        """Read the processes' messages and act on them. Return whether the next start may now go another way (warm or cold), and a sentence
-        to report, or an empty one."""
+        """Read the processes' messages and act on them. Return whether the next start may have changed between warm and cold, and a
+        sentence to report (or an empty one)."""
         said = self._launchers.heard() if self._launchers else None
         if said == {}:
             self._stop_launchers()
@@ -200,15 +204,15 @@ class WarmProcess:
         return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:
-        """Stop the process that still imports: the next start is cold."""
+        """Stop the second process, which still imports, so that the next start is cold."""
         self.why = why
         self._stop_ranks()
 
     def launch(
         self, program: Sequence[str], arguments: Sequence[str], environment: Mapping[str, str], ranks: int
     ) -> tuple[int, str]:
-        """Fork the worker group's launcher. Return its pid, and how it starts its `ranks`: `warm`, or `cold: why`. Raises MachineError when
-        no process answers; both processes are then stopped."""
+        """Fork the worker group's launcher. Return its pid, and how it starts its `ranks`: `warm`, or `cold: why`. If the process does not
+        answer, stop both processes and raise MachineError."""
         server = self._ranks if self.forks_ranks else self._launchers
         order = {
             "program": program,

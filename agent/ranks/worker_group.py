@@ -1,7 +1,8 @@
-"""The processes of one generation: started, watched by pidfd, all ended, and reaped.
+"""The worker group: the launcher and the ranks of one generation on this node. The agent watches each process through a pidfd, ends it, and
+reaps it.
 
-The agent is a child subreaper: a process that loses its parent becomes the agent's own child and cannot get lost. Killing torchrun's
-process group would leave its workers alive, because they have sessions of their own.
+The agent is a child subreaper: a descendant that loses its parent becomes the agent's own child. Killing torchrun's process group would
+leave its workers alive, because they have sessions of their own.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class Watched:
     """Wall-clock time when the agent saw that it had ended; 0 while it lives."""
     code: int | None = None
     out_of_memory: bool = False
-    """The kernel has killed it because memory ran out."""
+    """The kernel has killed the process because memory ran out."""
     fenced: bool = False
-    """The agent has ended it because the agent's lease had expired."""
+    """The agent has ended the process because the agent's lease had expired."""
     missing: str = ""
-    """The script that Python did not find; empty: Python found it."""
+    """The script that Python did not find; empty: it found the script."""
     nonsense: str = ""
-    """The impossible value on its page for which the agent ended it; empty: there was none."""
+    """The impossible value on the rank's page because of which the agent ended it; empty: there was none."""
 
 
 @dataclass
@@ -43,21 +44,23 @@ class WorkerGroup:
     how: str
     """`warm`, or `cold: why`."""
     ranks: dict[int, Watched] = field(default_factory=dict)
-    """The ranks by local rank, each from the moment it claims its page."""
+    """The ranks' processes, by local rank. A rank is added when it claims its page (its shared memory)."""
     fenced: bool = False
-    """The agent has ended it because another generation may have begun."""
+    """The agent has ended this worker group because another generation may have begun."""
     unimportable: str = ""
-    """Why the launcher's Python cannot import torch, if the launcher ended before it started a rank; empty: it can."""
+    """Why the launcher's Python cannot import torch, checked if the launcher ended before it started a rank; empty: no such reason is
+    known."""
 
     def adopt(self, local_rank: int, pid: int) -> None:
-        """Watch a rank that has claimed its page, or another process that now trains as this rank."""
+        """Watch process `pid`, which has claimed this rank's page. It may replace an earlier process of the rank."""
         known = self.ranks.get(local_rank)
         if known and known.pidfd >= 0:
             os.close(known.pidfd)
         self.ranks[local_rank] = watched(pid)
 
     def condemn(self, local_rank: int, why: str) -> None:
-        """End a rank for what it wrote on its page. If the rank's process is not known yet, end the launcher, and all ranks with it."""
+        """Kill a rank because of an impossible value on its page. If the rank's process is not known yet, kill the launcher, and all ranks
+        with it."""
         process = self.ranks.get(local_rank, self.launcher)
         process.nonsense = why
         _kill(process)
@@ -66,7 +69,7 @@ class WorkerGroup:
         return (self.launcher, *self.ranks.values())
 
     def observe(self) -> bool:
-        """Note which processes have ended. Return True if any has."""
+        """Record which processes have ended. Return True if any process has newly ended."""
         news, ended_fds = False, readable(self.living_fds())
         for process in self.watched():
             if process.pidfd in ended_fds:
@@ -81,7 +84,7 @@ class WorkerGroup:
         return {p.pid for p in self.watched() if not p.ended_s}
 
     def fence(self) -> None:
-        """`kill`, and mark each living process as fenced."""
+        """Kill all processes, and mark each process that was alive as fenced."""
         living = [process for process in self.watched() if not process.ended_s]
         self.kill()
         self.fenced = True
@@ -89,12 +92,12 @@ class WorkerGroup:
             process.ended_s, process.code, process.fenced = wall_s(), -signal.SIGKILL, True
 
     def stop(self, number: int) -> None:
-        """Send a signal to torchrun alone: it passes the signal on, waits for its ranks, and ends those that stay."""
+        """Send a signal to torchrun alone. torchrun passes the signal on, waits for its ranks, and kills those that do not exit."""
         if self.launcher.pidfd >= 0 and not self.launcher.ended_s:
             send(self.launcher.pid, self.launcher.pidfd, number)
 
     def kill(self) -> None:
-        """SIGKILL every known process of this worker group at once; `Orphans.end` finds the others. No softer signal is safe: under
+        """SIGKILL every known process of this worker group immediately; `Orphans.end` finds the others. No softer signal is safe: under
         Megatron's `--exit-signal-handler`, SIGTERM runs a collective and saves a bad state.
         """
         for process in self.watched():
