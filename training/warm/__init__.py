@@ -1,1 +1,1 @@
-"""The warm process: imports ahead of time, and forks launchers and ranks."""
+"""The warm process: runs imports ahead of time, and forks launchers and ranks."""

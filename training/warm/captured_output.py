@@ -1,6 +1,6 @@
-"""Captures what the warm process prints while it imports. Each rank prints it at its start, as its own imports would have.
+"""Captures the output of the warm process during its imports. Each rank prints it again at its start, as its own imports would have.
 
-Imports → stdout into memory, stderr into the log → both are read → stdout and stderr of ranks.
+During the imports, stdout goes into memory and stderr into the log. Afterwards both are read, and each rank prints them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Printed:
         self._begins = sizes()
 
     def end(self) -> dict[int, bytes]:
-        """Return what was printed, by stream. From now on both streams go to the log."""
+        """Return the captured output, by stream. From now on, both streams go to the log."""
         found = {
             number: Path(f"/proc/self/fd/{number}").read_bytes()[begins:]
             for number, begins in zip(_STREAMS, self._begins, strict=True)
@@ -42,7 +42,7 @@ def sizes() -> list[int]:
 
 
 def print_again(printed: Mapping[int, bytes]) -> None:
-    """Print this again, by stream. A stream that cannot be written is skipped silently, as `warnings` and `logging` do."""
+    """Print `printed`, by stream. A stream that cannot be written is skipped silently, as `warnings` and `logging` do."""
     for number, text in printed.items():
         with suppress(OSError), open(number, "wb", closefd=False) as stream:
             stream.write(text)

@@ -19,12 +19,13 @@ from .process_title import show
 
 
 def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
-    """Do what `torchrun` does with `order["argv"]`; return its exit code. waiting: its forked ranks; if empty, torchrun starts them."""
+    """Do what `torchrun` does with `order["argv"]`; return its exit code. waiting: this launcher's forked ranks. If it is empty, torchrun
+    starts the ranks."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-    atexit._clear()  # these handlers come from imports for ranks, and only ranks call them
+    atexit._clear()  # these handlers come from the ranks' imports, and only ranks may call them
     gc.unfreeze()
     os.environ.clear()
     os.environ.update(order["env"])
@@ -33,7 +34,7 @@ def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
         start = SubprocessHandler._popen
 
         def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
-            # If the command is another program than this process's, such as numactl, torchrun starts it.
+            # If the command is not this process's own command line (numactl, for example), torchrun starts it.
             forked = waiting and list(args) == sys.orig_argv
             return Fork(waiting.pop(0), env, handler) if forked else start(handler, args, env)
 
@@ -64,7 +65,7 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 
 
 class Fork:
-    """A forked rank, with the part of `subprocess.Popen` that torchrun uses."""
+    """A forked rank, with the part of `subprocess.Popen`'s interface that torchrun uses."""
 
     def __init__(self, waiting: Waiting, environment: dict[str, str], handler: Any) -> None:
         self.args = sys.orig_argv

@@ -1,11 +1,11 @@
 """The warm process: a rank's own interpreter, stopped at its start, from which launchers and ranks are forked.
 
-    agent ──one JSON line a launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ rank, rank, …
+    agent ──one JSON line per launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ rank, rank, …
 
-The agent starts it with a rank's command line. It stops inside `site`, before Python runs the script, and there runs the script's opening:
-its first imports. In a forked rank, `serve` returns. Python itself then runs the script, from its first line to the exit code.
-The launcher forks its ranks first, before it creates any store, socket or thread. Each waits until torchrun's own code starts a rank, and
-then receives that rank's environment.
+The agent starts the warm process with a rank's command line. The process stops inside `site`, before Python runs the script, and there runs
+the script's opening (its first imports). In a forked rank, `serve` returns. Python itself then runs the script, from its first line to the
+exit code. The launcher forks its ranks first, before it creates any store, socket or thread. Each forked process waits until torchrun's own
+code starts a rank, and then receives that rank's environment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .process_title import show
 
 VARIABLE = "MT_RESILIENT_WARM"
 NAME = "mt-warm"
-"""What `ps` calls the warm process."""
+"""The warm process's name in `ps`."""
 _NAME = Path("/proc/self/comm")
 _LENGTH = struct.Struct("<Q")
 Waiting = tuple[int, socket.socket]
@@ -43,10 +43,10 @@ Waiting = tuple[int, socket.socket]
 
 
 def serve(site: Callable[[], None]) -> None:
-    """Serve the agent; return only in a forked rank. site: what a rank runs before the script.
+    """Serve the agent; return only in a forked rank. site: the function that a rank runs before the script.
 
-    The environment has the plan: descriptors `channel` to the agent and `log`; the `agent`'s pid; `modules`, the file of the modules that
-    ranks have imported (missing if only launchers are forked); and the arguments of `preload`."""
+    An environment variable contains the plan. It has the descriptors `channel` to the agent and `log`, the `agent`'s pid, and the arguments
+    of `preload`. `modules` is the file that lists the modules imported by ranks; without it, only launchers are forked."""
     plan = json.loads(os.environ.pop(VARIABLE))
     name = _NAME.read_bytes().rstrip(b"\n")
     _NAME.write_bytes(NAME.encode())
@@ -75,7 +75,8 @@ def serve(site: Callable[[], None]) -> None:
 
 
 def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: bool) -> dict[str, Any]:
-    """Import ahead of time. Return the report for the agent: `ready`, `why` not, and what `less` to do in another try."""
+    """Run the imports ahead of time. Return the report for the agent: `ready`, the reason `why` not, and `less`, the limits for another
+    try."""
     words: dict[str, Any] = {"ready": True}
     if "modules" in plan:
         noted, complete = Path(plan["modules"]), plan.get("complete", True)
@@ -84,7 +85,7 @@ def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: boo
     if words["ready"]:
         importlib.import_module("torch.distributed.run")  # for the launchers
     gc.collect()
-    gc.freeze()  # children share these pages; a collection would copy them
+    gc.freeze()  # children share these pages; a garbage collection would copy them
     return words
 
 
@@ -95,7 +96,7 @@ def _say(channel: socket.socket, words: Mapping[str, Any]) -> None:
 def _launch(
     order: Mapping[str, Any], channel: socket.socket, streams: dict[int, int], agent: int, *, ranks: bool
 ) -> dict[str, str] | None:
-    """Fork a launcher. Return None in this process, and the rank's environment in each rank that the launcher forks.
+    """Fork a launcher. Return None in this process. In each rank that the launcher forks, return the rank's environment.
 
     order: `program` and `argv` (torchrun's command line), `env` (the whole environment), `cwd`, the number of `ranks`."""
     if not _fork_for(agent):
@@ -119,8 +120,8 @@ def _launch(
 
 
 def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
-    """Fork a process that will become a rank, and add it to `waiting`. Return None in this process, and the socket for the order in that
-    one."""
+    """Fork a process that will become a rank, and add it to `waiting`. Return None in this process. In the forked process, return the
+    socket for the order."""
     ours, theirs = socket.socketpair()
     launcher = os.getpid()
     pid = os.fork()
@@ -137,7 +138,7 @@ def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
 
 def _fork_for(parent: int) -> bool:
     """Fork a child of the process `parent`, an ancestor that adopts orphans. Return True in the child. The child has its own session, and
-    ends when `parent` ends. It is forked twice: the process in the middle ends at once, so `parent` adopts the child."""
+    ends when `parent` ends. It is forked twice: the process in between ends immediately, so `parent` adopts the child."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -145,7 +146,7 @@ def _fork_for(parent: int) -> bool:
     middle = os.getpid()
     if os.fork():
         os._exit(0)
-    while (now := os.getppid()) != parent:  # until it has adopted us
+    while (now := os.getppid()) != parent:  # until `parent` has adopted this process
         if now != middle:
             os._exit(1)
         time.sleep(0.0002)
@@ -155,7 +156,7 @@ def _fork_for(parent: int) -> bool:
 
 
 def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
-    """Make `streams` this process's stdout and stderr, and close `spare`."""
+    """Make `streams` this process's stdout and stderr. Then close these descriptors and those in `spare`."""
     for number, descriptor in streams.items():
         os.dup2(descriptor, number, inheritable=True)
     for descriptor in {*streams.values(), *spare.values()}:
@@ -163,8 +164,8 @@ def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
 
 
 def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[str, str]:
-    """Wait until torchrun starts this rank, and return the rank's environment. The order brings files for the rank's stdout and stderr, if
-    they are not the launcher's. If the launcher closes the socket instead, this process exits."""
+    """Wait until torchrun starts this rank, and return the rank's environment. The order brings files for the rank's stdout and stderr,
+    unless it uses the launcher's. If the launcher closes the socket without an order, this process exits."""
     head, files, _, _ = socket.recv_fds(requests, _LENGTH.size, 2)
     if not head:
         os._exit(0)
@@ -177,8 +178,8 @@ def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[st
 
 
 def _ignore(ignored: set[int]) -> None:
-    """Ignore exactly these signals. A launcher handles some that it was told to ignore, and so a program that it starts does not ignore
-    them."""
+    """Ignore exactly these signals. A launcher handles some signals that it inherited as ignored. A program that it executes would
+    therefore not ignore them."""
     for number in signal.valid_signals():
         now = signal.getsignal(number)
         if number in ignored:
@@ -198,8 +199,8 @@ def _received(requests: socket.socket, length: int) -> bytes:
 
 
 def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
-    """Renew what an interpreter gets at each start: environment, random numbers of the system, start time. changed: variables that the
-    imports here have set, or removed (None)."""
+    """Renew what a fresh interpreter would have: environment, random seeds from the system, start time. changed: variables that the imports
+    here have set, or removed (None)."""
     os.environ.clear()
     os.environ.update(environment)
     show(None, environment)
@@ -227,7 +228,7 @@ def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) 
 
 
 def start_rank(requests: socket.socket, environment: Mapping[str, str], streams: Mapping[int, Any]) -> None:
-    """Tell a waiting process, from the launcher, to become this rank. Raises OSError if that process is gone."""
+    """From the launcher, order a waiting process to become this rank. Raises OSError if that process has ended."""
     ignored = [number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN]
     order = json.dumps({"env": dict(environment), "streams": list(streams), "ignored": ignored}).encode()
     with requests:

@@ -1,6 +1,7 @@
-"""Records what a rank has imported by its first boundary. From it, the warm process completes packages with what the loop needs later.
+"""Records which modules a rank has imported by its first boundary (after its first step). The warm process then imports modules that the
+loop needs later.
 
-sys.modules of a cold rank → file → imports of the warm process, after those of the script's opening.
+sys.modules of a cold rank → file → imports of the warm process, after the script's opening (its first imports).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ Place = tuple[str, list[str]]
 
 
 def note(file: Path, environment: Mapping[str, str]) -> None:
-    """Write to `file` what this process has imported by now, in order. The names of the variables in `environment`, with which the process
-    was started, go with it. So do digests of those that have changed since. If the file cannot be written, the next start is cold."""
+    """Write to `file` which modules this process has imported by now, in order. The file also gets the names in `environment`, the
+    variables with which the process was started. For each variable that has changed since, it gets a digest. If the file cannot be written,
+    the next start is cold."""
     changed = {n: digest(now) for n in {*environment, *os.environ} if (now := os.environ.get(n)) != environment.get(n)}
     found = [
         [name, *_place(spec)]
@@ -40,15 +42,15 @@ def note(file: Path, environment: Mapping[str, str]) -> None:
 @dataclass(frozen=True)
 class Noted:
     environment: Sequence[str]
-    """Names of the environment variables that a rank is started with."""
+    """Names of the environment variables with which a rank is started."""
     changed: Mapping[str, str]
     """Variables that a rank had changed by its first boundary, each with a digest of its value then."""
     places: dict[str, Place]
-    """By name, in the order of import: the module's file, and the folders of a namespace package, which has no file."""
+    """By module name, in the order of import: the module's file, and the folders of a namespace package, which has no file."""
 
     @classmethod
     def read(cls, file: Path) -> Noted:
-        """Read the note. Raises ValueError if the file is no such note, OSError if there is no file."""
+        """Read the record. Raises ValueError if the file is not such a record, OSError if there is no file."""
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
             places = {name: (origin, folders) for name, origin, folders in known["modules"]}
@@ -61,8 +63,8 @@ class Noted:
         return {name for name, then in self.changed.items() if digest(os.environ.get(name)) != then}
 
     def complete(self) -> None:
-        """Import the other modules that ranks have imported of installed packages that are here already: the loop needs them later. If a
-        module cannot be imported here, or comes from another place, it is left to the ranks with all below it."""
+        """Import the recorded modules that belong to installed packages already imported here, because the loop needs them later. If a
+        module cannot be imported here, or comes from another file, it and its submodules are left to the ranks."""
         packages, left = {name.partition(".")[0] for name in sys.modules}, set[str]()
         for name, place in self.places.items():
             known = name.partition(".")[0] in packages and installed(place[0])
@@ -70,7 +72,7 @@ class Noted:
                 left.add(name)
 
     def foreign(self) -> str:
-        """Say which module here comes from another place than in the ranks; empty: none."""
+        """Return a sentence that names a module loaded here from another file than in the ranks; empty if there is none."""
         for name, place in self.places.items():
             spec = getattr(sys.modules.get(name), "__spec__", None)
             if spec is not None and _place(spec) != place:
@@ -79,7 +81,7 @@ class Noted:
 
 
 def digest(value: str | None) -> str:
-    """Return the digest of a variable's value; empty if it is not set."""
+    """Return the digest of a variable's value; empty if the variable is not set."""
     return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 

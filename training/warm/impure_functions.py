@@ -1,6 +1,6 @@
-"""Tells which calls of built-in functions get another answer in another process, or at another moment. Pure.
+"""Recognizes calls of built-in functions whose result depends on the process or on the moment. Pure.
 
-A call, and the Python frame it comes from → what it asks, in words.
+A call, and the Python frame that makes it → what the call asks, in words.
 """
 
 from __future__ import annotations
@@ -35,27 +35,35 @@ _WORDED: dict[Any, str] = {
     _ctypes.dlopen: "calls a library of C",
 }
 _MODULES = {"posix": "calls os.{}", "time": _TIME, "_uuid": _RANDOM}
-"""By module, what its functions ask, except those in `_WORDED` and those in `_ALIKE`, which get the same answer everywhere."""
+"""By module, what its functions ask. Functions in `_WORDED` and in `_ALIKE` are exceptions; those in `_ALIKE` return the same value in
+every process."""
 _ALIKE = {
     *("fspath", "getcwd", "getcwdb", "putenv", "unsetenv", "strerror", "_path_normpath", "_path_splitroot_ex"),
     *("cpu_count", "uname", "sysconf", "confstr", "getuid", "geteuid", "getgid", "getegid", "getgroups"),
-    *("umask", "chdir", "fchdir", "nice", "sched_setaffinity"),  # `Watch` compares what they change
+    *(
+        "umask",
+        "chdir",
+        "fchdir",
+        "nice",
+        "sched_setaffinity",
+    ),  # `Watch` compares the state that these functions change
     *("sleep", "strptime", "mktime", "get_clock_info"),
 }
 _STREAMS = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 _ON_THE_WAY = {"genericpath", "posixpath", "pathlib", "os", "shutil", "zipfile"}
-"""Modules that look at files on behalf of their callers."""
+"""Modules that access files on behalf of their callers."""
 _OF_PYTHON = {"importlib", "zipimport", "linecache", "tokenize", "inspect", "pkgutil", "gettext", "argparse"}
-"""Parts of Python that ask only for code, translations, the width of help texts, or the metadata of installed packages."""
+"""Parts of Python that access only code, translations, the width of help texts, or the metadata of installed packages."""
 _COMPILES = ("torch._dynamo", "torch._inductor")
 _RESOLVES = ("_joinrealpath", "resolve")
 """Functions that look for symbolic links in a path, as in `Path(__file__).resolve()`."""
 RENEWED = {("megatron.training.training", time.time)}
-"""Calls that our hooks repeat in each rank (`loops/megatron.py`)."""
+"""Calls that this program's hooks repeat in each rank (`loops/megatron.py`)."""
 
 
 def question(called: Any, frame: FrameType) -> str:
-    """Return what `frame` asks by its call of the built-in function `called`; empty: nothing, or nothing that matters."""
+    """Return what `frame` asks by its call of the built-in function `called`. Return an empty text if the call asks nothing, or nothing
+    that matters."""
     asked = _asks(called, frame)
     quiet = asked and (_in_vain(frame) or (_module(frame), called) in RENEWED)
     return "" if quiet else asked
@@ -83,7 +91,7 @@ def _asks(called: Any, frame: FrameType) -> str:
 
 
 def _in_vain(frame: FrameType) -> bool:
-    """Whether the answer does not matter, because Python's own code or torch's compiler asks, or only to learn where a path leads."""
+    """Whether the result does not matter: Python's own code or torch's compiler makes the call, or the call only resolves a path."""
     asking: FrameType | None = frame
     while asking and _module(asking).partition(".")[0] in _ON_THE_WAY:
         if asking.f_code.co_name in _RESOLVES:

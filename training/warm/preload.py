@@ -1,7 +1,7 @@
-"""Imports ahead for the ranks: the script's opening, statement by statement, then modules that its packages need later.
+"""Runs imports ahead of time for the ranks: the script's opening (its first imports), then modules that its packages need later.
 
-Each statement runs under a `Watch`. If one does what a forked rank cannot inherit, this process is unfit: it has run that statement
-already. In another process, the opening ends before that statement.
+Each statement runs under a `Watch`. If a statement has an effect that a forked rank cannot inherit, this process is unfit, because it has
+run that statement already. In the next warm process, the opening ends before that statement.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .side_effects import Watch, installed
 def preload(
     site: Callable[[], None], noted: Path, until: int | None, *, complete: bool, terminal: bool
 ) -> dict[str, Any]:
-    """Import ahead, and return the report for the agent. site: what each rank runs before the script. noted: the file of what ranks have
-    imported. until: how many statements to run at most. complete: also import what packages need later. terminal: ranks print to a
-    terminal."""
+    """Run the imports ahead of time, and return the report for the agent. site: the function that each rank runs before the script. noted:
+    the file that lists the ranks' imports. until: the most statements to run. complete: also import modules that packages need later.
+    terminal: ranks print to a terminal."""
     try:
         known = Noted.read(noted)
         file, namespace, body = _script()
@@ -80,7 +80,7 @@ def preload(
 
 
 def version(file: str) -> list[int]:
-    """Return numbers that change when a file is replaced or written again; empty: there is no file."""
+    """Return numbers that change when the file is replaced or rewritten; an empty list if there is no file."""
     try:
         found = os.stat(file)
     except OSError:
@@ -89,21 +89,22 @@ def version(file: str) -> list[int]:
 
 
 def _own_file(module: ModuleType) -> str:
-    """Return the file of a module of the script's own; empty for other modules."""
+    """Return the file of a module that belongs to the script; empty for other modules."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     return "" if origin is None or installed(origin) else origin
 
 
 def _refused(why: str, **less: int) -> dict[str, Any]:
-    """Return the report of a process that is unfit. less: limits under which another process may be fit."""
+    """Return the report of an unfit process. less: limits under which another process may be fit."""
     return {"ready": False, "why": why, "less": less}
 
 
 def _completed(watch: Watch, known: Noted) -> str:
-    """Import what packages need later. Return what makes this process unfit to fork from; printing does, since ranks may not print it."""
+    """Import modules that packages need later. Return what makes this process unfit to fork from. Printing does, because ranks might not
+    print the same."""
     before, names = sizes(), known.otherwise()
     watch.strange |= names
-    # If a variable now has the value of the ranks, the code that read it also set it.
+    # If a variable now has the same value as in the ranks, the code that read it also set it.
     return _watched(watch, known.complete, Left(), lambda: watch.settle(names - known.otherwise())) or (
         "prints something" if sizes() != before else ""
     )
@@ -111,7 +112,7 @@ def _completed(watch: Watch, known: Noted) -> str:
 
 @dataclass
 class Left:
-    """What imports have left behind for the ranks."""
+    """Effects of the imports that the ranks must repeat."""
 
     environment: dict[str, str | None] = field(default_factory=dict)
     """Variables that the imports have set, or removed (None)."""
@@ -120,8 +121,8 @@ class Left:
 
 
 def _watched(watch: Watch, run: Callable[[], object], left: Left, after: Callable[[], object] = bool) -> str:
-    """Return what `run` did that makes this process unfit to fork from; empty: nothing. Effects that ranks can be given go into `left`.
-    after: called before the watch is asked."""
+    """Return the effect of `run` that makes this process unfit to fork from; empty if there is none. Effects that ranks can repeat go into
+    `left`. after: called before the watch is queried."""
     environment, path = dict(os.environ), list(sys.path)
     try:
         with watch.running():
@@ -136,8 +137,8 @@ def _watched(watch: Watch, run: Callable[[], object], left: Left, after: Callabl
 
 
 def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
-    """Return the file of this interpreter's script, a namespace like the script's own, and its statements. Puts the folder that Python puts
-    there first on sys.path. Raises ImportError, OSError or SyntaxError."""
+    """Return the file of this interpreter's script, a namespace like the script's own, and its statements. Inserts the folder that Python
+    inserts at the front of sys.path. Raises ImportError, OSError or SyntaxError."""
     words = sys.orig_argv[2:]  # after `python -u`
     home = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
     if not sys.flags.safe_path:
@@ -156,8 +157,8 @@ def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
 
 @contextmanager
 def _as_main(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the names of `__main__`, for the script's own names while the opening runs. Clear them at the end: Python fills them in for the
-    script."""
+    """Yield the namespace of `__main__`, which takes the script's names while the opening runs. Afterwards, remove these names: Python sets
+    them for the script."""
     main = vars(sys.modules["__main__"])
     before = dict(main)
     try:
@@ -170,8 +171,8 @@ def _as_main(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _counting_devices(watch: Watch) -> Iterator[None]:
-    """Answer `torch.cuda.is_available` and `device_count` from /dev while libraries are imported. Waking the driver would make this process
-    unfit to fork. (Megatron asks at import.)"""
+    """Answer `torch.cuda.is_available` and `device_count` from /dev while libraries are imported. A call of the driver would make this
+    process unfit to fork. (Megatron calls them at import.)"""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
     count = len([each for each in visible.split(",") if each]) if visible is not None else present

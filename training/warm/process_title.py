@@ -1,8 +1,8 @@
-"""What `ps`, `pkill -f` and psutil see of this process: its command line and its environment, as the kernel shows them in /proc.
+"""Sets what `ps`, `pkill -f` and psutil show of this process: its command line and its environment, as in /proc.
 
-The kernel reads both from the process's own memory. A forked process shows its parent's until it gives the kernel other addresses. Both lie
-one behind the other, as in a process that was executed. C's `environ` points to the environment: setproctitle finds both there, and writes
-there.
+The kernel reads both from the process's own memory. A forked process shows its parent's until it gives the kernel other addresses. The
+environment lies directly behind the command line, as in a process that was executed. C's `environ` points to the environment: setproctitle
+finds both there, and writes there.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Map(ctypes.Structure):
 
 
 def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> bool:
-    """Show these arguments (None: those shown so far) and this environment, which is the content of os.environ. Return False if the kernel
-    refuses, as one built without CONFIG_CHECKPOINT_RESTORE does."""
+    """Show these arguments (None: keep those shown) and this environment, which must be the content of os.environ. Return False if the
+    kernel refuses, as a kernel without CONFIG_CHECKPOINT_RESTORE does."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
@@ -53,7 +53,8 @@ def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> boo
 
 
 def _lasting(libc: ctypes.CDLL, content: bytes) -> int:
-    """Copy this into memory that is never freed, and return the address. The kernel reads it, and C code after Python has ended."""
+    """Copy `content` into memory that is never freed, and return the address. The kernel reads this memory, and so does C code after Python
+    has ended."""
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     address = int(libc.malloc(len(content)))
     ctypes.memmove(address, content, len(content))

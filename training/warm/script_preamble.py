@@ -1,7 +1,7 @@
-"""The opening of a script: the statements at its top that may run once, ahead of time, for all ranks. Pure.
+"""Finds the opening of a script: the statements at its top that may run once, ahead of time, for all ranks. Pure.
 
-These are its imports, and the changes to the environment and to `sys.path` between them. Any other statement may change what the imports
-below it do: a patch, a default dtype, a parsed argument. The opening ends there.
+These are its imports, and the changes to the environment and to `sys.path` between them. Any other statement may change the effect of the
+imports below it: a patch, a default dtype, a parsed argument. So the opening ends before it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _ENVIRONMENT = {f"os.environ.{name}" for name in ("setdefault", "update", "pop")
 
 
 def opening(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
-    """Return the statements to run ahead, in order, and the line of the first statement after the opening (0: none)."""
+    """Return the statements to run ahead of time, and the line of the first statement after the opening (0: none)."""
     ahead = list(_leading(body))
     behind = next((statement.lineno for statement in body if _runs(statement) is None), 0)
     return ahead, behind
 
 
 def passed_over(body: list[ast.stmt], end: ast.stmt) -> set[str]:
-    """Return the names that the script defines before the statement `end` of its opening, in statements that are not run ahead."""
+    """Return the names that the script defines before the statement `end` of its opening, in statements that are not run ahead of time."""
     before = (each for each in body[: body.index(end)] if _runs(each) is False)
     named = (
         getattr(node, "id", getattr(node, "name", "")) for each in before for node in ast.walk(each) if _names(node)
@@ -44,8 +44,8 @@ def _leading(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _runs(statement: ast.stmt) -> bool | None:
-    """Whether to run a statement ahead. True: it belongs to the opening. False: no import depends on it, so it is passed over. None: the
-    opening ends here."""
+    """Whether to run a statement ahead of time. True: it belongs to the opening. False: no import depends on it, so it is skipped. None:
+    the opening ends here."""
     match statement:
         case ast.ImportFrom(module="__future__") | ast.Expr(value=ast.Constant()) | ast.Pass():
             return False
@@ -77,7 +77,7 @@ def _runs(statement: ast.stmt) -> bool | None:
 
 
 def _says_where(node: ast.expr) -> bool:
-    """Whether it depends only on the script's place and on the working directory."""
+    """Whether the expression depends only on the script's location and on the working directory."""
     match node:
         case ast.Name(id="__file__"):
             return True
@@ -95,7 +95,7 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _is_name(node: ast.expr) -> bool:
-    """Whether it is a name, or an attribute of one: Python looks it up, and runs no statement."""
+    """Whether the expression is a name, or an attribute of a name. Python only looks up its value."""
     return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
 
 

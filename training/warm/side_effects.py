@@ -1,7 +1,7 @@
-"""Finds what code does that a forked child cannot inherit from its parent: effects on the process, and questions about the world.
+"""Finds what code does that a forked child cannot inherit: effects on the process, and reads of the time, files or random numbers.
 
-The warm process runs each statement of a script's opening under a `Watch`. If the watch finds something, the ranks run that statement
-themselves.
+The warm process runs each statement of a script's opening (its first imports) under a `Watch`. If the watch finds something, the ranks run
+that statement themselves.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_GLIBC = 1 << 31 | 1 << 32  # signals 32 and 33, which glibc sets when a thre
 
 
 def installed(origin: str | None) -> bool:
-    """Whether a module from the file `origin` is Python's, an installed package's or this program's; else it is the script's own."""
+    """Whether a module from the file `origin` belongs to Python, an installed package or this program. Otherwise it is the script's own."""
     if origin is None or not os.path.isabs(origin):  # a namespace package, a built-in or frozen module
         return True
     path = Path(origin).resolve()
@@ -43,7 +43,7 @@ def installed(origin: str | None) -> bool:
 
 @functools.cache
 def is_scripts(module: str) -> bool:
-    """Whether a module is the script, or one of the script's own."""
+    """Whether a module is the script, or one of the script's own modules."""
     origin = getattr(getattr(sys.modules.get(module), "__spec__", None), "origin", None)
     return module == "__main__" or not installed(origin)
 
@@ -55,13 +55,14 @@ def module_file(kind: type) -> str | None:
 
 @functools.cache
 def _holds_packages(folder: str) -> bool:
-    """Whether pip has installed packages there, as `pip install --target` does. Not asked of the script's own folder, the first on
-    sys.path."""
+    """Whether pip has installed packages in the folder, as `pip install --target` does. The first entry of sys.path, the script's own
+    folder, is not tested."""
     return os.path.isabs(folder) and any(Path(folder).glob("*.dist-info"))
 
 
 def poisoned() -> bool:
-    """Whether torch refuses the device to a child of this process; a child tries it. Counting devices is enough to cause it."""
+    """Whether torch would refuse the device to a child of this process. A forked child tests this. Counting devices in the parent suffices
+    to cause it."""
     child = os.fork()
     if child == 0:
         bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
@@ -70,8 +71,8 @@ def poisoned() -> bool:
 
 
 class Watch(importlib.abc.MetaPathFinder):
-    """Finds out what code did that ran inside `running`. Effects on the process are found for all code. Questions about the time, files or
-    random numbers are found only in the script's own modules: installed packages are made to be imported and forked."""
+    """Reports the effects of code that ran inside `running`. Effects on the process are reported for all code. Reads of the time, files or
+    random numbers are reported only for the script's own modules, because installed packages are expected to tolerate import and fork."""
 
     def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
         """strange: environment variables that every rank has, and this process lacks, perhaps only for now. terminal: ranks print to a
@@ -82,9 +83,9 @@ class Watch(importlib.abc.MetaPathFinder):
         self._fresh: dict[str, Any] = {}
         """By library: the state of its random generator right after the import, as seeded by the system."""
         self.after: dict[str, Callable[[], None]] = {}
-        """By module name: what to call once the module has been executed."""
+        """By module name: the function to call once the module has been executed."""
         self.unset: Collection[str] = ()
-        """Names that the script has defined by now and `__main__` lacks."""
+        """Names that the script has defined by now and that `__main__` here lacks."""
         self._before = self._look()
 
     @contextmanager
@@ -111,7 +112,7 @@ class Watch(importlib.abc.MetaPathFinder):
                 environ.__class__ = plain
 
     def inherited(self) -> str:
-        """Return what this process had before the watch began, and a child cannot inherit; empty: nothing."""
+        """Return what this process had before the watch began and what a child cannot inherit; empty: nothing."""
         alone = {"starts a thread": 1, "starts a process": "", "starts a timer": [(0.0, 0.0)] * 3}
         return next((what for what, usual in alone.items() if (self._before[what] or usual) != usual), "")
 
@@ -121,7 +122,7 @@ class Watch(importlib.abc.MetaPathFinder):
         self._asked = [asked for asked in self._asked if not asked.startswith(harmless)]
 
     def found(self) -> str:
-        """Return the first thing that the code did since the last call and that a child cannot inherit; empty: nothing."""
+        """Return the first effect since the last call that a child cannot inherit; empty: none."""
         before, self._before = self._before, self._look()
         changed = [
             f"{what}{_new(before[what], now)}" for what, now in self._before.items() if _differ(before[what], now)
@@ -132,7 +133,7 @@ class Watch(importlib.abc.MetaPathFinder):
     # -- what it leaves behind --------------------------------------------------------------------------------------------
 
     def _look(self) -> dict[str, Any]:
-        bad = poisoned()  # first: at a fork OpenBLAS ends the threads that it has started
+        bad = poisoned()  # called first: at a fork, OpenBLAS ends the threads that it has started
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         return {
             "asks the driver for its devices, which no forked process may use after that": bad,
@@ -187,7 +188,7 @@ class Watch(importlib.abc.MetaPathFinder):
     @contextmanager
     def _executing(self, spec: ModuleSpec) -> Iterator[None]:
         previous = sys.getprofile()
-        sys.setprofile(None)  # no module asks what is asked here
+        sys.setprofile(None)  # calls made here are not the module's
         profile = None if installed(spec.origin) else self._profile
         self._importing.append(spec.name)
         sys.setprofile(profile)
@@ -215,8 +216,9 @@ class Watch(importlib.abc.MetaPathFinder):
 
 
 def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
-    """Return the class of an os.environ that reports reads of the variables `strange`. Reads by name are always reported. Going through all
-    variables is reported only in the script's own modules, where a profile function runs. All readers come through these two methods."""
+    """Return a class for os.environ that reports reads of the variables `strange`. Reads by name are always reported. Iteration over all
+    variables is reported only in the script's own modules, where a profile function runs. Every way to read os.environ uses these two
+    methods."""
     names = {*strange, *map(os.fsencode, strange)}
 
     class Environ(os._Environ):  # type: ignore[type-arg]
@@ -234,7 +236,8 @@ def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
 
 
 def _main(unset: Collection[str], ask: Callable[[str], None]) -> type:
-    """Return the class of a `__main__` that reports each read of a name in `unset`: the script has it by now, and `__main__` has not."""
+    """Return a class for `__main__` that reports each read of a name in `unset`. The script would have that name by now, but `__main__`
+    here lacks it."""
 
     class Main(ModuleType):
         def __getattribute__(self, name: str) -> Any:
@@ -269,7 +272,7 @@ def _shared_mappings() -> Iterator[str]:
 
 
 def _signal_masks() -> Iterator[int]:
-    """Yield the masks of blocked, ignored and handled signals. The kernel knows them, and Python may not."""
+    """Yield the masks of blocked, ignored and handled signals. The kernel knows signals that Python may not know."""
     for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines():
         if line.startswith(("SigBlk", "SigIgn", "SigCgt")):
             yield int(line.split()[1], 16) & ~_OF_GLIBC

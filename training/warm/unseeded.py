@@ -1,6 +1,8 @@
-"""Random generators that imported packages made without a seed: each rank draws their state anew from the system, as its import would have.
+"""Reseeds random generators that imported packages created without a seed. Each rank draws their state from the system, as its own import
+would.
 
-Python's generators are found by watching their method `seed`, numpy's by their seed: a number so large comes from the system.
+Python's generators are found by watching their method `seed`, and numpy's by the size of their seed: so large a number comes from the
+system.
 """
 
 from __future__ import annotations
@@ -14,14 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 _DRAWN = 1 << 96
-"""numpy draws 128 bits if it is given no seed. Programmers write no seed as large as this."""
+"""Least seed that counts as drawn from the system. numpy draws 128 bits if it is given no seed. Programmers write no seed as large as
+this."""
 _found: weakref.WeakValueDictionary[int, random.Random] = weakref.WeakValueDictionary()
 _of_numpy: list[Any] = []
 
 
 @contextmanager
 def noted() -> Iterator[None]:
-    """Within this context, note generators that are made without a seed, for `draw_anew`."""
+    """Within this context, record generators that are created without a seed, for `draw_anew`."""
     seed = random.Random.seed
 
     def listening(self: random.Random, *given: Any, **more: Any) -> None:
