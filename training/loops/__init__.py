@@ -1,1 +1,1 @@
-"""Hooks for other projects' unmodified training loops: common part, Megatron-LM, Megatron-Bridge."""
+"""Hooks for other projects' unmodified training loops: the common part, Megatron-LM, Megatron-Bridge."""

@@ -1,7 +1,8 @@
-"""The common part of the hooks for other projects' training loops: drives a session around a `train` that is left and entered again.
+"""The common part of the hooks for other projects' training loops: runs a session around a `train` that is left and called again.
 
-For a rewind in place, all ranks raise an exception at the boundary, which leaves `train`. They restore, build the data iterators anew from
-the restored counters, and call `train` again. A resumed process also restores, builds them anew, and then calls `train`.
+For a rewind in place, all ranks raise an exception at the boundary (the moment between two steps), which leaves `train`. They restore the
+state, create new data iterators from the restored counters, and call `train` again. A resumed process also restores, creates the iterators,
+and then calls `train`.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ VALIDATION = "valid_data_iterator"
 
 
 class RewindAsked(BaseException):
-    """Leaves `train` at a boundary, on all ranks at once. It is not an Exception, so that no handler on the way catches it."""
+    """Leaves `train` at a boundary, on all ranks at the same step. It is not an Exception, so that no handler in between catches it."""
 
 
 class JumpAsked(BaseException):
-    """Leaves `train` likewise, at a boundary after which data is left out. The iterators are built anew, to start after that data."""
+    """Leaves `train` at a boundary after which data is skipped. The iterators are created again, to start after that data."""
 
 
 class Counters(Source):
-    """Counters kept as attributes of an object (Megatron's args, Bridge's train state), and others that the loop keeps in locals."""
+    """Counters in attributes of an object (Megatron's args, Bridge's train state), and counters that the loop keeps in local variables."""
 
     def __init__(self, holder: Any, names: tuple[str, ...], live: dict[str, Any]) -> None:
-        """live: counters that the loop keeps in local variables, as last seen. A restore writes them to `holder`, from which the loop takes
-        them when it starts."""
+        """live: the last known values of the loop's local counters. A restore writes them to `holder`, where the loop reads them when it
+        starts."""
         self.holder, self.names, self.live = holder, names, live
 
     def collect(self) -> dict[str, Any]:
         return {**{name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}, **self.live}
 
     def settle(self) -> None:
-        """Write the loop's local counters to `holder`, so that the loop starts from them when it is entered again."""
+        """Write the loop's local counters to `holder`, so that the loop starts from them when it is called again."""
         self.restore(self.live)
 
     def restore(self, kept: Mapping[str, Any]) -> None:
@@ -54,30 +55,30 @@ class Counters(Source):
 
 
 class HookedLoop:
-    """One run of another project's `train`. Subclasses know the loop's names."""
+    """One run of another project's `train`. Subclasses know that project's names."""
 
     def __init__(self) -> None:
         self.session: Boundaries | None = None
         self.counters: Any = None
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        """Arguments of the calls that built the data iterators."""
+        """Arguments of the calls that created the data iterators."""
         self.given: dict[str, Any] = {}
         """Arguments of `train`."""
         self.first_validation: Any = None
 
-    # -- what a subclass says ---------------------------------------------------------------------------------------------
+    # -- what a subclass defines ------------------------------------------------------------------------------------------
 
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parts of the training state, from the arguments of `train`."""
+        """Return the sources (the objects to save), taken from the arguments of `train`."""
         raise NotImplementedError
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        """Switch off, before the first step, what would end a rank where a rewind is enough."""
+        """Before the first step, switch off checks that would end a rank although a rewind suffices."""
         raise NotImplementedError
 
     def iteration(self) -> int:
-        """Return the number of steps done, from which the loop starts."""
+        """Return the number of completed steps, from which the loop starts."""
         raise NotImplementedError
 
     def complete(self) -> bool:
@@ -85,15 +86,15 @@ class HookedLoop:
         raise NotImplementedError
 
     def skips(self) -> bool:
-        """Whether the loop finds its data by the number of consumed samples, so that some can be left out."""
+        """Whether the loop finds its data by the number of consumed samples, so that some samples can be skipped."""
         raise NotImplementedError
 
     def skip(self, batches: int) -> None:
-        """Count this many global batches as consumed, without using them. A negative number takes that back."""
+        """Count this many global batches as consumed, without using them. A negative number undoes that."""
         raise NotImplementedError
 
     def rebuild(self, given: dict[str, Any]) -> None:
-        """After a restore: make the loop enterable again, and put fresh data iterators into `given`."""
+        """After a restore, prepare the loop for another call, and put new data iterators into `given`."""
         raise NotImplementedError
 
     # -- the wrappers -------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class HookedLoop:
             return result
 
     def jump(self) -> int:
-        """Leave out the batches that are to be skipped at this step; return their number."""
+        """Skip the batches that must be left out at this step; return their number."""
         assert self.session is not None
         batches = self.session.jump(self.iteration())
         self.skip(batches)
@@ -158,7 +159,7 @@ class HookedLoop:
         return result
 
     def evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Evaluate with the present iterator. The last validation comes after `train`, and its caller still has the first iterator."""
+        """Evaluate with the current iterator. The last validation comes after `train`, and its caller still has the first iterator."""
         bound = inspect.signature(original).bind(*args, **kwargs)
         if bound.arguments.get("data_iterator") is self.first_validation:
             bound.arguments["data_iterator"] = self.given.get(VALIDATION)
@@ -170,11 +171,11 @@ class HookedLoop:
         return original(*args, **kwargs)
 
     def boundary(self, step: int, original: Callable[[], bool], *, saves: bool, last: bool) -> bool:
-        """Run our boundary, then the loop's `original`; return whether to leave the loop. Raises RewindAsked, or JumpAsked. saves: the
-        script writes its own checkpoint at this step, so the step must be judged first."""
+        """Run the session's boundary, then the loop's `original`; return whether to leave the loop. Raises RewindAsked, or JumpAsked.
+        saves: the script writes its own checkpoint at this step, so the step must be judged first."""
         ordered = self._pass(step, judged_now=last or saves, last=last)
         leaves = self._decides(original) if saves or not ordered else True
-        if leaves and not ordered and not last:  # the loop's own reasons: its time is up, or it got a signal
+        if leaves and not ordered and not last:  # the loop's own reasons: its time limit, or a signal
             self._pass(step, judged_now=True, last=True)
         if not (leaves or ordered or last) and self.session is not None and self.session.jump(step):
             raise JumpAsked
@@ -193,20 +194,21 @@ class HookedLoop:
         return directive is Directive.LEAVE
 
     def install_evaluation(self, *namespaces: dict[str, Any]) -> None:
-        """Wrap the evaluation in the namespaces where the loop, and the code after it, look it up: often the same one."""
+        """Wrap the evaluation function in the namespaces where the loop, and the code after the loop, look it up. Both may be the same
+        namespace."""
         for namespace in {id(each): each for each in namespaces}.values():
             if "evaluate_and_print_results" in namespace:
                 self.install(namespace, evaluate_and_print_results=self.evaluate)
 
     def install(self, namespace: dict[str, Any], **wrappers: Callable[..., Any]) -> None:
-        """Put `wrappers` (called with the original first) around the functions of those names."""
+        """Wrap the functions of these names with `wrappers`. A wrapper gets the original function as its first argument."""
         for name, wrapper in wrappers.items():
             original = namespace[name]
             namespace[name] = functools.wraps(original)(functools.partial(wrapper, original))
 
 
 def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
-    """Return one number for all losses of a step: the first one, or one that is not finite."""
+    """Return one number for all losses of a step: one that is not finite, if there is any, and otherwise the first loss."""
     numbers = [
         float(v) for v in losses.values() if (torch.is_tensor(v) and v.numel() == 1) or isinstance(v, (int, float))
     ]
@@ -214,8 +216,8 @@ def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
 
 
 def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
-    """Gather the parameters here, from the restored main parameters. With overlapped parameter gather, the loop does so before each
-    forward, but not on its first step."""
+    """Gather the parameters now, from the restored main parameters. With overlapped parameter gather, the loop does this before each
+    forward pass, but not on its first step."""
     for chunk in chunks:
         config = getattr(chunk, "ddp_config", None)
         if not getattr(config, "overlap_param_gather", False):

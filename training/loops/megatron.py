@@ -1,8 +1,9 @@
 """Hooks for Megatron-LM's unmodified loop: `megatron.training.training` from fdfcef87 (0.12) on.
 
-The boundary is `checkpoint_and_decide_exit`. There the iteration and the consumed samples have been advanced; when `train_step` returns,
-they have not. Names are wrapped where `train` itself looks them up: patches like Moore Threads' replace `train` by a function of another
-module. They are wrapped inside `pretrain`, when all other patches are in place.
+The boundary (the moment between two steps) is at `checkpoint_and_decide_exit`. At this point, the iteration and the consumed samples have
+been advanced; when `train_step` returns, they have not. Functions are wrapped in the namespace where `train` itself looks them up, because
+patches like Moore Threads' replace `train` by a function of another module. They are wrapped inside `pretrain`, when all other patches are
+in place.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _MARK = "__mt_resilient__"
 
 
 def wrap(training: Any) -> None:
-    """Wrap `pretrain` of the module that was just executed, and in each module that has imported it already."""
+    """Wrap `pretrain` in the module that was just executed, and in each module that has already imported the function."""
     original = training.pretrain
     if hasattr(original, _MARK):
         return
-    training._TRAIN_START_TIME = wall_s()  # a forked rank starts later than the process that imported this
+    training._TRAIN_START_TIME = wall_s()  # a forked rank starts later than the process that imported the module
 
     @functools.wraps(original)
     def pretrain(*args: Any, **kwargs: Any) -> Any:
@@ -35,7 +36,7 @@ def wrap(training: Any) -> None:
 
     setattr(pretrain, _MARK, True)
     training.pretrain = pretrain
-    # Also in modules that imported it by name, before this rank was forked.
+    # Also wrap `pretrain` in modules that imported it by name before this rank was forked.
     for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
         for name in [name for name, value in list(vars(module).items()) if value is original]:
             setattr(module, name, pretrain)
@@ -75,7 +76,7 @@ class MegatronLoop(HookedLoop):
     def prepare(self, given: Mapping[str, Any]) -> None:
         self.args.check_for_nan_in_loss_and_grad = False
         rerun = sys.modules.get("megatron.core.rerun_state_machine")
-        if rerun is not None:  # in its other modes it exits with code 16 or 17 where the ranks can simply rewind
+        if rerun is not None:  # in its other modes, it exits with code 16 or 17 although the ranks can rewind
             rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)
 
     def iteration(self) -> int:

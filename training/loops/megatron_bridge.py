@@ -1,4 +1,5 @@
-"""Hooks for Megatron-Bridge's unmodified loop (0.3). The loop reads its train state at every step, so setting that object rewinds it."""
+"""Hooks for Megatron-Bridge's unmodified loop (0.3). The loop reads its train state at every step, so changing that object rewinds the
+loop."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _MARK = "__mt_resilient__"
 
 
 def wrap(pretrain: ModuleType) -> None:
-    """Wrap the names that `_pretrain`, `setup` and `train` look up. `pretrain`: `megatron.bridge.training.pretrain`, executed."""
+    """Wrap the functions that `_pretrain`, `setup` and `train` look up. `pretrain`: the executed module
+    `megatron.bridge.training.pretrain`."""
     if not hasattr(pretrain, _MARK):
         setattr(pretrain, _MARK, True)
         BridgeLoop(pretrain)
