@@ -1,7 +1,8 @@
-"""Finds what a loop carries from one step to the next, or a function from one call to the next: what it may read before it sets it in this
-step, and what it changes.
+"""Finds the variables that a loop carries from one step to the next, or a function from one call to the next. The code may read them before
+it sets them in this step, and it changes them.
 
-The analysis goes forward, over the jumps, and tracks what is surely set before each instruction. It leaves out handlers of exceptions.
+The analysis goes forward through the byte code and its jumps, and tracks what is surely set before each instruction. It skips exception
+handlers.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
 
 class Carried(NamedTuple):
     path: Path
-    """Ends with ALL if a method is called, or if the code sets a part that it does not name."""
+    """The variable, and the attributes or keys of the part. Ends with ALL if a method is called, or if the code sets a part that it does
+    not name."""
     method: str | None
     anew: bool
-    """Whether another object is set, rather than the same one after an operator changed it in place."""
+    """Whether another object is assigned, not the same object after an operator changed it in place."""
 
     @property
     def fills(self) -> bool:
@@ -45,15 +47,15 @@ def _is_change(method: str) -> bool:
 
 
 def carried_in(code: CodeType, at: int = -1) -> list[Carried]:
-    """Return what the loop with its FOR_ITER at the offset `at` may carry from one step to the next. -1: what the whole code carries from
-    one call to the next."""
+    """Return the variables that a loop may carry from one step to the next. at: the offset of the loop's FOR_ITER; -1: return what the
+    whole code carries from one call to the next."""
     body, targets, uses = _looked_at(code, at)
     return _flowed(body, at, targets, uses) if body else []
 
 
 def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list[Carried]:
-    """Return what a function, with those inside it, carries from one call to the next in variables that are not its own. defaults: its
-    parameters that have the same object at each call."""
+    """Return the variables outside a function that it, or a function inside it, carries from one call to the next. defaults: its parameters
+    that have the same object at each call."""
     own = {*code.co_varnames, *code.co_cellvars}.difference(defaults)
     found = [each for each in carried_in(code) if each.path[0] not in own]
     for inner in code.co_consts:
@@ -63,7 +65,8 @@ def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list
 
 
 def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:
-    """Yield what the loop, or the whole code, reads, with the method that it calls there (else ""). Functions inside it are included."""
+    """Yield each variable or part that the loop, or the whole code, reads, with the method that it calls there (else ""). Functions inside
+    the code are included."""
     body, _, uses = _looked_at(code, at)
     for each in body:
         yield from (
@@ -74,7 +77,7 @@ def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:
 
 
 def set_anew_in(code: CodeType, at: int = -1) -> set[Path]:
-    """Variables and parts that the loop, or the code as a whole, binds to other objects."""
+    """Return the variables and parts that the loop, or the whole code, binds to other objects."""
     body, _, uses = _looked_at(code, at)
     return {use.path for each in body for use in uses[each.offset] if use.sets and use.method is None and use.anew}
 
@@ -96,7 +99,7 @@ def _looked_at(code: CodeType, at: int) -> tuple[list[dis.Instruction], dict[int
 def _flowed(
     body: Sequence[dis.Instruction], at: int, targets: Mapping[int, int], found: Mapping[int, Sequence[Use]]
 ) -> list[Carried]:
-    """Return what the instructions carry. An inner loop counts as run at least once."""
+    """Return the variables that the instructions carry. An inner loop is assumed to run at least once."""
     uses = [found[each.offset] for each in body]
     bits: dict[Path, int] = {}
     for path in (use.path[:length] for each in uses for use in each for length in range(1, len(use.path) + 1)):
@@ -131,7 +134,7 @@ def _flowed(
 
 
 def _mask(path: Path, bits: Mapping[Path, int]) -> int:
-    """Return the bits of a path and of all that it is part of."""
+    """Return the bits of a path and of all paths that contain it."""
     around = [path[:length] for length in range(1, len(path) + 1)]
     return sum(bits.get(each, 0) for each in {*around, *((*each, ALL) for each in around[:-1])})
 
@@ -139,7 +142,7 @@ def _mask(path: Path, bits: Mapping[Path, int]) -> int:
 def _settled(
     body: Sequence[dis.Instruction], at: int, targets: Mapping[int, int], sets: Sequence[int], every: int
 ) -> tuple[list[int], int]:
-    """Return what is surely set before each instruction, and at the end of a step."""
+    """Return the bits of the paths that are surely set before each instruction, and at the end of a step."""
     places = {each.offset: place for place, each in enumerate(body)}
     to = {place: places.get(targets[each.offset]) for place, each in enumerate(body) if each.offset in targets}
     repeated = {target for place, target in to.items() if target is not None and target <= place}

@@ -1,4 +1,4 @@
-"""Tells what each instruction of a byte code does with variables and their parts. The stack is followed as far as it holds these."""
+"""Lists what each byte code instruction does with variables and their parts. It simulates the stack as far as the stack contains these."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Path = tuple[Any, ...]
-"""The name of a variable, then (".", attribute) or ("[", key) of its parts."""
+"""The name of a variable, then (".", attribute) or ("[", key) for each nested part."""
 ALL = ("[", "…")
-"""All parts of an object."""
+"""Stands for all parts of an object."""
 SOME = ("[", "?")
-"""A part that the code does not name."""
+"""Stands for a part that the code does not name."""
 _EMPTIES = frozenset(("clear", "reset", "zero_", "fill", "fill_", "copy_", "normal_", "uniform_"))
-"""Methods that leave nothing of the former content."""
+"""Methods that discard all of the former content."""
 CHANGING_FUNCTIONS = frozenset(
     ("next", "heappush", "heappop", "heappushpop", "heapreplace", "heapify", "insort", "shuffle")
 )
@@ -24,7 +24,7 @@ _CALL = "PRECALL" if sys.version_info < (3, 12) else "CALL"
 ALWAYS_JUMPS = frozenset(("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"))
 ENDS = frozenset(("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"))
 _PASSIVE = re.compile(r"POP_|STORE_|DELETE_|NOP|RESUME|KW_NAMES|NOT_TAKEN|.*JUMP|.*_(APPEND|ADD|EXTEND|UPDATE|MERGE)$")
-"""Instructions that leave the stack unchanged beneath the values that they take from it."""
+"""Instructions that leave the stack unchanged below the values that they pop."""
 JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 
 
@@ -57,7 +57,7 @@ def uses_of(known: Sequence[dis.Instruction], targets: Mapping[int, int]) -> dic
 
 
 def _moved(stack: list[Any], each: dis.Instruction, jump: bool = False) -> list[Any]:
-    """Return the stack after an instruction of which we know only how many values it takes and gives."""
+    """Return the stack after an instruction of which only the number of popped and pushed values is known."""
     effect = dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=jump)
     if effect > 0:
         stack += [None] * effect
@@ -69,7 +69,7 @@ def _moved(stack: list[Any], each: dis.Instruction, jump: bool = False) -> list[
 
 
 def _step(stack: list[Any], each: dis.Instruction) -> Iterator[Use]:
-    """Yield what an instruction does. It takes its values from the stack and puts others there."""
+    """Yield what an instruction does with variables. Pops its values from the stack and pushes its results."""
     name, argument = each.opname, each.argval
     if variables := [*_variables(each)]:
         for access, variable in variables:
@@ -84,7 +84,7 @@ def _step(stack: list[Any], each: dis.Instruction) -> Iterator[Use]:
             stack.append(stack[-1])
     elif name in ("LOAD_CONST", "LOAD_SMALL_INT"):
         stack.append(_Constant(argument))
-    elif name == "PUSH_NULL":  # before the function that is called, or, in Python 3.13, behind it
+    elif name == "PUSH_NULL":  # before the called function, or, in Python 3.13, after it
         stack.append(stack[-1] if stack else None)
     elif name == "COPY":
         stack.append(stack[-each.arg] if each.arg and len(stack) >= each.arg else None)
@@ -181,7 +181,7 @@ def _is_path(symbol: Any) -> bool:
 
 
 def _variables(instruction: dis.Instruction) -> Iterator[tuple[str, str]]:
-    """Yield each access and its variable. Python 3.13 has instructions for two variables each: STORE_FAST_LOAD_FAST."""
+    """Yield each access and its variable. Python 3.13 has instructions for two variables each, such as STORE_FAST_LOAD_FAST."""
     if instruction.opname == "LOAD_FAST_AND_CLEAR":  # around a comprehension, which has a variable of this name
         return
     words = [word for word in instruction.opname.split("_") if word in ("LOAD", "STORE", "DELETE")]
