@@ -1,1 +1,1 @@
-"""The code inside a rank: hook, session, sentinel. It is cheap to import, and knows no control plane."""
+"""The code inside a rank: hook, session, sentinel. It is cheap to import, and needs no control plane."""

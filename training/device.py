@@ -1,5 +1,5 @@
-"""One interface to musa, cuda and cpu. It asks the tensors, never `torch.cuda`: Moore Threads' patches map one to the other, and with them,
-`is_available` and `current_device` no longer say what they mean."""
+"""One interface to musa, cuda and cpu. It uses the tensors' own devices, never `torch.cuda`: Moore Threads' patches map one to the other.
+With these patches, `is_available` and `current_device` return misleading results."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 import torch
 
 _PORTABLE = 1
-"""Flag of cudaHostRegister, and musaHostRegister: pinned for every context."""
+"""Flag of cudaHostRegister and musaHostRegister: pinned for every context."""
 _TO_DEVICE, _TO_HOST = 1, 2
-"""Kinds of cudaMemcpy, and musaMemcpy."""
+"""The kinds of copies of cudaMemcpy and musaMemcpy."""
 _ROWS = (*(ctypes.c_void_p, ctypes.c_size_t) * 2, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-"""Arguments of cudaMemcpy2DAsync."""
+"""Types of cudaMemcpy2DAsync's arguments."""
 
 CopyRows: TypeAlias = Callable[[int, int, int, int, int, int, bool, Any], None]
-"""The arguments: the destination, and its bytes from one row to the next; the source, and the same of it; bytes of a row; rows; whether the
-copy goes to the host; the stream."""
+"""The arguments: the destination, and its bytes from one row to the next; the source, and its bytes from one row to the next; bytes of a
+row; rows; whether the copy goes to the host; the stream."""
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE."""
@@ -28,12 +28,12 @@ _LIBC = ctypes.CDLL(None)
 
 
 def module(kind: str) -> Any:
-    """Return `torch.cuda` or `torch.musa`: streams, events and generators."""
+    """Return `torch.cuda` or `torch.musa`, which provides streams, events and generators."""
     return getattr(torch, kind)
 
 
 def kinds(tensors: Iterable[torch.Tensor]) -> set[str]:
-    """Return the kinds of accelerator that `tensors` are on."""
+    """Return the kinds of accelerator that contain `tensors`."""
     return {tensor.device.type for tensor in tensors} - {"cpu", "meta"}
 
 
@@ -45,7 +45,7 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
 
 def register(kind: str, memory: memoryview) -> bool:
     """Pin host memory, so that copies to and from it are asynchronous. Return False if the runtime refuses. Copies then still work, but
-    block the thread that asks for them."""
+    block the calling thread."""
     return _host_call(kind, "HostRegister", memory, len(memory), _PORTABLE)
 
 
@@ -54,14 +54,14 @@ def unregister(kind: str, memory: memoryview) -> bool:
 
 
 def populate(memory: memoryview) -> None:
-    """Map all pages of the memory at once, if the kernel can (5.14): one by one they cost ten times as much. Other threads run
-    meanwhile."""
+    """Map all pages of the memory with one call, if the kernel supports it (5.14). Mapped one by one, they cost ten times as much. Other
+    threads run meanwhile."""
     _LIBC.madvise(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), _POPULATE_WRITE)
 
 
 def copy_rows(kind: str) -> CopyRows | None:
-    """Return a function that copies many rows between a device and pinned memory with one call, and does not wait. None if the runtime has
-    no such call. The function raises RuntimeError if the runtime refuses."""
+    """Return a function that copies many rows between a device and pinned memory with one call, without waiting. Return None if the runtime
+    has no such call. The function raises RuntimeError if the runtime refuses."""
     function = _runtime_call(kind, "Memcpy2DAsync")
     if function is None:
         return None
@@ -103,7 +103,7 @@ def _runtime(kind: str) -> Any:
 
 
 def _runtime_call(kind: str, name: str) -> Any:
-    """Return a function of the runtime, even if torch does not bind it: it is then taken from the very library that torch has loaded."""
+    """Return a function of the runtime. If torch does not bind it, take it from the library that torch has loaded."""
     shown = getattr(_runtime(kind), f"{kind}{name}", None)
     if shown is not None:
         return shown

@@ -1,14 +1,14 @@
-"""Checks whether each device multiplies correctly. The agent runs it in its own process, with the interpreter that the ranks will have.
+"""Checks whether each device multiplies correctly. The agent runs it in a separate process, with the same interpreter as the ranks.
 
     python -m mt_resilient.training.device_check SECONDS       one line of JSON per device: `agent.preflight.rules.DeviceReading`'s fields
 
-The matrices hold small whole numbers. Every partial sum is exact, in any order and in the precision of the product:
+The matrices contain small integers. Every partial sum is exact, in any order and in the precision of the product:
 
-    float32    |a|, |b| ≤ 16, inner size 4096     sums < 2²⁰, and float32 holds whole numbers to 2²⁴ (TF32's factors, to 2¹¹)
-    bfloat16   a, b = ±1, inner size 256          sums ≤ 256, which is as far as bfloat16 holds whole numbers
+    float32    |a|, |b| ≤ 16, inner size 4096     sums < 2²⁰, and float32 is exact for integers to 2²⁴ (TF32's factors, to 2¹¹)
+    bfloat16   a, b = ±1, inner size 256          sums ≤ 256, and bfloat16 is exact for integers to 256
 
-So the expected bits are known without another device. The host multiplies a small block exactly, in whole numbers. The large matrices
-repeat its rows and columns, and so does their product.
+So the expected bits are known without another device. The host multiplies a small block exactly, in integers. The large matrices repeat its
+rows and columns, and so does their product.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ _BLOCK = 256
 class Case:
     dtype: torch.dtype
     largest: int
-    """The largest absolute value of the factors' elements; 1: no zeros among them."""
+    """The largest absolute value of the factors' elements. If it is 1, no element is 0."""
     inner: int
 
 
 CASES = (Case(dtype=torch.float32, largest=16, inner=4096), Case(dtype=torch.bfloat16, largest=1, inner=256))
 _SIZE = {"cpu": _BLOCK}
-"""Rows and columns of the product, a multiple of `_BLOCK`. On an accelerator they are large enough to keep it busy."""
+"""Rows and columns of the product by device, a multiple of `_BLOCK`. Accelerators use _DEVICE_SIZE, which keeps them busy."""
 _DEVICE_SIZE = 8192
 
 
 def block(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return two factors as int64, `_BLOCK` rows and columns around `inner`, and their exact product."""
+    """Return two factors as int64, of sizes `_BLOCK` × `inner` and `inner` × `_BLOCK`, and their exact product."""
     generator = torch.Generator().manual_seed(case.inner)
     left = torch.randint(-case.largest, case.largest + 1, (_BLOCK, case.inner), generator=generator)
     right = torch.randint(-case.largest, case.largest + 1, (case.inner, _BLOCK), generator=generator)
     if case.largest == 1:
         left, right = left.where(left != 0, 1), right.where(right != 0, 1)
-    # Whole numbers below 2⁵³ in float64: exact, and many times as fast as int64.
+    # Integers below 2⁵³ are exact in float64, and many times as fast as int64.
     return left, right, (left.double() @ right.double()).long()
 
 
 def products(device: str, case: Case, size: int) -> Callable[[], bool]:
-    """Return a function that multiplies once, and tells whether all bits are right."""
+    """Return a function that multiplies once, and returns whether all bits are right."""
     left, right, expected = block(case)
     times = size // _BLOCK
     a = left.to(case.dtype).to(device).repeat(times, 1)
@@ -68,7 +68,7 @@ def products(device: str, case: Case, size: int) -> Callable[[], bool]:
 
 
 def look(device: str, seconds: float) -> dict[str, Any]:
-    """Return a device's reading: multiply for this many seconds, both cases in turn, and at least once each."""
+    """Return the check's result for a device: multiply for this many seconds, alternating between the cases, at least once each."""
     ends = time.monotonic() + seconds  # noqa: TID251 in a process of its own, which may know the clock
     try:
         free, total = _memory(device)
@@ -77,7 +77,7 @@ def look(device: str, seconds: float) -> dict[str, Any]:
         while done < len(cases) or time.monotonic() < ends:  # noqa: TID251
             wrong += not cases[done % len(cases)]()
             done += 1
-    except (RuntimeError, AssertionError) as error:  # what torch and the device's runtime raise
+    except (RuntimeError, AssertionError) as error:  # the errors that torch and the device's runtime raise
         return {"device": device, "error": str(error).splitlines()[0]}
     return {"device": device, "products": done, "wrong": wrong, "free_bytes": free, "total_bytes": total}
 
@@ -92,8 +92,8 @@ def devices() -> list[str]:
 
 
 def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield kinds of devices that this torch is `built` for and the machine has, but torch does not find. No variable hides them, so their
-    driver is dead."""
+    """Yield kinds of devices that this torch is `built` for and the machine has, but torch does not find. No environment variable hides
+    them, so their driver does not work."""
     for kind, pattern in (("musa", "mtgpu*"), ("cuda", "nvidia[0-9]*")):
         files = sorted(file.name for file in dev.glob(pattern))
         if built[kind] and files and environment.get(f"{kind.upper()}_VISIBLE_DEVICES") not in ("", "-1"):
@@ -101,7 +101,7 @@ def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str])
 
 
 def _memory(device: str) -> tuple[int, int]:
-    """Return free and total bytes of a device, while we use nothing of it but the context."""
+    """Return free and total bytes of a device, while this process uses only the context on it."""
     if device == "cpu":
         return 0, 0
     module = getattr(torch, device.partition(":")[0])

@@ -1,11 +1,11 @@
-"""The session: ten lines in your own training loop, and the loop can be rewound.
+"""The session: ten lines in your own training loop make the loop rewindable.
 
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in session.steps(1000):
         loss, grad_norm = train_step(step)
         session.report(loss=loss, grad_norm=grad_norm)
 
-Outside of `mt-resilient run` a session is inert and the loop runs as if it were not there.
+Outside of `mt-resilient run`, a session is inert and the loop runs as if it were not there.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CHANGES_THE_MODEL = (
 
 
 class Session(Boundaries):
-    """Makes a loop of your own recoverable. `sources`: the parts of the state, by name; see `sources.sources_of` for what can be one."""
+    """Makes your own loop recoverable. `sources`: the objects to save, by name; `sources.sources_of` says which objects are accepted."""
 
     def __init__(self, **sources: Any) -> None:
         counting = {name: thing for name, thing in sources.items() if counts_steps(thing)}
@@ -67,14 +67,14 @@ class Session(Boundaries):
             self._tape.alone.loaders = self._started = Started(self._beside.made)
             self._tape.alone.variables = self._generators = Generators()
         self.complete = False
-        """All steps are done, and the last one was judged: the code after the loop may save the end of the training. False if the loop ends
-        earlier, for a drain, a preemption or a stop: the same command then continues the training."""
+        """Whether all steps are done and the last one was judged: the code after the loop may then save the final state. False if the loop
+        ends earlier, for a drain, a preemption or a stop; the same command then continues the training."""
 
     def steps(self, total: int, start: int = 0) -> Iterator[int]:
-        """Return the indexes of the steps still to be computed, 0-based; after a rewind they start again from the restored step. start: the
-        steps done in a checkpoint that the script loaded. If there is a snapshot, it replaces what was loaded.
+        """Return the indexes of the steps still to compute, 0-based. After a rewind, they start again from the restored step. start: the
+        number of steps in a checkpoint that the script loaded. If there is a snapshot, it replaces the loaded state.
 
-        The last step is judged before the iterator ends, so the loop never ends on a state that was not judged.
+        The last step is judged before the iterator ends, so the loop never ends with a state that was not judged.
         """
         return (step for step, _ in self._steps(total, None, start))
 
@@ -87,11 +87,11 @@ class Session(Boundaries):
         accumulate: int = 1,
         begin_epoch: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Like `steps`, with the batch of each step. `loader` is read until `total` steps are done or `epochs` are over. Each recovery
-        rewinds it. docs/data.md says what it can be.
+        """Like `steps`, but yield each step with its batch. `loader` is read until `total` steps are done or `epochs` are over. Each
+        recovery rewinds the loader. docs/data.md says which loaders are accepted.
 
-        accumulate: this many batches make a step, which gets an iterator over them; the last step of an epoch may have fewer. begin_epoch:
-        called with each epoch's number before that epoch, in place of the `set_epoch` of the loader and its sampler.
+        accumulate: this many batches form a step, which gets an iterator over them. The last step of an epoch may have fewer batches.
+        begin_epoch: called with each epoch's number before that epoch, in place of the `set_epoch` of the loader and its sampler.
         """
         if total is None and epochs is None:
             raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
@@ -122,7 +122,9 @@ class Session(Boundaries):
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
             if self._looks:
-                with suppress(Exception):  # whatever the script's variables hold, it must not harm the training
+                with suppress(
+                    Exception
+                ):  # whatever the script's variables contain, the search must not harm the training
                     self._named = moved_on(sys._getframe(), [*self._given, data])
                 if self._named:
                     tell(self._at, loop_variables.sentence(self._named))
@@ -147,7 +149,7 @@ class Session(Boundaries):
 
     def _computed(self, step: int, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
         crossed = False
-        """Whether a boundary was passed since the ranks began or went back."""
+        """Whether a boundary (the moment after a step) was passed since the ranks began or rewound."""
         while total is None or step < total:
             self._step, before = step, self._figures
             batch = None if data is None else self._take(data)
@@ -183,7 +185,7 @@ class Session(Boundaries):
 
     @property
     def _looks(self) -> bool:
-        """Whether this rank looks for state that no snapshot holds: only rank 0 does, at the job's first start."""
+        """Whether this rank searches for state that no snapshot contains. Only rank 0 does, at the job's first start."""
         return self._at is not None and self._at.rank == 0 and self._handoff.resume_step < 0
 
     def _look_for_changes(self, data: Batches | None) -> None:
@@ -196,7 +198,7 @@ class Session(Boundaries):
 
     def _take(self, data: Batches) -> Any:
         wanted = self.data_step
-        if wanted > data.position:  # batches that are left out are loaded all the same
+        if wanted > data.position:  # skipped batches are loaded too
             with self.pausing("checkpoint"):
                 return data.take(wanted)
         return data.take(wanted)
@@ -220,12 +222,12 @@ class Session(Boundaries):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that `batches` gave last, counted from 0."""
+        """The epoch of the last batch that `batches` yielded, counted from 0."""
         return self._from().epoch
 
     @property
     def epoch_ends(self) -> bool:
-        """Whether the present step is the last one of its epoch: evaluate, or step a schedule of epochs, while it is true."""
+        """Whether the present step is the last of its epoch. While this is true, evaluate, or step a schedule that counts epochs."""
         following = self._step + 1
         return self._from().ends(following if self._at is None else self._course.batch(following))
 
@@ -236,8 +238,8 @@ class Session(Boundaries):
 
     @property
     def data_step(self) -> int:
-        """The number of the batch that the present step is to use, counted from 0: the step itself, unless data was left out before it. If
-        a loop takes its batches by this number, a recovery can leave out the data that causes a spike."""
+        """The number of the batch for the present step, counted from 0. It is the step's own number, unless data was skipped before. If a
+        loop takes its batches by this number, a recovery can skip data that causes a spike."""
         if self.fixed_data and self._at is not None:
             self._page.tells = 2
         self.fixed_data = False
@@ -245,11 +247,11 @@ class Session(Boundaries):
 
     @property
     def careful(self) -> bool:
-        """Whether the present step is one of a rescue. A loop that chooses its own precision must then compute in a higher one
-        (`rescue.precision`). The session lowers the learning rate."""
+        """Whether the present step belongs to a rescue (steps with a lower learning rate or a higher precision). A loop that chooses its
+        own precision must then compute in a higher one (`rescue.precision`). The session lowers the learning rate."""
         return self._at is not None and self._rescue.asked
 
     def report(self, *, loss: Any = None, grad_norm: Any = None, skipped: bool = False) -> None:
-        """Take the figures of the step just computed: floats or one-element tensors. Figures that are not reported are not judged. In any
-        case, no snapshot is kept if its parameters hold NaN or Inf."""
+        """Report the figures of the step just computed: floats or one-element tensors. Figures that are not reported are not judged. In any
+        case, a snapshot whose parameters contain NaN or Inf is not kept."""
         self._figures = Figures(number(loss), number(grad_norm), skipped)

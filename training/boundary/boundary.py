@@ -250,8 +250,7 @@ class Boundaries:
         return self._cross(step, None, judged_now=True, last=True)
 
     def rewind(self) -> int:
-        """After REWIND, rewind all ranks in place, as the fault or the order requires. Return the step. Call `resume` before the next
-        step."""
+        """After REWIND, rewind all ranks in place, as the judgement requires. Return the step. Call `resume` before the next step."""
         self._left_ns = 0
         return self._enter(self._turn_back())
 
