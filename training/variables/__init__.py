@@ -1,1 +1,1 @@
-"""State in the script's own variables, beside the Session: kept, or named in the log if no snapshot holds it."""
+"""State in the script's own variables, outside the Session: saved, or named in the log if no snapshot contains it."""

@@ -1,9 +1,10 @@
-"""Finds objects in the script's variables that change in training and that no snapshot holds. Rank 0 names them after the first steps.
+"""Finds objects in the script's variables that change in training and that no snapshot contains. Rank 0 names them in the log after the
+first steps.
 
-Such objects are an average of the weights, a target network, an environment, an optimizer that the Session was not given. Their variables
-keep the same objects all the time, and these change inside. If the byte code shows how, `loop_variables.py` names them at the start. Here
-rank 0 marks each object after step 1 and compares the marks after a few steps. It reads only samples of each, and calls no code of the
-script's.
+Examples are an average of the weights, a target network, an environment, or an optimizer that the Session was not given. Their variables
+keep the same objects all the time, and these objects change inside. If the byte code shows the change, `loop_variables.py` names them at
+the start. Here, rank 0 computes a mark (a hash of sampled content) of each object after step 1 and compares the marks after a few steps. It
+reads only samples of each object, and calls no code of the script.
 """
 
 from __future__ import annotations
@@ -34,35 +35,35 @@ from .script_generators import draws
 from .script_objects import attributes, for_the_eye, items_of, part_at, reached, scopes_of
 
 _LOOKS = (3, 10, 100, 1000)
-"""Steps after which the marks are compared: a target network may be updated only every hundred steps."""
+"""Steps after which the marks are compared. They reach to 1000, because a target network may be updated only every hundred steps."""
 _SAMPLES = 256
 """How many numbers of a tensor are read, and how many parts at either end of a list or mapping."""
 _MOST = 3000
-"""How many objects and numbers are read within one variable."""
+"""The most objects and numbers that are read within one variable."""
 _MOST_OF_ALL = 100_000
-"""How many are read in all variables, which takes 0.1 s."""
+"""The most objects and numbers that are read in all variables, which takes 0.1 s."""
 _PLACES = 500
-"""How many variables, and attributes of objects in them, are marked."""
+"""The most variables, and attributes of objects in them, that are marked."""
 _HELD = 300_000
-"""How many objects of the Session are known. A module of torch's is about 20."""
+"""The most objects of the Session that are recognized. A module of torch's is about 20."""
 _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, logging.Logger, io.IOBase, threading.Thread),
     *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
 )
-"""Classes of objects that hold no state of the training, or that are rewound with the data."""
+"""Classes of objects that contain no state of the training, or that are rewound with the data."""
 _OURS = __package__.partition(".")[0]
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class _Place(NamedTuple):
     anchor: Callable[[], int]
-    """Gives the id of the object that must be the same one at the next comparison; 0 if it is gone. It keeps no object alive: a loss keeps
-    its graph."""
+    """Returns the id of the object that must be the same one at the next comparison; 0 if that object is gone. It does not keep the object
+    alive, because a loss, for example, would keep its graph."""
     mark: bytes
 
 
 class ChangedObjects:
-    """Finds what has changed in the variables of one rank's script."""
+    """Finds the objects that have changed in the variables of one rank's script."""
 
     def __init__(self) -> None:
         self._first: dict[str, _Place] = {}
@@ -70,8 +71,8 @@ class ChangedObjects:
         self._steps = 0
 
     def stepped(self, frame: FrameType | None, held: Iterable[Any], named: Collection[str]) -> list[str]:
-        """Return the names of objects that have changed since step 1, each once. Call it after each step. frame: the loop's. held: what the
-        Session holds. named: variables that were named before."""
+        """Return the names of objects that have changed since step 1, each only once. Call this after each step. frame: the loop's frame.
+        held: the objects that the Session saves. named: variables that were named before."""
         self._steps += 1
         if self._steps not in (1, *_LOOKS):
             return []
@@ -103,12 +104,13 @@ def _anchored(thing: Any) -> Callable[[], int]:
 
 
 def _is_followed(thing: Any) -> bool:
-    """Whether a weak reference can tell that the object is gone. A new list or mapping may get the id of an earlier one."""
+    """Whether a weak reference can show that the object is gone. (Lists and mappings do not allow one, and a new list may get an earlier
+    list's id.)"""
     return type(thing).__weakrefoffset__ != 0
 
 
 class _Known:
-    """The objects that the Session holds, and the memory of its tensors."""
+    """The objects that the Session saves, and the memory of its tensors."""
 
     def __init__(self, held: Iterable[Any]) -> None:
         self._ids = reached(held, _HELD)
@@ -117,7 +119,7 @@ class _Known:
         self._left = _MOST_OF_ALL
 
     def may_change(self, value: Any) -> bool:
-        """Whether an object may hold state of the script's that the Session does not hold."""
+        """Whether an object may contain state of the script that the Session does not save."""
         kind: Any = type(value)
         if kind in PLAIN or id(value) in self._ids or issubclass(kind, _LEFT_ALONE) or for_the_eye(kind.__name__):
             return False
@@ -128,8 +130,8 @@ class _Known:
         return issubclass(kind, itertools.count) or not any("__next__" in vars(each) for each in kind.__mro__)
 
     def mark(self, value: Any) -> bytes | None:
-        """Return a mark of an object's content. Two marks differ if the content has changed, as far as samples show. None: the object
-        cannot be read, or this look has read enough."""
+        """Return a mark (a hash) of an object's content. Two marks differ if the samples that they cover have changed. None: the object
+        cannot be read, or this comparison has reached its limit of objects."""
         told, seen = hashlib.blake2b(digest_size=16), 0
         waiting, met = deque([value]), set()
         with suppress(Exception):
@@ -150,7 +152,7 @@ class _Known:
 
 
 def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name of a variable, or of an attribute of a script's object, with the anchor and the value."""
+    """Yield each variable, and each attribute of a script's object: its name, its anchor object, and its value."""
     met: set[int] = set()
     for variables, rebound in scopes_of(frame):
         for name, value in [*variables.items()]:
@@ -184,7 +186,7 @@ def _binds_anew(kind: type, attribute: str) -> bool:
 
 
 def _goes_on_with(kind: type, attribute: str) -> bool:
-    """Whether a method of the class may read what an earlier call has set in this attribute."""
+    """Whether a method of the class may read the value that an earlier call has assigned to this attribute."""
     codes = (function.__code__ for _, function in methods(kind))
     return any(
         each.path[:2] == (code.co_varnames[0], (".", attribute))
@@ -208,12 +210,12 @@ def _parts(value: Any) -> list[Any]:
 def _memory(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
-    except Exception:  # a sparse or fake tensor, or another package's
+    except Exception:  # a sparse or fake tensor, or a tensor class of another package
         return 0
 
 
 def _sample(value: Any) -> bytes:
-    """Return some numbers of an array or tensor, if its numbers lie in a row."""
+    """Return some numbers of an array or tensor, if its memory is contiguous."""
     if isinstance(value, np.ndarray):
         flat = value.reshape(-1) if value.flags.c_contiguous and value.dtype != object else np.empty(0)
         return repr(value.shape).encode() + flat[:: max(1, flat.size // _SAMPLES)][: 2 * _SAMPLES].tobytes()

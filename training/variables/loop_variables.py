@@ -1,7 +1,9 @@
-"""Finds variables that the script's loop, and what it calls, carry from step to step, and no snapshot holds. They are named once.
+"""Finds variables that the script's loop, and functions that it calls, carry from step to step and that no snapshot contains. The log names
+them once.
 
-The byte code shows them. The loop may read a variable's value of the step before, since it has not set it yet in this one. Or it changes
-the value in place. `script_generators.py` keeps random generators. `changed_objects.py` finds what changes in place elsewhere.
+The byte code shows them. Either the loop may read a variable's value of the step before, because it has not set the variable yet in this
+step. Or the loop changes the value in place. `script_generators.py` saves random generators. `changed_objects.py` finds objects that are
+changed in place elsewhere.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ from .script_objects import attributes, for_the_eye, is_a, items_of, of_a_script
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
-"""A number that a clock gave within this time is the start of a measurement, not state."""
+"""A number that a clock returned within this many seconds is the start of a measurement, not state."""
 _FILLED = (list, dict, set, deque, torch.Tensor, np.ndarray)
 _DECORATORS = 8
 _CALLED = 500
-"""How many functions are looked through."""
+"""The most functions that are examined."""
 _REACHED = 5000
-"""How many objects of the Session are known: the loop may use one by a name of its own."""
+"""The most objects of the Session that are recognized: the loop may use such an object under another name."""
 
 
 def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
-    """Return the variables that the script's loop, and functions that it calls, carry from step to step, and no snapshot holds. held: what
-    the Session holds."""
+    """Return the variables that the script's loop, and functions that it calls, carry from step to step and that no snapshot contains.
+    held: the objects that the Session saves."""
     while frame is not None and not of_a_script(frame):
         frame = frame.f_back
     if frame is None:
@@ -60,14 +62,16 @@ def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
 
 
 def _is_of_no_weight(carried: Carried, around: Mapping[str, Any]) -> bool:
-    """Whether a function's variable does not matter: a constant made once, a flag for a warning, or something for logs or progress bars."""
+    """Whether a function's variable does not matter: a constant that is created once, a flag for a warning, or an object for logs or
+    progress bars."""
     variable = carried.path[0]
     made_once = len(carried.path) == 1 and (around.get(variable) is None or around[variable] is False)
     return made_once or for_the_eye(variable)
 
 
 def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[FunctionType]:
-    """Return the script's functions that a loop calls by name, directly or through one another: also methods, and `forward` of modules."""
+    """Return the script's functions that a loop calls by name, directly or through one another. They include methods, and `forward` of
+    modules."""
     found: dict[FunctionType, None] = {}
     waiting: deque[tuple[CodeType, int, Mapping[str, Any]]] = deque([(code, at, around)])
     while waiting and len(found) < _CALLED:
@@ -85,7 +89,7 @@ def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[Fu
 
 
 def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
-    """Yield the functions that a call of `value`, or of its method, may begin with, and the object that each is a method of."""
+    """Yield the functions that a call of `value`, or of its method, may start with, each with the object whose method it is."""
     kind: Any = type(value)
     if issubclass(kind, functools.partial):
         yield from _functions(value.func, "")
@@ -120,8 +124,8 @@ def _unwrapped(function: Any) -> FunctionType | None:
 
 
 def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
-    """Return the variables that stay from call to call: those of modules and of functions around it, and defaults of parameters. Also
-    return the defaults' names."""
+    """Return the variables that persist from call to call: those of the function's module and of the functions around it, and defaults of
+    its parameters. Also return the defaults' names."""
     code, given = function.__code__, function.__defaults__ or ()
     cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
     variables = {**function.__globals__, **{name: part_at(cell, (".", "cell_contents")) for name, cell in cells}}
@@ -136,16 +140,16 @@ def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
 @dataclass
 class _Look:
     known: Collection[int]
-    """Ids of what the Session holds."""
+    """Ids of the objects that the Session saves."""
     met: set[tuple[int, str]] = field(default_factory=set)
     """Methods that are being examined."""
 
     def name_of(self, carried: Carried, around: Mapping[str, Any]) -> str:
-        """Return the name for the log's sentence; empty: it is no state, or the Session has it."""
+        """Return the variable's name for the log. Return an empty text if it is no state, or the Session saves it."""
         (name, *steps), method, anew = carried
         value, label, whole = around.get(name), name, False
         if method is None and not steps:
-            unmade = value is None and for_the_eye(name)  # a writer that the loop makes
+            unmade = value is None and for_the_eye(name)  # a log writer that the loop creates later
             return name if name in around and not unmade and _is_state(value, anew, self.known) else ""
         for step in steps[:-1]:
             if not _may_change(value, self.known):
@@ -166,7 +170,7 @@ class _Look:
         return f"{label}.{key}"
 
     def _changes_itself(self, value: Any, method: str) -> bool:
-        """Whether the method of a script's object goes on from what it has set in that object before."""
+        """Whether the method of a script's object continues from values that it has set in that object before."""
         function = _unwrapped(inspect.getattr_static(type(value), method, None))
         if (id(value), method) in self.met or function is None or not is_own(value):
             return False
@@ -186,7 +190,7 @@ def _part(value: Any, step: tuple[str, Any]) -> Any:
 
 
 def _may_change(value: Any, known: Collection[int]) -> bool:
-    """Whether an object may hold state that the script keeps and the Session does not."""
+    """Whether an object may contain state of the script that the Session does not save."""
     kind: Any = type(value)
     if (
         id(value) in known
@@ -205,7 +209,8 @@ def _may_change(value: Any, known: Collection[int]) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    """Whether it is a counter, or a generator of the script's that gives no batches: `data/notices.py` reports those that do."""
+    """Whether the value is a counter, or a generator function of the script that yields no batches. (`data/notices.py` reports those that
+    yield batches.)"""
     if not is_a(value, GeneratorType):
         return is_a(value, itertools.count)
     held = value.gi_frame.f_locals.values() if value.gi_frame is not None else ()
@@ -219,7 +224,7 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
         0 <= clock() - seconds < _JUST_NOW_S for clock in _CLOCKS for seconds in (value, value / 1e9)
     ):
         return False
-    if draws(value):  # kept by its name
+    if draws(value):  # `script_generators.py` saves it by its name
         return False
     if is_a(value, _FILLED):
         return anew or id(value) not in known

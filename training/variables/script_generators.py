@@ -1,7 +1,7 @@
-"""Keeps random generators that the script has in its own variables, by the variables' names.
+"""Saves random generators that the script keeps in its own variables, under the variables' names.
 
-When the loop begins, the script's running functions and its modules are searched, with what their variables hold. Each snapshot looks the
-names up again: by then a name may have another generator, or its first one.
+When the loop begins, this module searches the variables of the script's running functions and of its modules, and the objects in them. At
+each snapshot, it looks up the names again, because a name may have another generator by then, or its first one.
 """
 
 from __future__ import annotations
@@ -44,25 +44,26 @@ from .script_objects import (
 )
 
 _MOST = 64
-"""How many generators are kept: each takes some kB in each snapshot."""
+"""The most generators that are saved. Each takes some kB in each snapshot."""
 _ASKED = 16
-"""How many objects are asked at each snapshot whether they have got a generator."""
+"""The most objects in which each snapshot searches for new generators."""
 _LONGEST = 256
-"""Lists and mappings with more parts are not searched."""
+"""The most parts of a list or mapping. A longer one is not searched."""
 _DEEPEST = 7
-"""How many steps deep objects are searched: a default argument of a function in a decorator's closure is seven steps away."""
+"""The most steps (attributes or keys) from a variable to a generator. A default argument of a function in a decorator's closure is seven
+steps away."""
 _LOOKED_AT = 2000
 _NEWLY = 200
-"""How many objects are searched: at the start (`_LOOKED_AT`), and when a snapshot finds new variables."""
+"""The most objects that are searched: at the start (`_LOOKED_AT`), and when a snapshot finds new variables (`_NEWLY`)."""
 _OF_THE_DATA = (Dataset, Sampler, DataLoader)
-"""What objects of these classes hold deep inside is rewound with the data."""
+"""Classes whose objects are rewound with the data, together with everything deep inside them."""
 _NOTHING = frozenset((*PLAIN, torch.Tensor, torch.nn.Parameter, np.ndarray, ModuleType))
 
 
 class _Place(NamedTuple):
     scope: int
     steps: tuple[Step, ...]
-    """The first step is a variable. Without steps: all variables."""
+    """The first step is a variable. Without steps, the place stands for all variables of the scope."""
 
     def part(self, step: Step) -> _Place:
         return _Place(self.scope, (*self.steps, step))
@@ -79,12 +80,12 @@ class _Scope:
 
 @dataclass
 class _Holder:
-    """A scope, or an object of the script's own, that may get a generator later."""
+    """A scope, or an object of the script, that may get a generator later."""
 
     place: _Place
     names: set[str] = field(default_factory=set)
     empty: list[str] = field(default_factory=list)
-    """Those of the names whose value is None."""
+    """Those names in `names` whose value is None."""
 
     def noted(self, held: Mapping[str, Any]) -> _Holder:
         self.names, self.empty = {*held}, [name for name, value in [*held.items()] if value is None]
@@ -92,7 +93,7 @@ class _Holder:
 
 
 class Generators:
-    """The generators in the script's variables, as a source of state of this rank alone."""
+    """The random generators in the script's variables, as a source (an object that snapshots save) of this rank alone."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
@@ -104,7 +105,7 @@ class Generators:
         self._last: dict[str, Any] = {}
 
     def look(self, frame: FrameType | None) -> None:
-        """Search the script's variables when the loop begins. frame: the code that asks for the loop's first step."""
+        """Search the script's variables when the loop begins. frame: the code that requests the loop's first step."""
         self._scopes = [*_scopes(frame)]
         self._holders = {scope.label: _Holder(_Place(at, ())) for at, scope in enumerate(self._scopes)}
         self._now(frame, _LOOKED_AT)
@@ -114,11 +115,11 @@ class Generators:
         return self._source.collect()
 
     def restore(self, kept: Nested) -> None:
-        """Note what to restore. `put_back` must follow."""
+        """Record the state to restore. `put_back` must follow."""
         self._kept = kept
 
     def put_back(self) -> None:
-        """Restore the generators, once the data is where it was: a loader may have drawn from them on its way there."""
+        """Restore the generators. Call this after the data was rewound, because a loader may draw from the generators during that."""
         if self._kept is None:
             return
         live = self._now(sys._getframe())
@@ -138,7 +139,8 @@ class Generators:
             self._found[name] = each if type(each) in GENERATORS else packed(each.getstate())
 
     def _put(self, name: str, made: Any) -> None:
-        """Put a generator that the script makes later into its place, a variable of a module or an attribute, if none is there yet."""
+        """If the script creates a generator only later, assign the restored generator to its place now: a variable of a module, or an
+        attribute. Do nothing if the place has a value already."""
         label, _, last = name.rpartition(".")
         holder = self._holders.get(label)
         if holder is None or type(made) not in GENERATORS:
@@ -150,7 +152,7 @@ class Generators:
             held[last] = made
 
     def _now(self, frame: FrameType | None, most: int = _NEWLY) -> dict[str, Any]:
-        """Return the generators that the names have now, by name, each generator once."""
+        """Return the generators that the names have now, by name, each generator only once."""
         variables = self._variables(frame)
         self._look_again(variables, most)
         found: dict[int, tuple[str, Any]] = {}
@@ -162,7 +164,7 @@ class Generators:
         return dict(self._last)
 
     def _variables(self, frame: FrameType | None) -> dict[int, dict[str, Any]]:
-        """Return the variables by scope. A function's variables are there only while the frame is within the function."""
+        """Return the variables by scope. A function's variables are included only while the frame is within the function."""
         found = {at: scope.held for at, scope in enumerate(self._scopes) if scope.held is not None}
         waiting = {id(scope.code): at for at, scope in enumerate(self._scopes) if scope.code is not None}
         while frame is not None and waiting:
@@ -178,7 +180,7 @@ class Generators:
         return value
 
     def _look_again(self, variables: Mapping[int, Mapping[str, Any]], most: int) -> None:
-        """Search what the holders have got since the last look."""
+        """Search the values that the holders have got since the last search."""
         queue: deque[tuple[str, _Place, Any]] = deque()
         for label, holder in self._holders.items():
             held = self._resolved(holder.place, variables)
@@ -195,7 +197,7 @@ class Generators:
             seen.add(id(value))
             shallow = issubclass(type(value), _OF_THE_DATA)
             parts: list[tuple[Step, Any]] = []
-            with suppress(Exception):  # a class whose metaclass, or a mapping whose keys, have code of their own
+            with suppress(Exception):  # metaclasses of the script's classes, and keys of its mappings, may run code
                 if len(self._holders) < len(self._scopes) + _ASKED and is_own(value):
                     self._holders.setdefault(label, _Holder(place).noted(attributes(value)))
                 parts = [*_parts(value)] if most > 0 else []
@@ -229,7 +231,7 @@ def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
 
 
 def draws(value: Any) -> bool:
-    """Whether it is a random generator that a snapshot can hold, and not one of the rank's global ones."""
+    """Whether the value is a random generator that a snapshot can contain, and not one of the rank's global generators."""
     kind: Any = type(value)
     if kind not in GENERATORS and (not issubclass(kind, random.Random) or issubclass(kind, random.SystemRandom)):
         return False

@@ -1,5 +1,5 @@
-"""Reads what the script's variables and objects hold, without calling the script's code: no property, `__getitem__` or `__iter__` of its
-classes, and no `isinstance`, which asks a proxy for its `__class__`.
+"""Reads the contents of the script's variables and objects without calling the script's code. So it uses no property, `__getitem__` or
+`__iter__` of the script's classes. It also uses no `isinstance`, which asks a proxy for its `__class__`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..data.script_code import BAGS, installed, is_own
 from ..state.values.class_adapters import slots_of
 
 _PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
-"""Folders of most modules. To ask for each module whether it is installed takes 20 ms."""
+"""Folders of most installed modules. Testing each module with `installed` takes 20 ms."""
 _OF_FUNCTIONS = ("__defaults__", "__kwdefaults__", "__closure__")
 _HOLDING: dict[Any, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
@@ -63,7 +63,7 @@ _FOR_THE_EYE = frozenset(
     )
 )
 Step = tuple[str, Any]
-"""`.` and an attribute, or `[` and a key."""
+"""A step from an object to its part: `.` and an attribute, or `[` and a key."""
 
 
 def is_a(value: Any, kinds: Any) -> bool:
@@ -71,13 +71,13 @@ def is_a(value: Any, kinds: Any) -> bool:
 
 
 def for_the_eye(name: str) -> bool:
-    """Whether a class or variable of this name is for logs, timers and progress bars."""
+    """Whether the name of a class or variable shows that it is for logs, timers or progress bars."""
     words = {each.lower() for each in _WORDS.findall(name)}
     return not words.isdisjoint(_FOR_THE_EYE) or name.lower().endswith(("logger", "writer", "timer", "profiler"))
 
 
 def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any]]]:
-    """Yield the variables of the script's running functions, the innermost first, then those of its modules. With each come the names that
+    """Yield the variables of the script's running functions, the innermost first, then those of its modules. Each comes with the names that
     its running loop binds to other objects."""
     every: set[Any] = set()
     while frame is not None:
@@ -94,7 +94,8 @@ def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any
 
 
 def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
-    """Return objects within these, by id. Those that are fewer steps away come first."""
+    """Return the objects inside `held`, and those in `held`, by id. Objects that are fewer steps away come first. most: the most objects to
+    return."""
     found: dict[int, Any] = {}
     waiting = deque(held)
     while waiting and len(found) < most:
@@ -114,7 +115,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     held = frame.f_locals
     found = dict(held)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
-        held.clear()  # the dict stays with the frame, and would keep objects that the script drops
+        held.clear()  # the frame keeps this dict, which would keep objects alive that the script drops
     return found
 
 
@@ -135,7 +136,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def part_at(value: Any, step: Step) -> Any:
-    """Return the part at this step. None if there is none, or if only the script's code could tell."""
+    """Return the part of `value` at this step. Return None if there is none, or if only the script's code could return it."""
     kind, key = step
     try:
         if kind == "[":
@@ -166,7 +167,7 @@ def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return attributes of the script's objects, classes and functions, without calling their code: the script may keep something there."""
+    """Return attributes of the script's objects, classes and functions, without calling their code. The script may keep values there."""
     kind: Any = type(value)  # isinstance would call the script's code for a proxy
     if issubclass(kind, (FunctionType, functools._lru_cache_wrapper)):
         own = issubclass(kind, FunctionType) and not installed(value.__code__.co_filename)
