@@ -1,8 +1,8 @@
-"""Watches for silent ranks: asks `hang_rules` in every round, looks at the ranks' stacks when they are overdue, and reports.
+"""Watches for silent ranks: applies `hang_rules` in every round, and reads the ranks' stacks when they are silent for too long.
 
-    board pages ──hearing──▶ Progress ──hang_rules.overdue──▶ two looks (Witness) ──hang_rules.compare──▶ RankStall, for the status
+    ranks' pages ──hearing──▶ Progress ──hang_rules.overdue──▶ two looks (Witness) ──hang_rules.compare──▶ RankStall, for the status
 
-It ends no rank: what it finds is a fact like any other, which the controller judges.
+A look is one reading of a rank's stack and process state. The monitor kills no rank: it reports what it finds, and the controller decides.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from ..ranks.worker_group import Watched, WorkerGroup
 from .rank_progress import Hearing
 
 PAUSE_S = 10.0
-"""If the agent has not run for this long, looks begin anew: the ranks may have stood still with it."""
+"""If the agent has not run for this many seconds, it discards its earlier looks: the ranks may have been suspended together with the
+agent."""
 ANSWER_S = 0.5
-"""Time from the request for stacks to the look at them. faulthandler writes the stacks within milliseconds."""
+"""Seconds from the request for stacks until the agent reads them. faulthandler writes the stacks within milliseconds."""
 LONGEST_CONFIRM_S, LONGEST_IN_TAIL_S = 60.0, 600.0
-"""Longest times between two repeated looks: while ranks train, and after their loop. A script may do anything after its loop, for hours."""
+"""The most seconds between two repeated looks: while ranks train, and after their training loop. A script may run for hours after its
+loop."""
 
 
 class Eyes(Protocol):
-    """`Witness`, or a test's own."""
+    """The interface of `Witness`, which tests replace with their own."""
 
     def ask(self, local_rank: int, page: Page, process: Watched) -> None: ...
 
@@ -39,23 +41,23 @@ class Eyes(Protocol):
 
 class Lookout:
     def __init__(self, policy: HangPolicy, eyes: Eyes, *, observe: bool = False) -> None:
-        """observe: report only, and do nothing about what is found."""
+        """observe: only report, and never act on a hang."""
         self._policy, self._eyes, self._observe = policy, eyes, observe
         self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
         self.begin(tells=False)
 
     def begin(self, tells: bool) -> None:
-        """Start with new ranks. tells: whether the script is known to report its steps."""
+        """Reset for new ranks. tells: whether the script is known to report its steps."""
         self._hearing.begin(tells)
         self._alone_since_s: float | None = None
         self._rest()
 
     def _rest(self) -> None:
         self.stalls: tuple[RankStall, ...] = ()
-        """For the status: all living ranks, while all of them are silent for too long."""
+        """For the status: one entry for each living rank, while all of them are silent for too long."""
         self.teardown = ""
-        """How ranks whose loops are over hang in their teardown; empty: they do not."""
+        """How ranks whose training loops are over hang in their teardown; empty: they do not."""
         self._told: set[Answer] = set()
         self._teardown_told = False
         self._looks: dict[int, Look] = {}
@@ -102,7 +104,7 @@ class Lookout:
         return f"no sign of life from any rank for {longest.silent_s:.0f} s ({stage}: {budget_s:.0f} s are allowed)"
 
     def _launcher_alone(self, pages: Sequence[Page]) -> None:
-        """Judge a launcher that has outlived its last rank."""
+        """Check a launcher that still runs after its last rank has ended."""
         if self._alone_since_s is None:
             self._alone_since_s = self._hearing.awake_s
         silent_s = self._hearing.awake_s - self._alone_since_s
@@ -110,7 +112,7 @@ class Lookout:
         if over and silent_s > self._policy.teardown_s:
             self._end_teardown(f"the launcher (torchrun) lives on {silent_s:.0f} s after its last rank")
 
-    # -- what two looks amount to -----------------------------------------------------------------------------------------
+    # -- conclusions from two looks ---------------------------------------------------------------------------------------
 
     def _compare(
         self,
@@ -168,8 +170,8 @@ class Lookout:
         )
 
     def _judge_tail(self, stalls: Sequence[RankStall], answer: Answer, news: bool, stacks: str) -> None:
-        """Judge ranks whose loops are over. A script may do what it wants after its loop. The agent ends only what no script can want: a
-        teardown that does not end."""
+        """Judge ranks whose training loops are over. A script may do anything after its loop. So the agent ends the ranks only if all hang
+        in the interpreter's teardown."""
         where = "; ".join(f"rank {s.rank} is {s.words}" for s in stalls)
         if answer is Answer.CERTAIN and all(s.place is Place.TEARDOWN for s in stalls):
             self._end_teardown(f"its ranks do not end ({where}; stacks: {stacks})")

@@ -1,6 +1,6 @@
-"""Reads what the kernel reports: processes that the OOM killer has killed, and drivers' complaints. Each message is read once.
+"""Reads what the kernel reports: processes that the OOM killer has killed, and drivers' complaints. It reads each message once.
 
-`/dev/kmsg` is read where that is allowed (root, and not in every container); the OOM killer's counters are always read.
+It reads `/dev/kmsg` if that is allowed (for root, and not in every container). It always reads the OOM killer's counters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KILLED = re.compile(r"Killed process (\d+)")
 
 class KernelLog:
     def __init__(self, root: Path = Path("/")) -> None:
-        """Read from now on. root: where proc/, sys/ and dev/ are."""
+        """Start reading at the present end of the log. root: the directory that contains proc/, sys/ and dev/."""
         self._root = root
         self._kills = memory_limits.oom_kills(root)
         self._fd = -1
@@ -31,7 +31,7 @@ class KernelLog:
         return self._fd >= 0
 
     def news(self) -> list[str]:
-        """Return what was written to the log since the last call, one string a line."""
+        """Return the lines that were written to the log since the last call."""
         found: list[str] = []
         while self._fd >= 0:
             try:
@@ -48,7 +48,7 @@ class KernelLog:
         return found
 
     def out_of_memory(self, lines: list[str]) -> tuple[bool, set[int]]:
-        """Return whether the OOM killer has killed a process since the last call, and the pids that `lines` of the log name."""
+        """Return whether the OOM killer has killed a process since the last call, and the killed pids that `lines` (of the log) name."""
         before, self._kills = self._kills, memory_limits.oom_kills(self._root)
         named = {int(pid) for line in lines for pid in _KILLED.findall(line)}
         return self._kills > before or bool(named), named

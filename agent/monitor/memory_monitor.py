@@ -1,4 +1,4 @@
-"""Watches memory: what is left on this machine and in its control groups, and which processes take it."""
+"""Watches memory: how much is left on this machine and in its control groups, and which processes use it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ...resilience.model.signals import Shortage
 
 SAMPLE_S = 2.0
 SNAPSHOT_S = 30.0
-"""Shortest time between two snapshots on disk that are requested while memory runs out. It is at least four times the duration of the last
-one."""
+"""Fewest seconds between two snapshots on disk that are requested because memory runs out. The interval is also at least four times the
+duration of the last write."""
 
 
 class Reserves:
@@ -28,7 +28,8 @@ class Reserves:
         self._snapshot_s = 0.0
 
     def look(self, pids: Mapping[str, int], now_s: float, wall_s: float) -> bool:
-        """Run one round. Return True if a shortage has come or gone. pids: processes whose memory to look at, by name. now_s: monotonic."""
+        """Run one round. Return True if a shortage has begun or ended. pids: processes whose memory use to read, by name. now_s:
+        monotonic."""
         if now_s < self._next_s:
             return False
         self._next_s = now_s + SAMPLE_S
@@ -36,7 +37,7 @@ class Reserves:
         return self.judge(Reading(now_s, available_bytes(), used), wall_s)
 
     def judge(self, reading: Reading, wall_s: float) -> bool:
-        """Judge a reading. Return True if a shortage has come or gone."""
+        """Evaluate a reading. Return True if a shortage has begun or ended."""
         self._readings.append(reading)
         readings = tuple(self._readings)
         if self.shortage:
@@ -56,8 +57,8 @@ class Reserves:
         return found is not None
 
     def snapshot_due(self, save_s: float, now_s: float) -> bool:
-        """Return whether to ask for a snapshot on disk because memory runs out; if so, set when the next one is due. save_s: how long the
-        last one took."""
+        """Return whether to ask for a snapshot on disk because memory runs out. If so, set the time of the next one. save_s: seconds that
+        the last write took."""
         if not self.shortage or now_s < self._snapshot_s:
             return False
         self._snapshot_s = now_s + max(SNAPSHOT_S, 4 * save_s)

@@ -1,8 +1,8 @@
-"""Watches this node's health: slow ranks, memory that is left, its devices, and what the kernel reports.
+"""Watches this node's health: slow ranks, available memory, devices, and what the kernel reports.
 
-board pages ──strides──┐
-/proc, cgroups ─reserves┼──▶ fields of the status, and sentences
-nvidia-smi, kernel log ─┘
+ranks' pages ──strides──┐
+/proc, cgroups ─reserves─┼──▶ fields of the status, and sentences
+nvidia-smi, kernel log ──┘
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from .memory_monitor import Reserves
 from .step_times import Strides
 
 _DEVICES_S = 30.0
-"""Time between two looks at the devices."""
+"""Seconds between two readings of the devices' health."""
 
 
 class Vitals:
     def __init__(self, policy: StragglerPolicy) -> None:
         self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
         self._program = nvidia_smi.program()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a broken driver may never answer
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="devices"
+        )  # in a thread, because a broken driver may never answer
         self._asked: Future[tuple[DeviceReading, ...]] | None = None
         self._next_s = 0.0
         self._first: dict[str, DeviceReading] = {}
         self._last: dict[str, deque[DeviceReading]] = {}
         self.complaints: tuple[Complaint, ...] = ()
-        """Complaints since this agent's start, each once."""
+        """Complaints (faults that a device or its driver reports) since this agent's start, each once."""
 
     @property
     def introduction(self) -> str:
-        """Return what cannot be observed here; empty: nothing is missing."""
+        """Return a sentence about what cannot be observed on this node; empty: everything can."""
         missing = [] if self._program else ["devices tell nothing of their health (there is no nvidia-smi)"]
         missing += [] if self.kernel.readable else ["the kernel's log cannot be read"]
         return "; ".join(missing)
@@ -55,8 +57,8 @@ class Vitals:
         now_s: float,
         wall_s: float,
     ) -> bool:
-        """Run one round. Return True if there is news. helpers: further processes whose memory to look at, by name. ended: processes of the
-        worker group have just ended. now_s: monotonic."""
+        """Run one round. Return True if a shortage, a straggler or a complaint is new, or one of the first two has ended. helpers: further
+        processes whose memory use to read, by name. ended: processes of the worker group have just ended. now_s: monotonic."""
         known = len(self.complaints)
         self._hear(group, ended, pages, wall_s)
         self._look_at_devices(pages, now_s, wall_s)
@@ -66,7 +68,7 @@ class Vitals:
         return news or slow or len(self.complaints) > known
 
     def told(self, group: WorkerGroup | None) -> dict[str, object]:
-        """Return the fields of the status that this module knows."""
+        """Return the fields that this module adds to the node's status."""
         return {
             "stragglers": self.strides.stragglers if group else (),
             "shortage": self.reserves.shortage,
@@ -74,7 +76,7 @@ class Vitals:
         }
 
     def _hear(self, group: WorkerGroup | None, ended: bool, pages: Sequence[Page], wall_s: float) -> None:
-        """Read the kernel's log: drivers' complaints, and whether it has killed one of the processes that have just ended."""
+        """Read drivers' complaints from the kernel's log. If ranks have just ended, find out whether the OOM killer killed one of them."""
         lines = self.kernel.news()
         for device, words in device_health.xids(lines):
             self._complain(device, words, pages, wall_s)

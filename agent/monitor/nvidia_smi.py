@@ -17,7 +17,7 @@ FIELDS = (
     "clocks_throttle_reasons.hw_power_brake_slowdown",
 )
 ANSWER_S = 20.0
-"""How long a look may take. A driver whose device has gone may never answer."""
+"""Seconds that one query may take. A driver whose device is gone may never answer."""
 _WORDS = {"yes": True, "active": True, "no": False, "not active": False}
 
 
@@ -27,7 +27,8 @@ def program() -> str:
 
 
 def look(path: str) -> tuple[DeviceReading, ...]:
-    """Look at all devices once, and return their readings; empty: `nvidia-smi` has failed. Takes about a second, or ANSWER_S."""
+    """Query all devices once, and return their readings; empty: `nvidia-smi` has failed. The query takes about a second, and at most
+    ANSWER_S seconds."""
     query = [path, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=True)
@@ -37,7 +38,7 @@ def look(path: str) -> tuple[DeviceReading, ...]:
 
 
 def parse(text: str) -> tuple[DeviceReading, ...]:
-    """Return the readings in `text`, which has a line per device, in the order of `FIELDS`."""
+    """Return the readings in `text`. It has a line per device, with the columns of `FIELDS`."""
     rows = [[value.strip() for value in line.split(",")] for line in text.splitlines()]
     return tuple(_reading(row) for row in rows if len(row) == len(FIELDS))
 
@@ -58,5 +59,5 @@ def _number(text: str) -> int | None:
 
 
 def _flag(text: str) -> bool | None:
-    """Return the value of a flag. Some flags are words, and in some versions numbers; None for `[N/A]` and the like."""
+    """Return the value of a flag, which is a word, or in some versions a number. None: the flag has neither, such as `[N/A]`."""
     return bool(int(text)) if text.isdecimal() else _WORDS.get(text.lower())

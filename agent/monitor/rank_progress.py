@@ -1,6 +1,7 @@
-"""Follows what ranks report by themselves: board pages, round by round → `Progress` of each rank.
+"""Follows what ranks report on their pages (shared memory), round by round → `Progress` of each rank.
 
-Silence is measured in time in which the agent was awake. While the agent was stopped, or its machine slept, it could not hear the ranks.
+A rank's silence counts only time in which the agent ran. While the agent was stopped, or its machine was suspended, it could not observe
+the ranks.
 """
 
 from __future__ import annotations
@@ -14,39 +15,39 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.model.types import Doing, Rank, RankPhase
 
 LONGEST_ROUND_S = 3.0
-"""At most this much of the time between two rounds counts. While the agent is awake, rounds are at most a second apart."""
+"""The most seconds between two rounds that count as time in which the agent ran. While it runs, rounds are at most one second apart."""
 _WINDOW = 64
 
 
 @dataclass
 class _Heard:
-    """What is known of one rank."""
+    """What the agent knows about one rank."""
 
     sign: tuple[int, ...] = ()
     since_s: float = 0.0
-    """When `sign` changed last."""
+    """The time at which `sign` changed last, in seconds of `awake_s`."""
     step: int = -1
     beat_ns: int = 0
     rewinds: int = 0
     done: int = 0
     slowest_s: float = 0.0
-    """Longest silence during its first steps, and before them."""
+    """The longest silence, in seconds, before and during the rank's first steps."""
     steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
 
 class Hearing:
     def __init__(self, warmup_steps: int) -> None:
         self.awake_s = 0.0
-        """How long the agent has listened so far."""
+        """Seconds that the agent has run so far."""
         self.gap_s = 0.0
-        """Time between the last two rounds."""
+        """Seconds between the last two rounds."""
         self._last_s = 0.0
         self._tells = False
         self._warmup_steps, self._warmup_s = warmup_steps, 0.0
         self._heard: dict[int, _Heard] = {}
 
     def begin(self, tells: bool) -> None:
-        """Start with new ranks, of which nothing is known. tells: whether the script is known to report its steps; it stays known."""
+        """Reset for new ranks. tells: whether the script is known to report its steps. Once known, this stays known."""
         self._tells |= tells
         self._warmup_s = max(
             (h.slowest_s for h in self._heard.values() if h.done >= self._warmup_steps), default=self._warmup_s
@@ -54,7 +55,7 @@ class Hearing:
         self._heard = {}
 
     def listen(self, pages: Sequence[Page], living: Collection[int], now_s: float) -> dict[int, Progress]:
-        """Run one round. Return what is known of the living ranks, by local rank. now_s: monotonic."""
+        """Run one round. Return the progress of the living ranks, by local rank. now_s: monotonic."""
         self.gap_s, self._last_s = now_s - self._last_s, now_s
         self.awake_s += min(self.gap_s, LONGEST_ROUND_S)
         return {n: self._progress(n, pages[n]) for n in living}
@@ -68,7 +69,7 @@ class Hearing:
                 heard.slowest_s = max(heard.slowest_s, self.awake_s - heard.since_s)
             heard.sign, heard.since_s = sign, self.awake_s
         if step > heard.step and rewinds == heard.rewinds:
-            # A round may have many quick steps, the first ones too: take their average time.
+            # Between two rounds a rank may finish many quick steps, also its first ones: use their average time.
             known, known_ns = heard.step, heard.beat_ns
             if known < 0 and page.stepped_ns:
                 known, known_ns = page.first_step, page.stepped_ns

@@ -1,4 +1,4 @@
-"""Looks at a rank from outside: the stacks that it writes on request, and what the kernel says of it."""
+"""Examines a rank from outside: the stacks that the rank writes on request, and the kernel's information about its process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..ranks.exit_codes import send
 from ..ranks.worker_group import Watched
 
 _KEPT = 20
-"""Number of files with stacks that stay in the run directory."""
+"""Number of files with stacks that are kept in the run directory."""
 _MOST_BYTES = 1 << 20
-"""Most bytes of stacks that are read: 100 threads of 100 frames. A script may write to the same file."""
+"""The most bytes of stacks that are read, enough for 100 threads of 100 frames. A script may write to the same file."""
 _WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}
 """Numbers of the system calls `write` and `writev`."""
 _STATES = {
@@ -37,27 +37,27 @@ _STATES = {
 
 class Witness:
     def __init__(self, ranks: int, logs: Path) -> None:
-        """logs: directory for the stacks that are to be kept."""
+        """logs: the directory for the files with stacks."""
         self._logs = logs
-        # In memory: the disk may be what all ranks wait for.
+        # The files are in memory, because the ranks may be waiting for the disk.
         self._files = [memory(f"mt-resilient-stacks-{n}", seals=0) for n in range(ranks)]
         self._texts = [""] * ranks
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Return the paths at which ranks open their files."""
+        """Return the paths with which ranks open their files for stacks."""
         return tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in self._files)
 
     def ask(self, local_rank: int, page: Page, process: Watched) -> None:
-        """Have the rank write its stacks, if it certainly handles the signal: any other process would die of it."""
+        """Signal the rank to write its stacks, if it certainly handles the signal. The signal kills a process that does not handle it."""
         os.ftruncate(self._files[local_rank], 0)
         if not page.pid or process.pidfd < 0 or not page.listens or not _catches(process.pid, page.listens):
             return
         send(process.pid, process.pidfd, page.listens)
 
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
-        """Return what the rank has written since it was asked, and what it is doing. process: the rank's own, or the launcher's while it
-        has not started the rank. now_s: monotonic."""
+        """Return the stacks that the rank has written since the request, and its process state. process: the rank's process, or the
+        launcher's before the rank has started. now_s: monotonic."""
         self._texts[local_rank] = _content(self._files[local_rank])
         stack = parse(self._texts[local_rank]).get(page.main_thread)
         try:
@@ -111,7 +111,8 @@ def _line(at: Frame) -> str:
 
 
 def _soon(what: Callable[[], str]) -> str:
-    """Return what `what` returns within half a second; empty otherwise. The disk may be what all ranks wait for."""
+    """Return the result of `what`; an empty text if it takes more than half a second. It may block, because the disk may be the cause of
+    the hang."""
     given: list[str] = []
     thread = threading.Thread(target=lambda: given.append(what()), daemon=True)
     thread.start()
@@ -125,12 +126,14 @@ def _content(fd: int) -> str:
 
 def _cpu_s(process: psutil.Process) -> float:
     with suppress(psutil.Error):
-        return float(sum(process.cpu_times()[:4]))  # user, system, and those of children that it has reaped
+        return float(
+            sum(process.cpu_times()[:4])
+        )  # user and system time, of the process and of the children that it has reaped
     return 0.0
 
 
 def _waits_for_a_reader(pid: int) -> bool:
-    """Return whether the main thread of `pid` is in a write to stdout or stderr that is a terminal or a pipe."""
+    """Return whether the main thread of `pid` is writing to stdout or stderr, and that is a terminal or a pipe."""
     with suppress(OSError, ValueError):
         call, first, *_ = Path(f"/proc/{pid}/syscall").read_text(encoding="utf-8").split()
         if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
@@ -140,7 +143,8 @@ def _waits_for_a_reader(pid: int) -> bool:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return whether, by the kernel's account, the process handles that signal and does not block it. (After an exec it has no handler.)"""
+    """Return whether the kernel reports that the process handles this signal and does not block it. (After an exec, a process has no
+    handlers.)"""
     masks = dict(_masks(pid))
     bit = 1 << (number - 1)
     return bool(masks.get("SigCgt", 0) & bit) and not masks.get("SigBlk", 0) & bit

@@ -1,4 +1,5 @@
-"""Watches for slow ranks: own times from the board → samples → which ranks became stragglers, and which no longer are."""
+"""Watches for slow ranks: each rank's own time per step (without waiting for other ranks), from its page → samples → which ranks became
+stragglers, and which no longer are."""
 
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ class Strides:
         self.begin()
 
     def begin(self) -> None:
-        """Start with new ranks, of which nothing is known."""
+        """Reset for new ranks."""
         self.stragglers: tuple[Straggler, ...] = ()
         """The present stragglers, for the status."""
         self.newest: Sample = ()
-        """What a step takes each local rank now, for the metrics; empty: not known."""
+        """The times that each local rank now needs for a step, for the metrics; empty: not known."""
         self._history: deque[Sample] = deque(maxlen=self._policy.baseline_samples + self._policy.window_samples)
         self._usual: dict[int, float] = {}
         self._calm: dict[int, Sequence[Sample]] = {}
-        """Samples from before a rank became slow. Once it has recovered, it is measured by these, not by its slow samples."""
+        """By rank: samples from before it became slow. After the rank has recovered, it is compared with these samples, not with its slow
+        ones."""
         self._last: list[tuple[int, ...]] = []
         self._last_s = 0.0
         self._turns = -1
 
     def look(self, pages: Sequence[Page], now_s: float, wall_s: float) -> bool:
-        """Run one round. Return True if a straggler has come or gone. now_s: monotonic."""
+        """Run one round. Return True if a rank has become a straggler, or is no longer one. now_s: monotonic."""
         if not self._policy.enabled or len(pages) < 2:
             return False
         sample = self._sample(pages, now_s)
@@ -60,7 +62,8 @@ class Strides:
         return straggler.over(tuple(self._history), place, self._usual[told.rank], self._policy)
 
     def _sample(self, pages: Sequence[Page], now_s: float) -> Sample | None:
-        """Return what a step has taken each rank on average since the last sample; None while the steps are too few."""
+        """Return each rank's average times per step since the last sample. None: it is too early for a sample, or the ranks do not all
+        train."""
         seen = [page.spent for page in pages]
         turns = sum(page.rewinds for page in pages)
         if not self._last or turns != self._turns or any(page.phase != RankPhase.TRAINING for page in pages):
