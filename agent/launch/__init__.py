@@ -1,1 +1,1 @@
-"""The wrapped command, the scheduler's environment, interpreters and ports."""
+"""Parses the wrapped torchrun command and the scheduler's environment, checks interpreters, and finds ports."""

@@ -1,7 +1,8 @@
 """Finds the program with which a command starts the ranks: torchrun itself, or a wrapper around it → `Program`.
 
-The warm process replaces torchrun only if it is known what torchrun gives its ranks. That needs torch's own entry point, in an interpreter
-that is a binary. A site's wrapper may set anything, so it is run at each start.
+The warm process (which forks ranks) replaces torchrun only if the agent knows everything that torchrun sets for its ranks. That requires
+torch's own entry point, and an interpreter that is a binary. A site's wrapper may set anything, so the agent runs the wrapper at each
+start.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ...resilience.errors import MachineError, UsageError
 
 RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
 _LONGEST = 4096
-"""Bytes of a script that are read. An entry point has some 300."""
+"""The most bytes of a script that are read. An entry point has about 300."""
 _SURPRISING = "{} is not torch's own torchrun, and may set what ranks need"
 _NAMES = {"sys", "re", "main", "__name__"}
 _ATTRIBUTES = {"argv", "exit", "sub", "endswith", "removesuffix"}
-"""All names and attributes that occur in entry points which pip, uv, conda and setuptools write."""
+"""All names and attributes that occur in entry points written by pip, uv, conda and setuptools."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +37,11 @@ class Program:
     """The command that starts this interpreter as the launcher does, options included. Empty: only a wrapper knows it."""
     module: str = RUN
     surprising: str = ""
-    """Why ranks may find something that a Python started directly would not give them; empty: they do not."""
+    """Why the ranks' environment may differ from that of a directly started Python; empty: it does not."""
 
 
 def program(command: Sequence[str]) -> tuple[Program, list[str]]:
-    """Return the program, and the rest of the command. Raises UsageError if it is no torchrun, MachineError if torchrun is not
+    """Return the program, and the rest of the command. Raises UsageError if the command is not torchrun, MachineError if torchrun is not
     installed."""
     name = os.path.basename(command[0])
     if name.startswith("python") and (found := _python(command)):
@@ -56,8 +57,8 @@ def program(command: Sequence[str]) -> tuple[Program, list[str]]:
 
 
 def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:
-    """Parse `python [options] -m torch.distributed.run …` or `python [options] …/torchrun …`, in any form that Python accepts. None: it is
-    neither."""
+    """Parse `python [options] -m torch.distributed.run …` or `python [options] …/torchrun …`, in any form that Python accepts. Return None
+    for any other command."""
     options, module, position = _options_of_python(command)
     python = shutil.which(command[0]) or command[0]
     interpreter = (command[0], *options)
@@ -75,7 +76,7 @@ def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:
 
 
 def _options_of_python(command: Sequence[str]) -> tuple[list[str], str | None, int]:
-    """Return Python's options, the module that it runs (None: a script), and where the module's arguments, or the script, begin."""
+    """Return Python's options, the module that it runs (None: a script), and the index of the script, or of the module's first argument."""
     options: list[str] = []
     position = 1
     while position < len(command) and command[position].startswith("-") and len(command[position]) > 1:
@@ -95,7 +96,7 @@ def _options_of_python(command: Sequence[str]) -> tuple[list[str], str | None, i
 
 
 def _torchrun(name: str) -> Program:
-    beside = Path(sys.executable).with_name("torchrun")  # our environment's own, if PATH does not have it
+    beside = Path(sys.executable).with_name("torchrun")  # this environment's own torchrun, if PATH has none
     path = shutil.which(name) or (str(beside) if name == "torchrun" and beside.exists() else None)
     if not path:
         raise MachineError(f"{name} was not found on PATH; install torch in this environment, or name the whole path")
@@ -113,7 +114,7 @@ def _source(path: str) -> str:
 
 
 def _interpreter(source: str) -> tuple[str, ...]:
-    """Return the Python that runs this script, and its options; empty: the script's first line names none."""
+    """Return the Python that runs this script, and its options; empty: the script's first line names no Python."""
     first, _, rest = source.partition("\n")
     words = first.removeprefix("#!").split() if first.startswith("#!") else []
     if first == "#!/bin/sh" and rest.startswith("'''exec' "):  # for a path with spaces, or too long for a first line
@@ -133,7 +134,7 @@ def _is_binary(program: str) -> bool:
 
 
 def _is_entry_point(source: str) -> bool:
-    """Return whether a script calls `main` of torch.distributed.run, and does nothing else that its ranks could notice."""
+    """Return whether a script calls `main` of torch.distributed.run, and does nothing else that could affect its ranks."""
     try:
         nodes = [*ast.walk(ast.parse(source))]
     except (ValueError, SyntaxError):

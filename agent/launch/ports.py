@@ -1,4 +1,4 @@
-"""Finds free ports below the kernel's ephemeral range, so that no outgoing connection takes one between the check and the use."""
+"""Finds free ports below the kernel's ephemeral range, so that no outgoing connection occupies the port between the check and its use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _TRIES = 200
 
 
 def free_port(host: str = "", wished: int = 0) -> int:
-    """Return a TCP port of `host` on which nothing listens: `wished` if it is one. host: an address of this node; empty: all. Raises
-    MachineError if none is found."""
+    """Return a TCP port of `host` on which no process listens: `wished`, if that port is free. host: an address of this node; empty: all
+    its addresses. Raises MachineError if no free port is found."""
     if wished and is_free(wished, host):
         return wished
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="utf-8").split()[0])

@@ -1,6 +1,6 @@
-"""Checks, before anything is started, whether the interpreters of launcher and ranks find torch and mt_resilient.
+"""Checks before the start whether the interpreters of the launcher and the ranks find torch and mt_resilient.
 
-launch → a few milliseconds of its Python, which imports nothing → the launch, adapted if needed, or an error
+launch → a probe in its Python, which takes milliseconds and imports neither → the launch, adapted if needed, or an error
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 if sys.argv[1] == "script" and sys.path[:1] == [""]:
     del sys.path[0]
 """
-"""Python puts the working directory on sys.path for `-m` and `-c`, but not for a script file."""
+"""This code runs at the start of each probe. Python puts the working directory on sys.path for `-m` and `-c`, but not for a script file."""
 _PROBE = f"""{_AS_THE_LAUNCHER}
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -30,13 +30,15 @@ print(*map(bool, known))
 """
 _IMPORT = f"{_AS_THE_LAUNCHER}import torch.distributed.run"
 _FAILS_S = 5.0
-"""How long an import may take. The launcher has just read the same files."""
+"""Seconds that the import of torch may take. The launcher has just read the same files."""
 _ANSWERS_S = 60.0
-"""How long an interpreter on a shared file system may take. After that, it is assumed to be in order."""
+"""Seconds that a probe may take: the interpreter may be on a shared file system. After that, the check assumes that torch and mt_resilient
+are there."""
 
 
 def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
-    """Return the launch, without our hook if the ranks' Python does not have it. Raises MachineError if the launcher cannot start."""
+    """Return the launch. If the ranks' Python does not have mt_resilient, the result does not use the hook. Raises MachineError if the
+    launcher cannot start."""
     if not launch.interpreter:
         return launch
     as_what = _as_what(launch)
@@ -55,8 +57,8 @@ def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
 
 
 def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
-    """Return why the launcher's Python cannot import torch; empty: it can, or does not answer soon. The import takes seconds, so the agent
-    asks only after a launcher has ended before its ranks were there."""
+    """Return why the launcher's Python cannot import torch; empty: it can, or takes too long. The import takes seconds, so the agent checks
+    this only if a launcher ended before it started a rank."""
     if not launch.interpreter:
         return ""
     done = _run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)

@@ -1,4 +1,4 @@
-"""Reads a scheduler's environment and torchrun's options: this node's name, the number of nodes, and the job's name. Pure.
+"""Reads a scheduler's environment and torchrun's options: this node's name, the number of nodes, and the job's name. No I/O.
 
     --node, --nodes, --spares, --job  >  torchrun's --nnodes and --rdzv-id, or PET_…  >  Slurm, Kubernetes  >  the host's name
 
@@ -28,16 +28,17 @@ class Place:
     node: str
     """This node's name, the same after a restart."""
     nodes: str = ""
-    """How many nodes train, in the notation of `--nodes`: `4`, `2:4` or `2,4`. Empty: not given."""
+    """Number of nodes that train, in the notation of `--nodes`: `4`, `2:4` or `2,4`. Empty: not given."""
     spares: int = 0
-    """Further nodes, which stand by."""
+    """Number of further nodes that stand by."""
     job: str = ""
     """The job's name, the same on all its nodes. Empty: not given."""
 
 
 def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -> Place:
-    """Return this node's place in the job. asked: our own options, empty if not given. launch: has torchrun's options. host: this host's
-    name. Raises UsageError if they contradict each other, and none of our options decides."""
+    """Return this node's name, the job's name, and the numbers of nodes. asked: the values of mt-resilient's own options, empty if not
+    given. launch: torchrun's options. host: this host's name. Raises UsageError if torchrun's options and the scheduler contradict each
+    other, and no own option decides."""
     if "SLURM_JOB_ID" in environ:
         found = _slurm(asked, environ, host)
     elif "KUBERNETES_SERVICE_HOST" in environ:
@@ -53,7 +54,7 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
 
 
 def labels(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return labels for this node's location: with Slurm, the switches between it and the rest (`topology.conf`)."""
+    """Return labels for this node's location. With Slurm, that is the path of switches above the node (`topology.conf`)."""
     switches, dot, node = environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")
     known = dot and switches and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").endswith(".node")
     return {"rack": switches} if known and node == environ.get("SLURMD_NODENAME", node) else {}
@@ -61,7 +62,7 @@ def labels(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
     node = environ.get("SLURMD_NODENAME") or host
-    job = environ["SLURM_JOB_ID"]  # stays the same when Slurm requeues the job
+    job = environ["SLURM_JOB_ID"]  # the id stays the same when Slurm requeues the job
     if "SLURM_ARRAY_JOB_ID" in environ:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}-{environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     if environ.get("SLURM_LOCALID", "0") != "0":
@@ -82,8 +83,8 @@ def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
 
 
 def _kubernetes(environ: Mapping[str, str], host: str) -> Place:
-    """Return the place of a pod, by its host name: `<job>-<index>` in an indexed Job, `<job>-worker-<index>` in a PyTorchJob. Only
-    PET_NNODES tells a pod how many pods there are. (With `hostNetwork` the host name is the machine's.)"""
+    """Return a pod's node name and job name, from its host name: `<job>-<index>` in an indexed Job, `<job>-worker-<index>` in a PyTorchJob.
+    Only PET_NNODES gives a pod the number of pods. (With `hostNetwork`, the host name is the machine's.)"""
     index = environ.get("JOB_COMPLETION_INDEX")
     if index and host.endswith(f"-{index}"):
         return Place(node=host, job=host.removesuffix(f"-{index}"))
@@ -92,8 +93,8 @@ def _kubernetes(environ: Mapping[str, str], host: str) -> Place:
 
 
 def reconciled(wanted: str, spares: int, here: int, who: str) -> str:
-    """Return how many of `here` nodes train, in the notation of `--nodes`. wanted: torchrun's `--nnodes`; empty: not given. who: the source
-    of `here`, such as `Slurm runs this on`. Raises UsageError if they do not agree."""
+    """Return how many of `here` nodes train, in the notation of `--nodes`. wanted: torchrun's `--nnodes`; empty: not given. who: the start
+    of an error message that names the source of `here`, such as `Slurm runs this on`. Raises UsageError if `wanted` does not fit `here`."""
     if not wanted:
         if spares >= here:
             raise UsageError(

@@ -1,7 +1,7 @@
 """Parses the wrapped command, `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and makes arguments for one node from it.
 
-Pure, except that it checks whether the program and the script exist. Every torchrun option keeps its meaning, except those of the
-rendezvous. Each generation has a static rendezvous of its own, at the requested port if that is free.
+It performs no I/O, except to check that the program and the script exist. Every torchrun option keeps its meaning, except those of the
+rendezvous. Each generation uses a new static rendezvous, at the requested port if that port is free.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from ...resilience.text import formatting
 from .launcher_program import LAUNCH, RUN, program
 
 SITE = Path(__file__).parents[2] / "training" / "site"
-"""The hook, first on the ranks' PYTHONPATH."""
+"""The directory of the hook (the module that each rank loads). It comes first on the ranks' PYTHONPATH."""
 
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
 _OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
-"""Variables in which torchrun looks for an option that the command line lacks."""
+"""Environment variables from which torchrun takes an option that the command line lacks."""
 _RANKS_OWN = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
 _RANKS_OWN |= {f"{prefix}WORLD_SIZE" for prefix in ("", "LOCAL_", "GROUP_", "ROLE_")}
 _RANKS_OWN |= {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
 _RANKS_OWN |= {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"}
-"""Variables that torchrun sets for its ranks (`LocalElasticAgent`, as of torch 2.13). A Kubernetes operator, or a torchrun around this
-agent, may have set them for the agent to other values."""
+"""Environment variables that torchrun sets for its ranks (`LocalElasticAgent`, as of torch 2.13). In the agent's own environment they may
+have other values, from a Kubernetes operator or an outer torchrun."""
 _MARK = "TORCHELASTIC_RUN_ID"
-"""Ranks recognize the launcher by this: it lacks the variable, and any other parent has it (`training/attach/attach.py`)."""
+"""Ranks recognize the launcher by this variable: the launcher's environment lacks it, and any other parent's has it
+(`training/attach/attach.py`)."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _OF_LAUNCH = {"use_env"}
 """Further options of torch.distributed.launch."""
@@ -38,7 +39,7 @@ _VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id
 _VALUED |= {"monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"}
 _VALUED |= {"local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr"}
 _VALUED |= {"master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout"}
-"""torchrun's options as of torch 2.13. To torchrun, `-` and `_` in a name are the same."""
+"""torchrun's options that have a value, as of torch 2.13. torchrun treats `-` and `_` in a name alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,27 +61,28 @@ class Launch:
     rdzv_id: str = ""
     """The job's name, from torchrun's `--rdzv-id`; empty: not given."""
     max_restarts: str = ""
-    """torchrun's `--max-restarts`; empty: not given. The agent does the restarts, but ranks may ask for the number."""
+    """torchrun's `--max-restarts`; empty: not given. The agent performs the restarts, but ranks may read the number."""
     port: int = 0
-    """The rendezvous port, from torchrun's `--master-port`; 0: not given. A script may have the number, too."""
+    """The rendezvous port, from torchrun's `--master-port`; 0: not given. A script may rely on this number."""
     interpreter: tuple[str, ...] = ()
     """The command that starts the launcher's Python as the launcher does, options included. Empty: only a wrapper knows it."""
     rank_python: str = ""
-    """The interpreter that runs the ranks, if it is another one."""
+    """The interpreter that runs the ranks, if it is not `python`."""
     own_programs: bool = False
-    """Ranks are other programs than torchrun's Python. Which of their processes trains is known only once its loop begins."""
+    """The ranks are programs other than torchrun's Python. The agent learns which of a rank's processes trains only when its training loop
+    begins."""
     warm_refused: str = ""
     """Why ranks cannot be forked; empty: they can."""
     hooked: bool = True
-    """Our hook is loaded in the ranks' Pythons."""
+    """The ranks' Python loads the hook."""
     hash_seed: int = 0
-    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, if the agent's environment sets none. It is the same for all generations and runs of a
-    job. So the order of a set of words, and what a script numbers by it, are the same after a recovery. 0: each Python draws its own."""
+    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, if the agent's environment sets none. It is the same in all generations and runs of a job.
+    So a script iterates over a set of strings in the same order after a recovery. 0: each Python draws its own."""
 
     @property
     def torn_groups(self) -> int:
-        """Return the size of the tensor-parallel groups that the script's arguments ask for (Megatron's), if some lie on two nodes; 0: none
-        does. Ranks are numbered node by node, and such a group has consecutive ranks (Megatron's order, tp first)."""
+        """Return the size of the tensor-parallel groups that the script's arguments ask for (Megatron's), if some groups span two nodes; 0:
+        no group does. Ranks are numbered node by node, and such a group has consecutive ranks (Megatron's order, tp first)."""
         option = "--tensor-model-parallel-size"
         given = [value for name, value in pairwise([*self.script, ""]) if name == option]
         given += [word.partition("=")[2] for word in self.script if word.startswith(f"{option}=")]
@@ -88,7 +90,7 @@ class Launch:
         return size if size and self.ranks % size else 0
 
     def torn(self) -> str:
-        """Return the warning about these groups."""
+        """Return the warning about tensor-parallel groups that span two nodes."""
         return (
             f"tensor-parallel groups of {self.torn_groups} do not fit into nodes of "
             f"{formatting.count(self.ranks, 'rank')}: some lie on two "
@@ -96,8 +98,8 @@ class Launch:
         )
 
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int, run: str) -> list[str]:
-        """Return torchrun's arguments for one generation on one node. run: names the job if torchrun was given no name, as torchrun itself
-        would. Ranks find it as TORCHELASTIC_RUN_ID, and may name files after it."""
+        """Return torchrun's arguments for one generation on one node. run: the job's name for torchrun, if the command gives none with
+        `--rdzv-id`. Ranks read it as TORCHELASTIC_RUN_ID, and may name files after it."""
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
         return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
@@ -108,30 +110,31 @@ class Launch:
         return self.script[0] if named and not os.path.exists(self.script[0]) else ""
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the launcher's environment. Ranks inherit it, and the launcher adds to it. environ: the agent's."""
+        """Return the launcher's environment. The ranks inherit it, plus the launcher's own variables. environ: the agent's environment."""
         known = environ.get("PYTHONPATH")
         found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
             found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
             if self.hash_seed:
                 found.setdefault("PYTHONHASHSEED", str(self.hash_seed))
-        if self.ranks > 1:  # as torchrun does for its ranks; libraries read it when they are loaded
+        if self.ranks > 1:  # as torchrun does for its ranks; libraries read the variable when they are loaded
             found.setdefault("OMP_NUM_THREADS", "1")
         return found
 
     def told_to_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return variables that ranks have under torchrun alone, but not under a torchrun to which the agent gives other options."""
+        """Return the variables that ranks have under torchrun alone, but not if the agent starts torchrun with its own options."""
         found = {name: value for name, value in environ.items() if name in _OURS_AS_VARIABLES}
         return found | ({"TORCHELASTIC_MAX_RESTARTS": self.max_restarts} if self.max_restarts else {})
 
     def shared_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that are the same for all ranks: the warm process's environment. If the script's opening asks for another
-        one, each rank runs that statement itself."""
+        """Return the variables that are the same for all ranks: the warm process's environment. If a statement of the script's opening (the
+        imports at its top) reads any other variable, each rank runs that statement itself."""
         return {name: value for name, value in self.environment(environ).items() if name not in _RANKS_OWN}
 
 
 def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
-    """Parse the command. Raises UsageError if it is no torchrun command, MachineError if the launcher is not installed."""
+    """Parse the command and return the launch. Raises UsageError if the command is not torchrun, MachineError if the launcher is not
+    installed."""
     if not command:
         raise UsageError(
             "no command was given; write it after two dashes: mt-resilient run -- torchrun --nproc-per-node 2 train.py"
@@ -177,7 +180,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
 
 
 def _told(name: str, options: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return the value of an option, from the command line or its PET_… variable; empty: there is none."""
+    """Return the value of an option, from the command line or its PET_… variable; empty: the option is not given."""
     return options.get(name) or environ.get(f"PET_{name.upper()}", "")
 
 
@@ -188,7 +191,7 @@ def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> 
 
 
 def _look_at(script: str) -> None:
-    """Raise UsageError if Python cannot run the script, or not more than once."""
+    """Raise UsageError if Python cannot run the script, or can run it only once."""
     if os.path.exists(script) and not (os.path.isfile(script) or os.path.isdir(script)):
         raise UsageError(
             f"the script {script} is no file but a pipe or a device, which can be read only once, and ranks may have to be started again. "
@@ -202,8 +205,8 @@ def _look_at(script: str) -> None:
 
 
 def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the options by name, the options to pass on as they were written, and the script with its arguments. further: more known
-    flags."""
+    """Return the options by name, the options to pass on to torchrun as they were written, and the script with its arguments. further:
+    further flags to accept."""
     values: dict[str, str] = {}
     kept: list[str] = []
     position = 0
@@ -228,8 +231,8 @@ def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[s
 
 
 def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
-    """Return the option's name, whether its value stands in the same word, and that value. Like Python's argparse, it accepts `-t3`, and
-    the beginning of a name if that is unambiguous."""
+    """Return the option's name, whether its value is in the same word, and that value. Like Python's argparse, accept `-t3`, and an
+    unambiguous prefix of a name."""
     if word[1:2] in ("r", "t") and len(word) > 2:
         return word[1], True, word[2:].removeprefix("=")
     raw, equals, value = word.partition("=")
@@ -246,7 +249,7 @@ def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
 
 
 def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of one rank, as `torch.distributed.run.config_from_args` does (as of torch 2.13)."""
+    """Return the command of one rank, in the same way as `torch.distributed.run.config_from_args` (torch 2.13)."""
     return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
 
 
