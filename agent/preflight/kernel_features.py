@@ -1,4 +1,4 @@
-"""Checks which kernel features this agent has, before anything is started: those that it needs, and those that it can replace."""
+"""Checks, before the start, which kernel features are available: those that the agent needs, and those that it can replace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...resilience.ipc.die_with_parent import adopt_orphans, may_die_with_parent
 
 
 def check() -> list[str]:
-    """Become the parent of all orphans below. Return a sentence for each refused feature that the agent replaces. Raises MachineError for
-    one that it cannot replace."""
+    """Make this process the parent of its orphaned descendants. Return a sentence for each refused feature that the agent replaces. Raises
+    MachineError for a refused feature that it cannot replace."""
     if not _proc_is_ours():
         raise MachineError(
             "/proc is not mounted, or not this PID namespace's: ranks could not be watched; nothing was started. Mount it (mount -t proc "

@@ -1,10 +1,11 @@
-"""Nodes that start together measure their links: bandwidth and clocks, in two pairings. `rules` judges the results.
+"""Nodes that start together measure their links: bandwidth and clock differences. Each node measures with one partner, and then with
+another. `rules` judges the results.
 
     store: presence of each node ──▶ the roster, written once ──▶ a link per pair of the first pairing ──▶ of the second
-    pair:  the first by name connects to the other, which answers any node
+    pair:  the node whose name sorts first connects to the other, which answers any node
 
-Each pair uses one TCP stream, as the cluster's own sockets do: the test does not see what InfiniBand or NVLink do. A node that comes when
-the others already train has no partner to measure with. Then nothing is known against its links.
+Each pair uses one TCP stream, as the cluster's own sockets do, so the test does not cover InfiniBand or NVLink. A node that joins when the
+others already train has no partner to measure with. Then its links pass the check.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from .rules import Link, PreflightPolicy, first_pairs, second_pairs
 
 _BLOCK = b"\0" * (1 << 20)
 _TIMES = 8
-"""How often a node asks the other's time; the shortest round trip counts."""
+"""How many times a node requests the other node's time; the shortest round trip counts."""
 _ANSWER_S = 10.0
-"""How long a socket may be silent. A pair that waits for its turn at a node is served after one or two measurements."""
+"""Seconds that a socket may be silent. A pair that has to wait for a busy node is served after one or two measurements."""
 _POLL_S, _READS_PER_S, _LISTS_PER_S = 0.05, 500, 100
-"""Least time between two looks of a node. Then limits for all nodes together: how often they read the roster, and list all that is there. A
-list has an entry per node."""
+"""Least seconds between two polls of etcd by a node. Then two limits per second for all nodes together: reads of the roster, and listings
+of keys. A listing has an entry per node."""
 _TIME, _SEND, _TAKE = b"t", b"s", b"r"
 _DOUBLE = struct.Struct("!d")
 
@@ -43,14 +44,14 @@ class Present:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """The nodes that measure each other."""
+    """The nodes that measure each other in this start."""
 
     session: str
     nodes: tuple[Present, ...]
 
 
 class Listener:
-    """Answers other nodes one at a time, until it is closed: two measurements at once would halve each other's result."""
+    """Answers other nodes one at a time, until it is closed: simultaneous measurements would halve each other's result."""
 
     def __init__(self, address: str, seconds: float) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -87,7 +88,7 @@ class Listener:
 
 
 def measure(one: str, other: Present, seconds: float) -> Link:
-    """Measure the link from this node, `one`, to another: first its clock, then each direction for `seconds`."""
+    """Measure the link from this node, `one`, to `other`: first the other's clock, then each direction for `seconds`."""
     place = (other.address, other.port)
     try:
         with closing(socket.create_connection(place, _ANSWER_S)) as peer:
@@ -106,7 +107,8 @@ def measure(one: str, other: Present, seconds: float) -> Link:
 
 
 def _ask_time(peer: socket.socket) -> tuple[float, float]:
-    """Half of the round trip, and how far the other's clock is ahead, by Cristian's method (Distributed Computing 3, 1989)."""
+    """Return half of the round trip, and how far the other's clock is ahead, both in seconds. It uses Cristian's method (Distributed
+    Computing 3, 1989)."""
     asked, began = wall_s(), monotonic_s()
     peer.sendall(_TIME)
     told = _DOUBLE.unpack(_exactly(peer, _DOUBLE.size))[0]
@@ -121,7 +123,7 @@ def _send(peer: socket.socket, seconds: float) -> None:
 
 
 def _take(peer: socket.socket) -> float:
-    """Receive until the end; return the rate in 10⁶ bytes a second, timed from the first bytes on."""
+    """Receive until the end, and return the rate in 10⁶ bytes per second. The timing starts after the first bytes."""
     peer.settimeout(_ANSWER_S)
     buffer = bytearray(len(_BLOCK))
     total, began = peer.recv_into(buffer), monotonic_s()
@@ -145,13 +147,13 @@ class Meeting:
     """One node's part in the measurement. Every call may raise StoreUnavailable."""
 
     def __init__(self, seat: Seat, address: str, policy: PreflightPolicy) -> None:
-        """address: where the others reach this node."""
+        """address: the address at which other nodes reach this node."""
         self._store, self._keys, self._node = seat.store, seat.keys, seat.node
         self._address, self._policy = address, policy
 
     def links(self, expected: int, session: str) -> tuple[Link, ...]:
-        """All links that the nodes that met have measured; empty if this node met no other. expected: how many nodes start together;
-        session: unique for this start of the agent. It waits at most `wait_s` for the others."""
+        """Return all links that the nodes of the roster have measured; empty if this node has no partner. Wait at most `wait_s` for the
+        other nodes. expected: number of nodes that start together. session: a text unique to this start of the agent."""
         lease = self._store.grant(int(10 * self._policy.wait_s) + 60)  # keys that a killed agent leaves behind expire
         key = self._keys.met(self._node)
         with closing(Listener(self._address, self._policy.link_s)) as listener:
@@ -166,20 +168,20 @@ class Meeting:
                 self._store.delete(key)
                 if not set(roster.nodes) & set(
                     self._here()
-                ):  # the last node deletes it: earlier, another might not have read it yet
+                ):  # the last node deletes the roster: until then, another node may not have read it
                     self._store.transact([CreatedAt(self._keys.roster, written)], [Delete(self._keys.roster)])
 
     def _here(self) -> tuple[Present, ...]:
         return tuple(loads(Present, each.value) for each in self._store.range(self._keys.meeting).values())
 
     def _roster(self, me: Present, expected: int, session: str, lease: int) -> tuple[Roster, int]:
-        """The roster, and the revision that created it. The first node that sees all nodes, or has waited long enough, writes it. A roster
-        of killed agents, which names a predecessor of this one, is deleted once none of them is left."""
+        """Return the roster, and the etcd revision that created it. The first node that sees all nodes, or has waited for `wait_s`, writes
+        it. A roster that names an earlier agent of this node comes from killed agents: it is deleted when none of its agents is present."""
         ends = monotonic_s() + self._policy.wait_s
         list_s = 0.0
         while True:
             over = monotonic_s() >= ends
-            if over or monotonic_s() >= list_s:  # the node that comes last sees all in its first look
+            if over or monotonic_s() >= list_s:  # the last node to arrive sees all nodes in its first listing
                 here, list_s = self._here(), monotonic_s() + expected / _LISTS_PER_S
             entry = self._store.get(self._keys.roster)
             if entry is None and (len(here) >= expected or over):
@@ -203,7 +205,8 @@ class Meeting:
         return (*first, *second)
 
     def _round(self, roster: Roster, number: int, pairs: Sequence[tuple[str, str]], lease: int) -> tuple[Link, ...]:
-        """Measure this node's link if it is the first of a pair, and wait for the others'. Return the links that came in time."""
+        """Measure this node's link if it is the first of a pair, and wait for the other pairs' results. Return the links that arrived in
+        time."""
         prefix = self._keys.links(roster.session, number)
         by_name = {each.node: each for each in roster.nodes}
         for one, other in pairs:

@@ -23,14 +23,15 @@ from ...resilience.ipc import die_with_parent
 from .rules import MIB, DeviceReading, DiskReading
 
 _STARTS_S = 120.0
-"""Time for the check's start. Importing torch and making a context takes seconds, and minutes on a shared file system. A driver whose
-device is gone never answers."""
+"""Seconds that the check may take to start. Importing torch and creating a device context takes seconds, or minutes on a shared file
+system. A driver whose device is gone never answers."""
 _OBJECT_BYTES = 4 * MIB
 _NAME = ".preflight"
 
 
 def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tuple[DeviceReading, ...]:
-    """Readings of this node's devices. `training.device_check` in `python` checks them one after the other, for `seconds` each."""
+    """Return the readings of this node's devices. The program `training.device_check`, run by the interpreter `python`, checks them one
+    after the other, for `seconds` each."""
     command = [python, "-P", "-m", "mt_resilient.training.device_check", str(seconds)]
     process = die_with_parent.spawn(
         command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -50,13 +51,13 @@ def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tupl
 
 
 def available_memory() -> int:
-    """Bytes that new processes can have without swapping."""
+    """Return the bytes of memory that new processes can use without swapping."""
     return int(psutil.virtual_memory().available)
 
 
 def storage(place: Place, mib: int) -> DiskReading:
-    """Free space and the result of a test write. It writes and syncs `mib` MiB, reads them back and compares. The read bypasses the page
-    cache if the file system can. In an object store, the block is small."""
+    """Return the free space and the result of a test write. The test writes and syncs `mib` MiB, reads them back, and compares. The read
+    bypasses the page cache if the file system allows it. In an object store, the test writes only 4 MiB."""
     if not isinstance(place, Files):
         return _objects(place, bool(mib))
     try:
@@ -98,7 +99,8 @@ def _file(folder: Path, free: int, mib: int) -> DiskReading:
 
 
 def _through(path: Path, flags: int, act: Any, times: int) -> None:
-    """Open `path`, past the page cache if possible (tmpfs and some network file systems refuse). Act `times` times, sync, close."""
+    """Open `path`, bypassing the page cache if possible (tmpfs and some network file systems refuse). Call `act` `times` times, then sync
+    and close."""
     try:
         fd = os.open(path, flags | os.O_DIRECT, 0o600)
     except OSError:

@@ -1,12 +1,12 @@
-"""Judges whether a node is fit to train, by short checks before it joins. Pure: readings and thresholds in, reasons out.
+"""Judges whether a node is fit to train, from short checks before it joins. Pure functions: readings and thresholds in, reasons out.
 
-    devices   products of integer matrices, exact in any order of sums: other bits mean a broken device; free memory
+    devices   products of integer matrices, which are exact whatever the order of sums: wrong bits mean a broken device; free memory
     memory    free memory of the host
-    disk      free space, and a block that is written, read past the page cache, and compared
-    links     bandwidth and clocks, in two pairings: a node that is bad in both is to blame
+    disk      free space, and a block that is written, read back without the page cache, and compared
+    links     bandwidth and clocks, with two partners in turn: a node that is bad with both is to blame
 
-A node is to blame for a link, not to blame, or not known, which counts as not to blame. Of two nodes alone, it cannot be known which one is
-slow.
+A node is blamed only if the measurements prove that the fault is its own. If a job has only two nodes, neither is blamed, because it cannot
+be known which one is slow.
 """
 
 from __future__ import annotations
@@ -78,41 +78,41 @@ class PreflightPolicy:
 @dataclass(frozen=True, kw_only=True)
 class DeviceReading:
     device: str
-    """As torch calls it: `cuda:0`."""
+    """torch's name of the device, such as `cuda:0`."""
     products: int = 0
     wrong: int = 0
-    """Products with an element of wrong bits."""
+    """Number of products in which some element has wrong bits."""
     free_bytes: int = 0
     total_bytes: int = 0
-    """0: not reported."""
+    """Bytes of the device's memory; 0: not reported."""
     error: str = ""
-    """The error of the device's runtime."""
+    """The error that the device's runtime reported; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskReading:
     place: str
     free_bytes: int = -1
-    """-1: an object store, which has no limit."""
+    """Free bytes; -1: an object store, which has no limit."""
     mb_per_s: float = 0.0
-    """Speed of writing or reading, whichever was slower; 0: not measured."""
+    """The slower of the write speed and the read speed, in 10⁶ bytes per second; 0: not measured."""
     error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The link between two nodes, as the first one has measured it."""
+    """The link between two nodes, as node `one` has measured it."""
 
     one: str
     other: str
     mb_per_s: float = 0.0
-    """10⁶ bytes a second, in the slower direction."""
+    """Bandwidth in the slower direction, in 10⁶ bytes per second."""
     ahead_s: float = 0.0
-    """How far the other's clock is ahead."""
+    """Seconds that the other node's clock is ahead."""
     within_s: float = 0.0
-    """Uncertainty of `ahead_s`: half of the shortest round trip."""
+    """Uncertainty of `ahead_s` in seconds: half of the shortest round trip."""
     error: str = ""
-    """Why nothing could be measured; empty: it could."""
+    """Why the link could not be measured; empty: it was measured."""
 
 
 def clocks_agree(link: Link, policy: PreflightPolicy) -> bool:
@@ -120,13 +120,14 @@ def clocks_agree(link: Link, policy: PreflightPolicy) -> bool:
 
 
 def figures(link: Link, policy: PreflightPolicy) -> str:
-    """The measured bandwidth, and how far clocks are apart if too far. Of two nodes alone, it is unknown whose clock is wrong."""
+    """Return the measured bandwidth as text, with the difference of the clocks if it is too large. With only two nodes, it is unknown whose
+    clock is wrong."""
     apart = "" if clocks_agree(link, policy) else f", clocks {abs(link.ahead_s):.0f} s apart"
     return f"{link.mb_per_s:.0f} MB/s{apart}"
 
 
 def devices(readings: Sequence[DeviceReading], ranks: int, policy: PreflightPolicy) -> tuple[str, ...]:
-    """Faults of a node's devices. ranks: number of ranks, which need one device each; 0: not known."""
+    """Return the faults of a node's devices, in words. ranks: number of ranks, which need one device each; 0: not known."""
     there = sum(each.device.partition(":")[0] != "cpu" and bool(each.products) for each in readings)
     broken = any(each.error for each in readings)
     found = [f"only {there} of {ranks} devices are there"] if 0 < there < ranks and not broken else []
@@ -165,14 +166,14 @@ def disk(reading: DiskReading, policy: PreflightPolicy) -> tuple[str, ...]:
 
 
 def first_pairs(nodes: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Pair node i with node i ^ 1, in the order of names. With an odd number of nodes, the last one has no partner."""
+    """Return the first pairing: nodes sorted by name, in pairs of neighbours. With an odd number of nodes, the last one has no partner."""
     names = sorted(nodes)
     return tuple(zip(names[::2], names[1::2], strict=False))
 
 
 def second_pairs(nodes: Sequence[str], first: Sequence[Link]) -> tuple[tuple[str, str], ...]:
-    """Pair each node with a new partner: slow nodes with fast ones, by the first pairing's speeds. A node that was slow only because of its
-    partner is then fast. Two nodes have no second pairing."""
+    """Return the second pairing, in which each node has a new partner: slow nodes with fast ones, by the speeds of the first pairing. A
+    node that was slow only because of its partner is then fast. Two nodes have no second pairing."""
     speed = {node: link.mb_per_s for link in first for node in (link.one, link.other)}
     together = {node: min(link.one, link.other) for link in first for node in (link.one, link.other)}
     quickest_last = sorted(nodes, key=lambda node: (speed.get(node, float("inf")), together.get(node, ""), node))
@@ -182,8 +183,8 @@ def second_pairs(nodes: Sequence[str], first: Sequence[Link]) -> tuple[tuple[str
 
 
 def blamed(good: Mapping[tuple[str, str], bool]) -> frozenset[str]:
-    """Nodes to blame for bad links. Such a node has no good link. Besides, a node at the other end of one of its links has a good link; or
-    the node has several links, and the nodes at their other ends have no others."""
+    """Return the nodes to blame for bad links. A blamed node has no good link, and fulfils one of two conditions. One of its partners has a
+    good link. Or it has several links, and its partners have no other links. good: whether the link of each pair is good."""
     links: dict[str, list[tuple[str, bool]]] = {}
     for (one, other), fine in good.items():
         links.setdefault(one, []).append((other, fine))
@@ -201,19 +202,20 @@ def blamed(good: Mapping[tuple[str, str], bool]) -> frozenset[str]:
 
 
 def slow(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
-    """Each pair, and whether its link is as fast as others are. A link that could not be measured is not."""
+    """Return, for each pair, whether its link is fast enough compared with the median. A link that could not be measured is not."""
     known = [link.mb_per_s for link in links if not link.error]
     least = policy.link_share * statistics.median_high(known) if known else 0.0
     return {(link.one, link.other): not link.error and link.mb_per_s >= least for link in links}
 
 
 def apart(links: Sequence[Link], policy: PreflightPolicy) -> dict[tuple[str, str], bool]:
-    """Each pair with compared clocks, and whether they agree."""
+    """Return, for each measured pair, whether its clocks agree."""
     return {(each.one, each.other): clocks_agree(each, policy) for each in links if not each.error}
 
 
 def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tuple[str, ...]:
-    """Faults of `node`, judged by all links of both pairings. All nodes reach the same verdict about each other."""
+    """Return the faults of `node`, judged by all links of both pairings. All nodes judge the same links, so they reach the same verdict on
+    each node."""
     found = []
     if node in blamed(slow(links, policy)):
         ours = [link for link in links if node in (link.one, link.other)]
@@ -233,7 +235,7 @@ def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tup
 
 
 def unfit(node: str, reasons: Sequence[str]) -> str:
-    """Why the node is unfit, and what to do, as one message; empty: the node is fit."""
+    """Return a message that says why the node is unfit, and what to do; empty: the node is fit."""
     if not reasons:
         return ""
     return f"{node} is not fit: {'; '.join(reasons)}. Mend it and start its agent again, or leave the check out (preflight.enabled)"

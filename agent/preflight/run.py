@@ -1,4 +1,4 @@
-"""Runs the preflight of one node: probes → verdict of `rules` → why the node is not used."""
+"""Runs the preflight (checks before joining) of one node: probes → verdict of `rules` → why the node is not used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .rules import PreflightPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check that was made, and its result."""
+    """One check and its result."""
 
     what: str
     reasons: tuple[str, ...]
@@ -25,8 +25,8 @@ class Check:
 def alone(
     policy: PreflightPolicy, python: str, ranks: int, places: Sequence[Place], environment: Mapping[str, str]
 ) -> Iterator[Check]:
-    """Yield the checks that this node can make by itself. python: the ranks' interpreter; ranks: how many, 0: not known; places: the run
-    directory and the place of the snapshots."""
+    """Yield the results of the checks that need no other node. python: the ranks' interpreter. ranks: number of ranks; 0: not known.
+    places: the run directory, and the place for the snapshots."""
     free = probes.available_memory()
     yield Check(what="memory", reasons=rules.memory(free, policy), figures=f"{free / 1e9:.1f} GB free")
     for name, place in {str(place): place for place in places}.items():
@@ -41,7 +41,7 @@ def alone(
 
 
 def told(made: Iterable[Check], telling: Telling) -> tuple[str, ...]:
-    """Make the checks and report each. Return why the node is not fit."""
+    """Run the checks and report each. Return the reasons why the node is not fit."""
     reasons: tuple[str, ...] = ()
     for check in made:
         said = "; ".join(check.reasons) or check.figures
@@ -51,8 +51,8 @@ def told(made: Iterable[Check], telling: Telling) -> tuple[str, ...]:
 
 
 def together(policy: PreflightPolicy, seat: Seat, address: str, expected: int, session: str) -> Check:
-    """Check the links between nodes that start together. expected: how many; session: unique for this start of the agent. Raises
-    StoreUnavailable."""
+    """Check the links between nodes that start together. expected: number of these nodes. session: a text unique to this start of the
+    agent. Raises StoreUnavailable."""
     links = Meeting(seat, address, policy).links(expected, session)
     node = seat.node
     ours = [link for link in links if node in (link.one, link.other)]
