@@ -1,1 +1,1 @@
-"""Prints and journals an agent's events without waiting for any reader."""
+"""Writes an agent's events to the terminal and the journal, without waiting for any reader."""

@@ -1,5 +1,5 @@
-"""Writes terminal and journal on threads of their own. A reader that has stopped (a pager, Ctrl-S) or a disk that hangs delays nothing
-else."""
+"""Writes the terminal output and the journal in separate threads. So a reader that has stopped (a pager, Ctrl-S) or a hanging disk delays
+nothing else."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from queue import SimpleQueue
 from ...resilience.report.journal import Journal
 
 _MOST = 100_000
-"""Limit of lines that wait for a reader, or for the disk."""
+"""The most lines that wait for a reader, or for the disk."""
 LAST_S = 2.0
-"""How long `finish` waits for the last lines to be written."""
+"""Seconds that `finish` waits for the last lines to be written."""
 
 
 class Printing(io.TextIOBase):
-    """Writes whole lines to one descriptor, from a thread. It also serves as a text file."""
+    """Writes whole lines to one file descriptor, from a thread. It has the interface of a text file."""
 
     def __init__(self, fd: int, most: int = _MOST) -> None:
-        """most: limit of waiting lines. Beyond it, new lines are left out until half of the limit has been read."""
+        """most: the most lines that may wait. Beyond that, new lines are dropped until at most half of this number are waiting."""
         self._fd, self._most, self._left_out = fd, most, 0
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self.thread = threading.Thread(target=self._print, daemon=True)
-        """Ends once all lines before `end` are printed."""
+        """The writing thread. It ends after it has written all lines that came before `end`."""
         self.thread.start()
 
     def show(self, line: bytes) -> None:
@@ -38,7 +38,7 @@ class Printing(io.TextIOBase):
             self._lines.put(line)
 
     def end(self) -> None:
-        """Declare that no more lines follow."""
+        """Mark the end of the output. The thread exits after the waiting lines."""
         self._tell_gap()
         self._lines.put(b"")
 
@@ -47,7 +47,7 @@ class Printing(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Declare that no more lines follow, and wait up to LAST_S for the waiting ones."""
+        """Mark the end of the output, and wait up to LAST_S seconds until the waiting lines are written."""
         self.end()
         self.thread.join(LAST_S)
 
@@ -68,7 +68,7 @@ class Printing(io.TextIOBase):
 
 
 class Notebook(Journal):
-    """The journal of a running agent."""
+    """The journal of a running agent, which a separate thread writes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -83,7 +83,7 @@ class Notebook(Journal):
             self.lost += 1
 
     def finish(self) -> None:
-        """End the journal, and wait up to LAST_S for the waiting lines."""
+        """End the journal, and wait up to LAST_S seconds until the waiting lines are written."""
         self._lines.put(b"")
         self._thread.join(LAST_S)
 
@@ -94,7 +94,8 @@ class Notebook(Journal):
 
 @contextmanager
 def unhurried() -> Iterator[None]:
-    """Write stderr from a thread within the block, so that no reader delays the caller. At the end, wait up to LAST_S."""
+    """Write stderr from a thread within the block, so that a slow reader does not delay the caller. At the end, wait up to LAST_S seconds
+    for the last lines."""
     printing = Printing(2)
     try:
         with redirect_stderr(printing):

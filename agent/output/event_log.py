@@ -27,12 +27,12 @@ class Telling:
         self._lost_s = 0.0
         self._starved = False
         self._waited_s = 0.0
-        """From the start of this agent to the first finished step; 0 until then."""
+        """Seconds from the start of this agent to the first finished step; 0 until then."""
         self._known: dict[tuple[int, str], Incident] = {}
-        """Incidents by generation and number: when etcd has lost its data, numbers start again."""
+        """Incidents by generation and number. The number alone does not suffice: if etcd loses its data, numbers restart."""
         self._counted = (0, 0)
         self._paused_s = 0.0
-        """Time that all ranks spent in an ordered pause: it counts neither as a loss nor as training."""
+        """Seconds that all ranks spent in a commanded pause. This time counts neither as a loss nor as training."""
         self._looked_s = self._started_s
 
     def say(self, sentence: str, mood: str = "info") -> None:
@@ -45,14 +45,16 @@ class Telling:
             self.say(decision.said)
         for ident, answer in decision.answers.items():
             self._journal.write("answer", wall_s(), request=ident, answer=asdict(answer))
-        for answer in dict.fromkeys(decision.answers.values()):  # Ctrl-C makes each agent ask: say it once
+        for answer in dict.fromkeys(
+            decision.answers.values()
+        ):  # at Ctrl-C each agent sends a request: print equal answers once
             self.say(answer.sentence, "warn" if answer.exit_code else "good")
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))
             self._incident(incident)
         for node, entry in decision.quarantine.items():
             self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
-            if not entry.readmitted_s:  # the answer to `readmit` tells of that
+            if not entry.readmitted_s:  # the answer to `readmit` reports that
                 self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
@@ -63,7 +65,7 @@ class Telling:
         self._known[name] = incident
         for sentence in incident.evidence[len(before.evidence) :] if before else ():
             self.say(sentence, "warn")
-        if before is not None and not before.open:  # it had ended before, and was reported then
+        if before is not None and not before.open:  # the incident had ended before, and its end was reported
             return
         if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({explain.struck(incident)})"
@@ -74,12 +76,12 @@ class Telling:
         over = incident.rung not in RESTARTS or "step" in incident.phases_s or bool(ordered and incident.remedy)
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
-        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer to the order tells of that
+        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer to the order reports that
             self.say(explain.recovered(incident), "good")
         self._lost_s += sum(incident.phases_s.values())
 
     def drained(self, event: dict[str, Any], through: bool = False) -> None:
-        """Report an event of the drain process. through: the ranks have reached the end of the training."""
+        """Report an event of the drain process (which writes snapshots). through: the ranks have reached the end of the training."""
         goes_on = "the training is through" if through else "training goes on"
         self._journal.write("drain", wall_s(), event=event)
         match event["event"]:
@@ -121,11 +123,11 @@ class Telling:
         self.say(sentence, "warn" if mood == "suspected" else mood)
 
     def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
-        """Record in the metrics how long steps take each local rank by itself."""
+        """Record in the metrics the number of stragglers, and each local rank's own time per step."""
         self._metrics.strides(stragglers, own_s)
 
     def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:
-        """Refresh the gauges from the board."""
+        """Update the metrics from the ranks' pages and the node's status."""
         taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
         grown = taken >= self._counted[0] and skipped >= self._counted[1]
         before = self._counted if grown else (0, 0)  # a new generation starts its pages at 0

@@ -1,4 +1,4 @@
-"""One clear line per event on the terminal, on stderr: stdout belongs to the training."""
+"""Prints one line per event on stderr, because stdout belongs to the training."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Terminal:
         with suppress(
             OSError, SystemExit
         ):  # the reader is gone (rich exits when its pipe is closed), or a log's disk is full
-            if self.console.is_terminal:  # a rank's progress bar may stand in this line, without a line end
+            if self.console.is_terminal:  # a rank's unfinished progress bar may be on this line
                 self.console.control(_CLEAR_LINE)
             self.console.print(line)
 
 
 class Recorded(Terminal):
-    """Also writes each line to the journal, for the commands that ask later."""
+    """A terminal that also writes each line to the journal, where the commands `status` and `explain` read it."""
 
     def __init__(self, terminal: Terminal, journal: Journal) -> None:
         super().__init__(terminal.quiet)
