@@ -1,1 +1,1 @@
-"""Commands that show a job, or give it an order, from another terminal."""
+"""Commands that show a job, or send it an order, from another terminal."""

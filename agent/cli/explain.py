@@ -1,5 +1,5 @@
-"""The commands `explain` and `snapshots`, and what `status` shares with them. They read etcd while an agent runs, and the run directory
-always."""
+"""The commands `explain` and `snapshots`, and functions that `status` shares with them. They always read the run directory, and also etcd
+while an agent runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ..run_directory import RunDirectory
 
 
 def find_directory(given: Path | None) -> RunDirectory:
-    """Return the run directory `given`, or the last used one under mt-runs. Raises UsageError if there is none."""
+    """Return the run directory `given`, or the most recently used one under mt-runs. Raises UsageError if there is none."""
     if given is not None:
         if not (given / "journal.jsonl").exists() and not (given / "endpoint").exists():
             raise UsageError(f"{given} is no run directory; mt-resilient run prints the one it uses")
@@ -48,9 +48,9 @@ def find_directory(given: Path | None) -> RunDirectory:
 
 
 def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
-    """Return the snapshots that `where` names, the newest first. None: all of the run directory `run_dir`, or of the last used one. A step
-    or a snapshot's name: those in that run directory. A path or URL: of a run directory, of a place that holds `snapshots/`, or of one
-    snapshot. Raises UsageError if there are none."""
+    """Return the snapshots that `where` names, the newest first. None: all snapshots of the run directory `run_dir`, or of the most
+    recently used one. A step or a snapshot's name: the matching snapshots of that run directory. A path or URL: a run directory, a place
+    that holds `snapshots/`, or one snapshot. Raises UsageError if there are none."""
     if where is None:
         return catalog.committed(find_directory(run_dir).kept())
     if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
@@ -61,8 +61,8 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
 
 
 def look(directory: RunDirectory) -> World | None:
-    """Return the job as etcd has it now. None: no agent runs here, or etcd does not answer. A job of several nodes needs no agent here: it
-    may run on other nodes, and its etcd outlives it."""
+    """Return the job's present data from etcd. None: no agent runs here, or etcd does not answer. For a job of several nodes, no agent has
+    to run here, because etcd and other agents may still run."""
     place = directory.agent() or (directory.published() if directory.several else None)
     if place is None:
         return None
@@ -80,8 +80,8 @@ def time_of(at_s: float) -> str:
 
 
 def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
-    """Return all incidents in their last state, by number, from the journals and etcd. With several nodes, only the leader writes incidents
-    into its journal, so etcd completes the list. Incidents that are damaged, or of another version, are skipped."""
+    """Return the latest state of all incidents, by number, from the journals and etcd. With several nodes, only the leader writes incidents
+    into its journal, so etcd completes the list. Incidents that are damaged, or from another version of the program, are skipped."""
     found: dict[tuple[int, str, float], Incident] = {}
     for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
         if line["kind"] != "incident":
@@ -97,7 +97,7 @@ def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, 
 
 
 def explain(directory: RunDirectory, which: str | None) -> int:
-    """Print the story of one incident, or the stories of all incidents and their total cost."""
+    """Print the report on one incident, or the reports on all incidents and their total cost. Return the exit code."""
     world = look(directory)
     told = incidents(directory, world)
     if which is not None:
@@ -124,7 +124,7 @@ def explain(directory: RunDirectory, which: str | None) -> int:
 
 
 def snapshots(found: list[Place], action: str, whole: bool) -> int:
-    """List, verify or digest the snapshots, and return the exit code: 6 if `verify` finds one that is not sound. whole: digest the global
+    """List, verify or digest the snapshots. Return the exit code: 6 if `verify` finds a damaged snapshot. whole: digest the global
     tensors."""
     if not found:
         print("there is no committed snapshot")
@@ -142,7 +142,7 @@ def snapshots(found: list[Place], action: str, whole: bool) -> int:
 
 
 def _chosen(directory: RunDirectory, which: str) -> list[Place]:
-    """Return the snapshots of that step or name, the newest first. Raises UsageError if there is none."""
+    """Return the snapshots whose step or name is `which`, the newest first. Raises UsageError if there is none."""
     found = [
         each for each in catalog.committed(directory.kept()) if which in (each.name, str(_attempt(each).stamp.step))
     ]
@@ -175,7 +175,7 @@ def _list(snapshots: list[Place]) -> int:
         try:
             certified = "yes" if snapshot.there(CERTIFIED) else "–"
             found = commit.read_commit(snapshot)
-        except SnapshotError:  # damaged, or deleted by retention just now
+        except SnapshotError:  # the snapshot is damaged, or was deleted just now as too old
             told = "?", "–", "–", "–"
         except FormatError as error:
             told = "–", "–", "–", "–"

@@ -1,8 +1,9 @@
-"""Gives an operator's order from another terminal: writes it where the controller reads it, and waits until it is done.
+"""Sends an operator's order (a command such as `rewind`) from another terminal. Writes it into etcd, where the controller reads it, and
+waits until it is carried out.
 
     command line ──requests/<id>──▶ etcd ──▶ controller … ranks ──▶ answers/<id> ──▶ one sentence and an exit code
 
-The order stays in etcd until it is answered. It does not matter whether the command still waits, or which agent leads.
+The order stays in etcd until the controller answers it, even if this command no longer waits or another agent becomes the leader.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from ..run_directory import RunDirectory
 _LOOK_S = 0.1
 UNDER_WAY = "given, and not done yet; Ctrl-C ends the waiting, not the order"
 LONG_S = 3.0
-"""After this many seconds the command says that it waits for the order."""
+"""Seconds after which the command prints that it still waits for the order."""
 
 
 def order(directory: RunDirectory, request: Request) -> int:
-    """Give the order, wait until it is done, and print one sentence. Return 0 if it was done, else the exit code of what prevented it.
-    Raises UsageError if no agent runs here, and StoreUnavailable."""
+    """Send the order, wait until it is carried out, and print one sentence. Return 0 if it was carried out, else the exit code of the
+    reason why not. Raises UsageError if no agent runs here, and StoreUnavailable."""
     place = directory.agent()
     if place is None:
         last = _last_said(directory, 0.0)
@@ -58,7 +59,9 @@ def order(directory: RunDirectory, request: Request) -> int:
         except KeyboardInterrupt:
             print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
             return 130
-        with suppress(StoreUnavailable):  # spares others from reading them; else a later start deletes them
+        with suppress(
+            StoreUnavailable
+        ):  # so that other commands need not read them; otherwise a later start deletes them
             store.delete(keys.request(asked.id))
             store.delete(keys.answer(asked.id))
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
@@ -67,7 +70,8 @@ def order(directory: RunDirectory, request: Request) -> int:
 
 
 def _instance(store: Store, keys: Keys, node: NodeId) -> str:
-    """Return the instance of the agent that is registered as `node`, or else of the member of that name. Empty: there is none."""
+    """Return the instance (identity of one agent process) that is registered as `node`, or else that of the member with this name. Empty:
+    there is neither."""
     here, record = store.get(keys.node(node)), store.get(keys.generation)
     if here:
         return loads(NodeRecord, here.value).instance
@@ -92,13 +96,13 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
 
 
 def _over(store: Store, keys: Keys) -> bool:
-    """Return whether the job has ended, or is ending: then the agent is about to exit."""
+    """Return whether the job has ended, or is ending. In either case the agent is about to exit."""
     entry = store.get(keys.generation)
     return entry is None or loads(GenerationRecord, entry.value).over
 
 
 def _without_agent(directory: RunDirectory, asked: Request) -> Answer:
-    """Return the answer when the agent is gone: the order ended it, the job ended otherwise, or something killed it."""
+    """Return the answer if the agent is gone: the order ended the agent, the job ended for another reason, or the agent was killed."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] == "end" and line["at_s"] >= asked.at_s]
     if not ends:
         sentence = "no agent is running any more, and it has not ended in order"

@@ -1,4 +1,4 @@
-"""`mt-resilient status`: the job as etcd has it, or the last sentence of an agent here if etcd cannot be asked."""
+"""`mt-resilient status`: shows the job's present state from etcd, or the last sentence of an agent here if etcd does not answer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ..run_directory import RunDirectory
 from .explain import incidents, look, time_of
 
 _NEWEST = 5
-"""Number of incidents that are shown; `explain` shows all."""
+"""The most incidents that are shown; `explain` shows all."""
 _WHOLE = ("node", "role", "started", "said")
-"""Columns whose cells stay in one line."""
+"""Columns whose cells are never wrapped."""
 _WIDE = 200
-"""Width when the output is no terminal."""
+"""Width in characters if the output is not a terminal."""
 
 
 def status(directory: RunDirectory, as_json: bool) -> int:
-    """Print what the job is doing. Return 0 if an agent runs, here or elsewhere, or if the job is finished; else 1."""
+    """Print the state of the job. Return 0 if an agent runs, here or on another node, or if the job is finished; else 1."""
     world = look(directory)
     agent, finished = directory.agent() is not None, directory.finished.exists()
     if world and not world.nodes and not agent:  # etcd has outlived the job
@@ -69,8 +69,8 @@ def _show(directory: RunDirectory, world: World | None, agent: bool) -> None:
 
 
 def _last_words(directory: RunDirectory) -> str:
-    """Return the last sentence of the agent here, or of agents that were started from here and have journals here. If the agent ended in
-    order, its exit code comes first."""
+    """Return the last sentence of the agent here, or of agents that were started from here and whose journals are here. If the agent exited
+    normally, its exit code comes first."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] in ("start", "end")][-1:]
     code = f" It ended with code {ends[0]['code']}." if ends and ends[0]["kind"] == "end" else ""
     told = [(line, path) for path in directory.journals for line in Journal(path).read() if line["kind"] == "said"]
