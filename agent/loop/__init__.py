@@ -1,1 +1,1 @@
-"""The agent's loop: observe, publish, decide, obey."""
+"""The agent's loop: observe the ranks, publish the node's status, decide (if it leads), and obey the generation record."""

@@ -1,6 +1,7 @@
-"""Handles failed decisions of the controller: a defect of ours, or a record in etcd that no agent can read. Training must not die of them.
+"""Handles failed decisions of the controller: a bug in this program, or a record in etcd that no agent can read. Such a failure must not
+end the training.
 
-error ──▶ reported once, everything is read anew ──▶ tried again ──▶ over, or, if ranks wait for a decision, raised
+error ──▶ reported once, all of the job's data is read anew ──▶ retried ──▶ success; or raised, if ranks wait for a decision
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from ..node import Node
 from ..output.event_log import Telling
 
 AGAIN_S = 1.0
-"""Time until the next try, which reads the whole job anew."""
+"""Seconds until the next try, which reads all of the job's data from etcd anew."""
 PATIENCE_S = 10.0
-"""How long ranks that do not train may wait for a decision. Then this agent exits, and so does the next leader after it. A scheduler or an
-operator can start the job again, from the newest snapshot."""
+"""Seconds that ranks that do not train may wait for a decision. Then this agent exits, and each next leader does the same. A scheduler or
+an operator can then restart the job from the newest snapshot."""
 
 
 class Lapse:
@@ -23,14 +24,14 @@ class Lapse:
         self._told = ""
         self._until_s = 0.0
         self._waits_s: float | None = None
-        """Since when ranks have waited for a decision."""
+        """Monotonic time since when ranks have waited for a decision; None: they do not wait."""
 
     def rests(self, now_s: float) -> bool:
-        """Return whether it is too early for the next try. Times are in seconds, monotonic."""
+        """Return whether it is too early for the next try. now_s: monotonic."""
         return now_s < self._until_s
 
     def met(self, error: Exception, record: GenerationRecord | None, now_s: float) -> None:
-        """Note that a decision, or the reading of one, has failed. Raises `error` if ranks have waited for too long."""
+        """Record that a decision, or reading its records, has failed. Raises `error` if ranks have waited for longer than PATIENCE_S."""
         self._until_s = now_s + AGAIN_S
         if self._at_work(record):
             self._waits_s = None
@@ -47,14 +48,14 @@ class Lapse:
             )
 
     def over(self) -> None:
-        """Note that a decision was made."""
+        """Record that a decision has succeeded."""
         if self._told:
             self._telling.say("faults can be judged again", "good")
         self._told, self._waits_s = "", None
 
     def _at_work(self, record: GenerationRecord | None) -> bool:
-        """Return whether the ranks train, as far as this node can see: if another node's ranks stop, these soon fall silent. While the job
-        ends, return whether the drain process still writes."""
+        """Return whether the ranks train, as far as this node can see. If another node's ranks stop, this node's ranks soon become silent.
+        While the job ends, return whether the drain process still writes."""
         if record is not None and record.phase is Phase.ENDING:
             return not self._node.drain.finished
         if record is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._node.lookout.stalls:

@@ -1,4 +1,4 @@
-"""Restarts the agent's own etcd when it is dead; training goes on meanwhile."""
+"""Restarts the agent's own etcd when it has died. Training goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..output.event_log import Telling
 
 
 class Revival:
-    """Restarts the embedded etcd when it is dead. After a failure it waits, twice as long each time, and training goes on."""
+    """Restarts the embedded etcd when it has died. After each failed restart it waits twice as long as before, at most 60 s."""
 
     def __init__(self, server: EmbeddedEtcd, endpoint: str, node: Node, telling: Telling) -> None:
         self._server, self._endpoint, self._node, self._telling = server, endpoint, node, telling

@@ -1,4 +1,4 @@
-"""Carries out the actions that `step` returns, and acknowledges them."""
+"""Carries out the actions that `next_action.step` returns, and acknowledges them."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Performer:
         self._telling, self._publisher = telling, publisher
         self._begun = Begun()
         self.hurry = False
-        """This agent was asked to exit: it waits for the job's end for a limited time only."""
+        """True: this agent was asked to exit, and waits for the job's end for a limited time only."""
 
     def obey(self, record: GenerationRecord) -> bool:
-        """Do what `record` asks of this node now. Return whether there may be more to do at once. Raises StoreUnavailable: the next call
-        does it again."""
+        """Do what `record` requires of this node now. Return whether there may be more to do immediately. Raises StoreUnavailable; then the
+        next call repeats the actions."""
         begun, actions = step(record, self._local(), self._begun, monotonic_s(), self._patience)
         for action in actions:
             self._do(action, record)
@@ -124,7 +124,8 @@ class Performer:
                 self._publisher.acknowledge(record, AckKind.ENDED)
 
     def _fetch(self, record: GenerationRecord) -> None:
-        """Ask for this node's part of the state. If it does not come, the ranks notice, and take it from disk if it is there."""
+        """Request this node's part of the state from another node. If the part does not arrive, the ranks notice, and read it from disk if
+        possible."""
         source = record.sources[self._seat.node]
         where = address(self._seat.store, self._seat.keys, record, source.holder)
         self._node.fetch(record, record.node_rank(self._seat.node), source, where)
@@ -135,7 +136,7 @@ class Performer:
         how = f", {self._node.group.how}" if record.resume_step >= 0 or record.number > 1 else ""
         ranks = "1 rank starts" if self._node.launch.ranks == 1 else f"{self._node.launch.ranks} ranks start"
         beginning = str(self._node.origin or "the script's own start")
-        # Agents that do not lead have not printed it yet.
+        # Agents that do not lead have not printed the reason yet.
         why = f" ({record.reason})" if len(record.members) > 1 and record.number > 1 else ""
         self._telling.say(
             f"generation {record.number}: {ranks} {explain.resumed(record.resume_step, beginning)}{how}{why}"

@@ -1,7 +1,8 @@
 """Makes Python's garbage collection in the agent's process rare, and limits it to new objects.
 
-By default it walks over all known records, and starts when many have come. That is in the middle of a change, for 150 ms with 10,000 nodes.
-An agent makes records, which hold no cycles and are freed when newer ones take their place. Only a few exceptions hold cycles.
+By default, a collection starts after many new objects and scans all known records. That happens in the middle of a change, and takes 150 ms
+with 10,000 nodes. An agent creates records, which contain no reference cycles and are freed when newer records replace them. Only a few
+exceptions contain cycles.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import gc
 
 NEW = 50_000
-"""A collection starts after so many new objects that were not freed. Cycles hold at most some 10 MB. The collection takes 20 to 40 ms."""
+"""A collection starts after this many new objects that were not freed. Cycles occupy at most about 10 MB. The collection takes 20 to 40
+ms."""
 SELDOM = 1_000
-"""Collections until one also covers what earlier ones have left: never, in an agent's life."""
+"""Number of collections until one also scans objects that survived earlier collections. An agent never reaches it."""
 
 
 def search_seldom() -> None:

@@ -1,6 +1,6 @@
-"""Decides how often the agent's loop looks at things. Pure.
+"""Decides how often the agent's loop runs a round. Pure functions, without I/O.
 
-generation record, this node's last status in etcd ──▶ is something under way, is an order open, is the start fully reported?
+generation record, this node's last status in etcd ──▶ is an action under way, is an order open, is the start fully reported?
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from ...resilience.model.node import NodeStatus
 from ...resilience.model.state_machine import Phase
 
 STARTING_S = 60.0
-"""How long after its launch a generation may still have something to report about its start. A script may never report anything, so the
-time is limited."""
+"""Seconds after its launch in which a generation may still have something to report about its start. The time is limited, because a script
+may never report anything."""
 
 
 def busy(record: GenerationRecord | None, told: NodeStatus | None, now: float) -> bool:
-    """Return whether something is under way that other nodes wait for. now: wall-clock seconds."""
+    """Return whether an action is under way that other nodes wait for. now: wall-clock seconds."""
     exits = told.exits if told else ()
     if any(0 <= now - ended.at_s < HEARD_S for ended in exits):
         return True  # the leader waits this long for the other nodes' reports
@@ -24,7 +24,7 @@ def busy(record: GenerationRecord | None, told: NodeStatus | None, now: float) -
 
 
 def starting(record: GenerationRecord, told: NodeStatus | None, now: float) -> bool:
-    """Return whether the generation, launched just now, still has something to report about its start."""
+    """Return whether the generation was launched just now, and its start is not fully reported yet."""
     if now - record.launched_s > STARTING_S:
         return False
     waits = record.replay_until > record.resume_step
@@ -32,7 +32,7 @@ def starting(record: GenerationRecord, told: NodeStatus | None, now: float) -> b
 
 
 def ordered(record: GenerationRecord | None, told: NodeStatus | None) -> bool:
-    """Return whether the ranks have not yet carried out an order."""
+    """Return whether an order is open: the ranks have not carried it out yet."""
     if told is None or record is None:
         return False
     obeyed = max((rewind.order for rewind in told.rewinds), default=0)

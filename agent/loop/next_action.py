@@ -1,6 +1,7 @@
-"""Decides what a node does next, from its orders and its own state. Pure: the agent, the scenarios and the simulator share it.
+"""Decides what a node does next, from the generation record and the node's own state. Pure functions that the agent, the scenarios and the
+simulator share.
 
-generation record, LocalState ──`duty`──▶ what is due ──`step`, with what is Begun──▶ actions, in order ──▶ the executor
+generation record, LocalState ──`duty`──▶ the action that is due ──`step`, with Begun──▶ sequence of actions ──▶ the executor
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ...resilience.model.node import AckKind
 from ...resilience.model.state_machine import Phase
 
 LONG_S = 10.0
-"""How long the last snapshot may take until the agent reports that it waits for it."""
+"""Seconds that the last snapshots may take until the agent reports that it waits for them."""
 
 
 class Action(Enum):
@@ -48,56 +49,56 @@ class LocalState:
     group: int
     """Generation of the worker group on this node; 0: none."""
     group_over: bool
-    """Its launcher has ended."""
+    """The worker group's launcher has ended."""
     attached: bool
-    """All its ranks are attached."""
+    """All ranks of the worker group are attached."""
     training: bool
-    """All its ranks are in their loop, so that an order reaches them."""
+    """All its ranks are in their training loop, so that they obey an order."""
     acked: tuple[int, AckKind | None]
     """Newest acknowledgement: generation and kind."""
     rewind: int
-    """Number of the last rewind order on its ranks' pages; 0: none."""
+    """Number of the last rewind order on its ranks' pages (shared memory); 0: none."""
     paused: bool
-    """Its pages tell the ranks to wait."""
+    """The ranks' pages order the ranks to wait (a pause)."""
     waiting: bool
-    """All its ranks wait. Then the ranks of all nodes are at the same boundary."""
+    """All its ranks wait in a pause. Then the ranks of all nodes are at the same step boundary."""
     snapshot: str
-    """The last snapshot request that its ranks were told of."""
+    """The last snapshot request that was passed on to its ranks."""
     importing: bool = False
-    """The warm process is importing: soon ranks can be forked from it."""
+    """The warm process is still importing. Soon ranks can be forked from it."""
     written: bool = True
-    """The drain process has written everything, or was given up."""
+    """The drain process has written all snapshots, or was given up."""
     hurry: bool = False
     """This agent was asked to exit: it waits for the job's end for a limited time only."""
     leave_ordered: bool = False
     grace_over: bool = False
-    """The ranks have used up the time for a last snapshot. `step` sets this field and the one before."""
+    """The ranks have used up the time for a last snapshot. `step` sets this field and `leave_ordered`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """What this node has begun and not finished. Times are in seconds, monotonic; 0: not yet."""
+    """What this node has begun and not finished. Times are monotonic seconds; 0: not begun."""
 
     awaited: int = 0
-    """The generation whose start waits for the warm process."""
+    """Number of the generation whose start waits for the warm process."""
     awaited_s: float = 0.0
-    """Since when it waits."""
+    """Since when that start waits."""
     fetched: int = 0
-    """The generation for which this node's part was asked of another node."""
+    """Number of the generation for which this node has requested its part of the state from another node."""
     ordered_s: float = 0.0
-    """When the ranks were told to leave."""
+    """When the ranks were ordered to exit."""
     until_s: float = 0.0
-    """Until when they may take to leave."""
+    """The time by which they must have exited."""
     leave_in_s: float = 0.0
-    """The last time limit for leaving that the record gave."""
+    """The last time limit for exiting that the record gave, in seconds."""
     leave_by_s: float = math.inf
-    """When that limit ends."""
+    """The time at which that limit ends."""
     finishing_s: float = 0.0
     """Since when the last snapshots are being written."""
     let_go: int = -1
-    """The onset since which everything was discarded."""
+    """The first wrong step (onset) from which all snapshots were discarded; -1: none were."""
     told: bool = False
-    """The agent has reported what the end waits for."""
+    """The agent has reported which writes the end of the job waits for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +106,16 @@ class Patience:
     """Time limits in seconds."""
 
     warm_s: float
-    """How long a start waits for the warm process. After that, a cold start is quicker."""
+    """Seconds that a start waits for the warm process. After that, a cold start is quicker."""
     leave_s: float
-    """How long ranks may take to leave, and the drain process then to write. A deadline in the order replaces it."""
+    """Seconds that ranks may take to exit, and then the drain process to write. A deadline in the record replaces this limit."""
 
 
 def step(
     record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
 ) -> tuple[Begun, tuple[Action, ...]]:
-    """Return what is begun now, and the actions to do, in order. When they are done, the next call may return more. No action: wait, or
-    leave if `duty` says so. now_s: monotonic."""
+    """Return the new Begun, and the actions to do, one after another. After them, the next call may return more. No action: wait, or exit
+    if `duty` says so. now_s: monotonic."""
     if record.leave_in_s and record.leave_in_s != begun.leave_in_s:
         by_s = min(begun.leave_by_s, now_s + record.leave_in_s)
         begun = replace(begun, leave_in_s=record.leave_in_s, leave_by_s=by_s)
@@ -129,7 +130,7 @@ def step(
         case Action.LAUNCH:
             return _launch(record, me, begun, now_s, patience)
         case Action.PASS_SIGNAL | Action.ORDER_LEAVE:
-            # ORDER_LEAVE gets half of a deadline: the other half is for writing what memory has.
+            # ORDER_LEAVE gets half of the time until a deadline. The other half is for writing the snapshots in memory to disk.
             share = 2 if action is Action.ORDER_LEAVE else 1
             left_s = (begun.leave_by_s - now_s) / share if record.leave_in_s else patience.leave_s
             return replace(begun, ordered_s=now_s, until_s=now_s + left_s), (action,)
@@ -154,7 +155,7 @@ def _launch(
 def _end(
     record: GenerationRecord, me: LocalState, begun: Begun, now_s: float, patience: Patience
 ) -> tuple[Begun, tuple[Action, ...]]:
-    """Return the next action of the end: end the ranks, write what must be on disk, then acknowledge."""
+    """Return the next action at the end of the job: end the ranks, then write the snapshots that must be on disk, then acknowledge."""
     if not begun.finishing_s:
         begun = replace(begun, finishing_s=now_s, let_go=record.onset)
         return begun, (Action.END_GROUP, Action.LET_GO, Action.FINISH_WRITING)
@@ -176,10 +177,10 @@ def _end(
 
 
 def duty(record: GenerationRecord | None, me: LocalState) -> Action:
-    """Return this node's next duty under `record`, in its present state."""
+    """Return the action that is due on this node under `record`, in its present state."""
     if record is None or me.instance not in record.members.values():
-        # The record may be from this agent's predecessor: the controller will then open the next one. Or the job continues on other nodes:
-        # ranks that are still here must not train beside it.
+        # The record may name this node's earlier agent: then the controller will begin the next generation. Or the job continues on other
+        # nodes: then ranks that are still here must not go on training.
         dismissed = record is not None and me.instance in record.dismissed
         if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.group < record.number):
             return Action.WAIT
@@ -201,7 +202,7 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
                 return Action.WAIT
             at_work = me.group and not me.group_over and not me.grace_over
             if at_work and me.leave_ordered:
-                return Action.WAIT  # the first ranks to leave may wait for the others after their loop
+                return Action.WAIT  # the ranks that exit first may wait for the others after their loop
             if at_work and record.last_snapshot and me.training:
                 return Action.ORDER_LEAVE
             return Action.PASS_SIGNAL if at_work and record.signal and me.attached else Action.END_GROUP
@@ -210,12 +211,13 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
 
 
 def _order(record: GenerationRecord, me: LocalState) -> Action:
-    """Return the order that the pages do not have yet. An order stays there until another replaces it, and ranks obey it once."""
+    """Return the action that writes the next missing order on the ranks' pages. An order stays there until another replaces it. Ranks obey
+    it once."""
     if record.rewind is not None and record.rewind.number != me.rewind:
         return Action.ORDER_REWIND
     if record.waits != me.paused:
         return Action.ORDER_PAUSE
-    # Before all ranks wait, a snapshot could be taken at an earlier boundary than theirs, and the step between be lost.
+    # If not all ranks waited, the snapshot could be taken at an earlier boundary than the pause, and the step between would be lost.
     if record.saves and record.saves != me.snapshot and me.training and (me.waiting or not record.moving):
         return Action.ORDER_SNAPSHOT
     return Action.WAIT

@@ -1,4 +1,4 @@
-"""This agent's duties to the others: report its neighbour's death, and end its ranks if the others may have gone on without it.
+"""This agent's duties to the other agents: report its neighbour's death, and end its own ranks if other nodes may continue without them.
 
 neighbour's connection ──▶ `keys.death` ──▶ controller        lease, and the ranks' steps ──`fencing`──▶ the ranks are ended
 """
@@ -24,9 +24,10 @@ from ..peers.lease import Heartbeat
 from ..peers.liveness_link import Neighbour
 
 _MODULES_BYTES = 16 << 20
-"""Maximum size of a list of modules, which a rank writes. 5,000 modules take 1 MiB."""
+"""The most bytes of a rank's list of imported modules. 5,000 modules take 1 MiB."""
 ROOM_S = 2.0
-"""Time between two looks at the memory that a snapshot takes. Optimizers have their moments only after their first step."""
+"""Seconds between two checks of how much memory a snapshot takes. It grows after the first step, because optimizers allocate their moments
+then."""
 
 
 class Company:
@@ -43,24 +44,24 @@ class Company:
         self._neighbour, self._node, self._telling = neighbour, node, telling
         self.fence = Fence(heartbeat, spec, node, node.board)
         self._ring = 0
-        """Generation in which the neighbour was chosen."""
+        """Number of the generation for which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
-        """A dead node, its agent's instance, and since when; None once etcd knows."""
+        """Node and instance of a dead agent, and the wall-clock time of its death. None: there is none that is not yet reported in etcd."""
         self._copied = 0
-        """Generation in which the holder of our copies was chosen."""
+        """Number of the generation for which the holder of this node's copies was chosen."""
         self._shared = False
-        """The spares know what the ranks import."""
+        """True: this node has published the ranks' imports, or as a spare has read them."""
         self._room = 0
-        """Bytes that one rank's snapshot takes, as this agent has published or reserved them."""
+        """Bytes of one rank's part of a snapshot, as this agent has last published or reserved them."""
         self._room_look_s = 0.0
-        """When it looks at this next, on the monotonic clock."""
+        """When the agent checks these bytes next, in seconds of the monotonic clock."""
 
     def fds(self) -> list[int]:
-        """Return descriptors that become readable when something has happened."""
+        """Return the descriptors that become readable when the connections to other agents change."""
         return self._neighbour.fds()
 
     def look(self, now_s: float) -> bool:
-        """End the ranks if other nodes may go on without them. Return whether the neighbour's agent was found dead. now_s: monotonic."""
+        """End the ranks if other nodes may continue without them. Return whether the neighbour's agent was found dead. now_s: monotonic."""
         if why := self.fence.look(now_s, wall_s()):
             self._telling.say(why, "bad")
         found = self._neighbour.look(now_s)
@@ -69,14 +70,16 @@ class Company:
         return bool(found)
 
     def tell(self, record: GenerationRecord) -> None:
-        """Report a death, and choose the neighbour of this generation: the next member. Raises StoreUnavailable."""
+        """Report a dead agent, share data with spares, and choose this generation's neighbour: the next member. Raises StoreUnavailable."""
         if self._dead:
             node, instance, since_s = self._dead
             entry = self._store.get(self._keys.node(node))
-            # An agent that leaves in order deletes its record.
+            # An agent that exits normally deletes its record.
             if entry and loads(NodeRecord, entry.value).instance == instance:
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
-                self._store.revoke(entry.lease)  # if it led, another agent can lead at once
+                self._store.revoke(
+                    entry.lease
+                )  # if the dead agent led, another agent can become the leader immediately
                 sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
                 self._telling.say(sentence, "warn")
             self._dead = None
@@ -93,7 +96,7 @@ class Company:
         self._ring = record.number
 
     def _copy(self, record: GenerationRecord) -> None:
-        """Choose the holder of our snapshots' copies in this generation."""
+        """Choose the node that holds copies of this node's snapshots in this generation."""
         if self._node.copies is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._copied == record.number:
             return
         self._copied = record.number
@@ -101,12 +104,13 @@ class Company:
         self._node.drain.copy_to(address(self._store, self._keys, record, holder) if holder else "")
 
     def _share(self, record: GenerationRecord) -> None:
-        """Let spares import, ahead of need, what the first node's ranks have imported."""
+        """Let spares import in advance the modules that the first node's ranks have imported. The first node publishes the list, and a
+        spare reads it."""
         modules = self._node.directory.modules
         if self._shared or not record.members:
             return
         if next(iter(record.members)) == self._me and modules.is_file():
-            if modules.stat().st_size <= _MODULES_BYTES:  # a larger file is no list of ours
+            if modules.stat().st_size <= _MODULES_BYTES:  # a larger file is not such a list
                 self._store.put(self._keys.modules, zlib.compress(modules.read_bytes()))
             self._shared = True
         elif self._me not in record.members and not modules.exists():
@@ -117,8 +121,8 @@ class Company:
                     modules.write_bytes(zlib.decompress(entry.value))
 
     def _make_room(self, record: GenerationRecord) -> None:
-        """Let spares allocate, ahead of need, as much memory as the first node's ranks take for a snapshot. A lost node's part then comes
-        as quickly as the network lets it."""
+        """Let spares allocate in advance as much memory as the first node's ranks use for a snapshot. Then only the network limits how fast
+        a spare receives a lost node's part."""
         if self._node.copies is None or monotonic_s() < self._room_look_s or not record.members:
             return
         self._room_look_s = monotonic_s() + ROOM_S

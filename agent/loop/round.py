@@ -1,4 +1,4 @@
-"""The order of one round with etcd, for agents and for the nodes of the scenarios.
+"""The sequence of one round with etcd, for agents and for the simulated nodes of the scenarios.
 
 lease ──▶ this node's status ──▶ controller ──▶ generation record ──▶ this node's actions ──▶ how long its ranks may go on
 """
@@ -18,7 +18,7 @@ from .store_outage import Outage
 
 @dataclass(kw_only=True)
 class Round:
-    """All methods raise StoreUnavailable and LeaseGone; then the round is over, and the next one tries again."""
+    """One round. All methods may raise StoreUnavailable and LeaseGone; then the round is over, and the next round tries again."""
 
     heartbeat: Heartbeat
     controller: Controller
@@ -26,18 +26,18 @@ class Round:
     fence: Fence | None
     """None for a job of one node."""
     over: int
-    """The generation with which the job had ended before this agent came, 0 for none."""
+    """Number of the generation with which the job had ended before this agent joined; 0: it had not ended."""
     say_again: Callable[[], None]
-    """Called when etcd may have lost this node's acknowledgements: it writes them again."""
+    """Called when etcd may have lost this node's acknowledgements: makes this node write them again."""
     publish: Callable[[GenerationRecord], None]
     """Publishes this node's status."""
     obey: Callable[[GenerationRecord], bool]
-    """Does what the record asks now; returns whether there may be more to do at once."""
+    """Does what the record requires now; returns whether there may be more to do immediately."""
     record: GenerationRecord | None = None
-    """The newest record. None: not read yet, or it is the one that ended the job before this agent came."""
+    """The newest record. None: no record was read yet, or the newest one ended the job before this agent joined."""
 
     def begin(self, now_s: float) -> None:
-        """Renew the lease, and find out whether etcd has lost something. now_s: monotonic, as in all methods."""
+        """Renew the lease, and check whether etcd has lost data. now_s: monotonic, as in all methods."""
         self.heartbeat.beat(now_s)
         if self.fence:
             self.fence.bind(None)
@@ -45,15 +45,15 @@ class Round:
             self.say_again()
 
     def decide(self, now_s: float, wall_s: float) -> bool:
-        """Run the controller, and read the record to obey. Return whether the controller has written. Raises MachineError if etcd has lost
-        the job's data and no agent can write them again."""
+        """Run the controller, and read the record to obey. Return whether the controller has written to etcd. Raises MachineError if etcd
+        has lost the job's data and no agent can write the data again."""
         wrote = self.controller.tick(self.heartbeat.lease, wall_s)
         record = self.outage.looked(self.controller.record(), self.record, now_s)
         self.record = None if record and record.phase is Phase.ENDED and record.number <= self.over else record
         return wrote
 
     def turn(self, decide: Callable[[], bool]) -> bool:
-        """Publish, decide, obey. Return whether another turn may have something to do at once."""
+        """Publish the status, decide, and obey the record. Return whether another call may have something to do immediately."""
         if self.record is not None:
             self.publish(self.record)
         wrote = decide()
@@ -62,6 +62,6 @@ class Round:
         return (self.record is not None and self.obey(self.record)) or wrote
 
     def end(self) -> None:
-        """Tell the ranks how long they may go on: this agent has read the record under its present lease."""
+        """Write into the ranks' pages how long they may continue. Call it after this agent has read the record under its present lease."""
         if self.fence:
             self.fence.bind(self.record)

@@ -19,26 +19,28 @@ from ..node import Node
 from ..output.event_log import Telling
 
 ECHO_S = 1.0
-"""A scheduler's signal may come twice: to the agent, and to all processes of its job. Within this time it counts as the same."""
+"""Seconds within which two scheduler's signals count as one. A scheduler may send a signal twice: to the agent, and to all processes of its
+job."""
 WAIT_S = 5.0
-"""How long an agent that was asked to exit waits for the decision, while etcd does not answer or decisions fail. The agent's own etcd is
-back within a second or two."""
+"""Seconds that an agent that was asked to exit waits for a decision while etcd does not answer, or decisions fail. The agent's own etcd
+restarts within one or two seconds."""
 
 
 def hear_early(policy: PreemptionPolicy) -> None:
-    """Let a scheduler's signal end this agent before it has joined. As a container's first process it would otherwise ignore the signal."""
+    """Make a scheduler's signal end this agent before it has joined. Otherwise, an agent that is a container's first process would ignore
+    the signal."""
     for number in heard({signal.SIGTERM, *policy.numbers}):
         signal.signal(number, _leave_at_once)
 
 
 def heard(numbers: Collection[int]) -> set[int]:
-    """Return those of the signals that are not ignored. One that was ignored at this program's start (`nohup`, `&` in a script) stays
-    so."""
+    """Return the signals in `numbers` that are not ignored. A signal that was ignored at this program's start (`nohup`, `&` in a script)
+    stays ignored."""
     return {number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
 
 def unheard(policy: PreemptionPolicy) -> str:
-    """Return a warning about a scheduler's signals that are ignored here; empty: none is."""
+    """Return a warning about a scheduler's signals that this process ignores; empty: it ignores none."""
     names = [signal.Signals(number).name for number in sorted({*policy.numbers} - heard(policy.numbers))]
     if not names:
         return ""
@@ -66,7 +68,7 @@ class Leaving:
         preemption: PreemptionPolicy,
         telling: Telling,
     ) -> None:
-        """several: whether there are other nodes, which go on without this one if they can."""
+        """several: the job has other nodes, which continue without this node if they can."""
         self._id, self._instance, self._several = seat.node, instance, several
         self._node, self._store, self._keys = node, seat.store, seat.keys
         self._policy, self._preemption, self._telling = policy, preemption, telling
@@ -74,7 +76,7 @@ class Leaving:
         self._heard_s = 0.0
         self._request: Request | None = None
         self._waits_s = 0.0
-        """Since when the agent has waited to exit while no decision could be made; 0: it does not wait."""
+        """Monotonic time since when the agent has waited to exit while no decision was possible; 0: it does not wait."""
 
     @property
     def signals(self) -> set[int]:
@@ -83,8 +85,8 @@ class Leaving:
 
     @contextmanager
     def hearing(self) -> Iterator[int]:
-        """Handle signals within this block, and ignore them after it: what is left is short, and others wait for it. Yields a descriptor
-        that is readable when a signal has come."""
+        """Handle signals within this block, and ignore them after it, because the remaining work is short and other nodes wait for it.
+        Yields a descriptor that becomes readable when a signal arrives."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in self.signals:
             signal.signal(number, self.on_signal)
@@ -111,30 +113,32 @@ class Leaving:
 
     @property
     def at_once(self) -> bool:
-        """Return whether the agent was asked a second time."""
+        """Return whether a second signal has asked the agent to exit."""
         return len(self._signals) > 1
 
     @property
     def to_ask(self) -> bool:
-        """Return whether the controller is yet to be asked."""
+        """Return whether a signal has asked the agent to exit, and it has not sent the controller a request yet."""
         return self.wanted and self._request is None
 
     @property
     def code(self) -> int:
-        """Return the agent's exit code, once it was asked to exit."""
+        """Return the agent's exit code. Call it only after a signal has asked the agent to exit."""
         return 128 + self._signals[0]
 
     def in_vain(self, now_s: float) -> bool:
-        """Note that no decision can be made. Return whether an agent that was asked to exit has waited long enough. now_s: monotonic."""
+        """Record that no decision can be made now. Return whether the agent was asked to exit and has waited for longer than WAIT_S. now_s:
+        monotonic."""
         self._waits_s = self._waits_s or (now_s if self.wanted else 0.0)
         return self.wanted and now_s - self._waits_s > WAIT_S
 
     def decided(self) -> None:
-        """Note that a decision was made."""
+        """Record that a decision was made."""
         self._waits_s = 0.0
 
     def ask(self, record: GenerationRecord | None) -> bool:
-        """Ask the controller if it does not know yet. Return whether the agent is in a hurry now. Raises StoreUnavailable."""
+        """Send the controller a request to exit, unless this was done before or is not needed. Return True if a request was sent now.
+        Raises StoreUnavailable."""
         if not self.to_ask or (self._several and (record is None or self._id not in record.members)):
             return False  # a spare, or a node that waits for the others, exits without asking
         name = signal.Signals(self._signals[0]).name
@@ -151,7 +155,7 @@ class Leaving:
             at_s=wall_s(),
             by=f"{name}{where}",
         )
-        # A node can be preempted, come back, and be preempted again in one run of the job.
+        # A node can be preempted, return, and be preempted again in one run of the job. So the key contains the agent's instance.
         self._store.put(self._keys.request(f"stop-{self._id}-{self._instance}"), dumps(request))
         self._request = request
         newest = self._node.held.durable_steps()[-1:]
@@ -163,15 +167,15 @@ class Leaving:
             if request.snapshot
             else f"without a further snapshot ({kept}), and {passed}"
         )
-        if self._node.untold:  # its ranks have nothing in a snapshot
+        if self._node.untold:  # the ranks' state is in no snapshot
             how = f"and {passed}"
         what = "draining this node" if drains else "ending the job"
         self._telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
         return True
 
     def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:
-        """Return the exit code if the job goes on without this agent, or has not begun. The agent was drained; or it was asked to exit
-        while it stands by or waits for the others. None: it stays."""
+        """Return the exit code if this agent may exit without the job's end; None: it stays. It may exit if it was drained. It also may if
+        it was asked to exit, and stands by or waits for the other nodes."""
         if not self._several or (record and instance in record.members.values()):
             return None
         if record and record.lets_go and instance in record.dismissed:

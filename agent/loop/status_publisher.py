@@ -1,4 +1,5 @@
-"""Publishes this node's status in etcd: news at once, the rest at the node's pace, each acknowledgement together with the status.
+"""Publishes this node's status in etcd: news immediately, routine changes at a fixed interval, and each acknowledgement together with the
+status.
 
 Node.status ──▶ Publisher ──▶ etcd: the status, and in the same transaction what this node has done
 """
@@ -20,13 +21,13 @@ from ..output.event_log import Telling
 from .peer_duties import Company
 
 QUICK_S = 0.02
-"""Time between two statuses while something is under way."""
+"""Seconds between two statuses while an action is under way."""
 PACE_S = 2.0
-"""Time between two statuses while ranks only train. Agent and etcd together then take about 1 % of a core."""
+"""Seconds between two statuses while ranks only train. Agent and etcd together then use about 1 % of a core."""
 
 
 class Publisher:
-    """Its methods that write raise StoreUnavailable."""
+    """Writes the node's status and acknowledgements. All its methods that write may raise StoreUnavailable."""
 
     def __init__(
         self,
@@ -37,40 +38,40 @@ class Publisher:
         telling: Telling,
         pace_s: float,
     ) -> None:
-        """company: None for a job of one node. pace_s: time between two statuses while ranks only train."""
+        """company: None for a job of one node. pace_s: seconds between two statuses while ranks only train."""
         self._id, self._instance, self._node, self._company = seat.node, instance, node, company
         self._store, self._keys, self._telling, self.pace_s = seat.store, seat.keys, telling, pace_s
         self.told: NodeStatus | None = None
         """The last status that was written to etcd."""
         self._told_s = 0.0
-        """When it was written, on the monotonic clock: the wall clock may be set back."""
+        """When that status was written, in seconds of the monotonic clock, because the wall clock may be set back."""
         self.acked: tuple[int, AckKind | None] = (0, None)
         """Newest acknowledgement: generation and kind."""
 
     def news(self, record: GenerationRecord | None) -> bool:
-        """Return whether there is news that cannot wait for its turn."""
+        """Return whether the status has changed in a way that must be published immediately."""
         return _is_news(self._status(record), self.told)
 
     def round(self, record: GenerationRecord | None, busy: bool) -> None:
-        """Publish this node's status if that is due. busy: something is under way, so every change counts."""
+        """Publish this node's status if that is due. busy: an action is under way, so that every change is published."""
         status, told, since_s = self._status(record), self.told, monotonic_s() - self._told_s
         changed = busy and since_s >= QUICK_S and told is not None and replace(told, at_s=status.at_s) != status
         if changed or _is_news(status, told) or since_s >= self.pace_s:
             self._publish(record)
 
     def acknowledge(self, record: GenerationRecord, kind: AckKind, port: int = 0) -> None:
-        """Write an acknowledgement together with the status that it relies on. A node that is READY has thus published what its ranks can
-        go back to. port: a free port on this node, for READY."""
+        """Write an acknowledgement together with the status that it relies on. So a node that is READY has also published which snapshots
+        its ranks can restore. port: a free port on this node, for READY."""
         ack = Ack(kind=kind, generation=record.number, instance=self._instance, at_s=wall_s(), port=port)
         self._publish(record, Put(self._keys.ack(record.number, self._id), dumps(ack)))
         self.acked = (record.number, kind)
 
     def forget(self) -> None:
-        """Forget the acknowledgement, so that it is written again: etcd may have lost it."""
+        """Forget the acknowledgement, so that it is written again. etcd may have lost it."""
         self.acked = (0, None)
 
     def farewell(self, record: GenerationRecord) -> None:
-        """Publish that this agent leaves, and that the job goes on without it."""
+        """Publish that this agent exits and the job continues without it."""
         status = replace(self._status(record), drained=True)
         self._store.put(self._keys.status(self._id), dumps(status))
 
@@ -86,7 +87,7 @@ class Publisher:
         return self._company.fence.pulse(replace(status, often_s=self.pace_s)) if self._company else status
 
     def _reject_unusable(self) -> None:
-        """Set aside snapshots on disk that a rank could not restore, before one is chosen again."""
+        """Reject snapshots on disk that a rank could not restore, before the leader can choose them again."""
         for page in self._node.board.pages:
             words = page.farewell()
             name = str(words.get("snapshot", ""))

@@ -1,7 +1,7 @@
-"""What the agent reports and does while etcd does not answer, and when it has lost its data.
+"""What the agent reports and does while etcd does not answer, and when etcd has lost its data.
 
-no answer ──▶ reported once; the agent's own etcd is started again
-empty, or as of an older backup ──▶ agents whose ranks train write the job, and its record, again
+no answer ──▶ reported once; the agent's own etcd is restarted
+empty, or from an older backup ──▶ agents whose ranks train write the job, and its generation record, again
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..node import Node
 from ..output.event_log import Telling
 
 EMPTIED_S = 30.0
-"""How long agents whose ranks train may take to write the job again to an etcd that has lost its data."""
+"""Seconds that agents whose ranks train may take to write the job again into an etcd that has lost its data."""
 PHASES = tuple(Phase)
 
 
@@ -36,23 +36,23 @@ class Outage:
         spec: Spec,
         token: str,
     ) -> None:
-        """mend: called in each round in which etcd does not answer (embedded etcd: start it again). cause: returns why it does not, if that
-        is known. spec, token: the job, as this agent knew it when it joined. Times are in seconds, monotonic."""
+        """mend: called in each round in which etcd does not answer (embedded etcd: restart it). cause: returns why etcd does not answer, if
+        known. spec, token: the job's description and secret, as this agent knew them when it joined. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend = node, telling, mend
         self._cause = cause
         self._store, self._keys, self._spec, self._token = seat.store, seat.keys, spec, token
         self._down_s, self._ended = 0.0, False
-        """Since when etcd does not answer, and whether the agent has reported that the training is through."""
+        """Since when etcd does not answer, and whether the agent has reported that the training has reached its end."""
         self._emptied_s = 0.0
-        """Since when etcd has lacked what it knew of the job; 0: it lacks nothing."""
+        """Since when etcd has lacked data about the job that it had before; 0: it lacks none."""
         self._lease = 0
         self._again = False
-        """Whether this agent's acknowledgements may be for another generation of the same number."""
+        """True: this agent's acknowledgements may belong to another generation with the same number."""
         self._met = False
-        """Whether a record of the job has been seen."""
+        """True: this agent has read a generation record of the job."""
 
     def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
-        """Report that etcd does not answer, once, and mend it. fenced_soon: the ranks must not outlive the lease."""
+        """Report once that etcd does not answer, and call `mend`. fenced_soon: the ranks must end when the lease expires."""
         ended = through(self._node.board.pages)
         if not self._down_s or ended > self._ended:
             self._down_s, self._ended = self._down_s or now_s, ended
@@ -68,9 +68,9 @@ class Outage:
         self._down_s, self._ended = 0.0, False
 
     def held(self, lease: int, known: GenerationRecord | None) -> bool:
-        """Return whether etcd may have lost what this agent has written: then the agent has another lease. lease: the present one. known:
-        the newest record. Until this run of the job begins, each waiting agent writes the job if etcd has none. Raises StoreUnavailable,
-        and MachineError if etcd knows another run of the job."""
+        """Return whether etcd may have lost data that this agent has written. A sign of that is a new lease. lease: the present lease.
+        known: the newest record. Until this run of the job begins, each waiting agent writes the job's description if etcd has none. Raises
+        StoreUnavailable, and MachineError if etcd has another run of the job."""
         if lease == self._lease and not self._again:
             return False
         if known is None or known.number < self._spec.first_generation:
@@ -82,11 +82,11 @@ class Outage:
     def looked(
         self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float
     ) -> GenerationRecord | None:
-        """Return the record to obey. found: what etcd has; known: what this agent knew. If etcd is empty, or from a backup, an agent with
-        ranks of this generation writes the record again. While they are not fenced, no later generation can have begun. Once the job ends,
-        none can begin, and each agent writes it. On one node, its agent always does. An agent that knows of a later generation than those
-        waits in vain. Raises StoreUnavailable. Raises MachineError if no agent can write the record, or if etcd has another job than this
-        agent's."""
+        """Return the record to obey. found: the record in etcd; known: the last record that this agent read. If etcd is empty, or from a
+        backup, an agent with ranks of this generation writes the record again. While they are not fenced, no later generation can have
+        begun. Once the job ends, no generation can begin, so each agent writes the record. In a job of one node, its agent always does. An
+        agent without such ranks waits for EMPTIED_S. Raises StoreUnavailable. Raises MachineError if no agent has written the record by
+        then, or if etcd has another job than this agent's."""
         group = self._node.group
         ours = group is not None and known is not None and group.generation == known.number and not group.fenced
         nothing_lost = known is None or (found is not None and _as_far(found, known, begun=ours or known.settled))
@@ -113,7 +113,7 @@ class Outage:
         return known
 
     def _remind(self, record: GenerationRecord) -> None:
-        """Write the job and the record again, unless another agent has."""
+        """Write the job and the record into etcd again, unless another agent has done so."""
         there = self._store.get(self._keys.generation)
         if there is not None and _as_far(loads(GenerationRecord, there.value), record, begun=True):
             return
@@ -125,8 +125,8 @@ class Outage:
         return [Put(self._keys.spec, dumps(self._spec)), *secret]
 
     def _same(self) -> None:
-        """Raise MachineError if etcd has another run of the job. Until an emptied etcd is told the job again, it knows none, and an agent
-        that comes then describes it anew."""
+        """Raise MachineError if etcd has another run of the job. That happens if an agent joins while etcd is empty, and describes the job
+        anew before the others can write it again."""
         entry = self._store.get(self._keys.spec)
         there = loads(Spec, entry.value) if entry else self._spec
         if there.first_generation < self._spec.first_generation:
@@ -153,7 +153,8 @@ def _until(ended: bool, fenced_soon: bool) -> str:
 
 
 def _as_far(found: GenerationRecord, known: GenerationRecord, *, begun: bool) -> bool:
-    """Return whether `found` is as far as `known`. begun: ranks may have been started; else the generation may gather once more."""
+    """Return whether record `found` is at least as new as `known`. begun: ranks may have been started, so phases count. Otherwise the
+    generation may repeat its first phase (GATHER)."""
     if found.number != known.number:
         return found.number > known.number
     return not begun or PHASES.index(found.phase) >= PHASES.index(known.phase)

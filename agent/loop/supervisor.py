@@ -1,6 +1,6 @@
-"""The agent's loop: observe, publish, decide (if this agent leads), obey. Level-triggered; any round may be lost or repeated.
+"""The agent's loop: observe, publish, decide (if this agent leads), obey. Rounds act on the present state, and may be lost or repeated.
 
-    ended processes, board ──▶ status ──▶ etcd ──▶ controller ──▶ generation record ──▶ step ──▶ Performer ──▶ Node
+    ended processes, pages ──▶ status ──▶ etcd ──▶ controller ──▶ generation record ──▶ step ──▶ Performer ──▶ Node
 
 When etcd does not answer, the round ends there: ranks keep training, and the next round tries again.
 """
@@ -36,20 +36,20 @@ from .store_outage import Outage
 from .waiting_notice import Awaiting
 
 ORDERED_S, CALM_S = 0.1, 1.0
-"""Longest sleep of the loop: while ranks have not yet carried out an order, and while they only train. It is `QUICK_S` while something is
-under way. Ended processes wake the loop at once."""
+"""Longest sleeps of the loop in seconds: while an order is open, and while ranks only train. While an action is under way, it is `QUICK_S`.
+Ended processes wake the loop immediately."""
 RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
-"""After looks at the whole job, the loop reads what other nodes write, but rests before it looks again. It rests `RESTS` times as long as
-the looks took, at most `REST_S` (`BUSY_REST_S` while something is under way). With thousands of nodes there is always news, and a look
-delays what is to come."""
+"""After evaluating the job, the loop reads other nodes' writes, but rests before the next evaluation: `RESTS` times as long as the last one
+took, at most `REST_S` seconds (`BUSY_REST_S` while an action is under way). With thousands of nodes there is always news, and an evaluation
+delays other work."""
 
 BLIND_S = 60.0
-"""How long looks at the ranks may fail until the agent ends. An agent that sees no death is worse than none."""
+"""Seconds that observing the ranks may fail until the agent exits. An agent that cannot notice a rank's death is worse than no agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duties:
-    """The parts of a round, apart from looking at the ranks."""
+    """The parts of a round, apart from observing the ranks."""
 
     publisher: Publisher
     performer: Performer
@@ -72,7 +72,7 @@ class Supervisor:
         duties: Duties,
         over: int = 0,
     ) -> None:
-        """over: the generation with which the job had ended before this agent came, 0 for none."""
+        """over: the generation with which the job had ended before this agent joined; 0: it had not ended."""
         self.id, self.node = seat.node, node
         self.heartbeat, self.controller, self.performer = heartbeat, controller, duties.performer
         self.policy, self.telling = policy, telling
@@ -91,12 +91,12 @@ class Supervisor:
         self._lapse = Lapse(node, telling)
         self._next_round_s = 0.0
         self._rest_until_s = 0.0
-        """Other nodes' writes wake the loop no earlier."""
+        """Monotonic time before which other nodes' writes do not wake the loop."""
         self._took_s = 0.0
-        """Time that looks at the whole job have taken in this round."""
+        """Seconds that evaluating the whole job has taken in this round."""
         self._last_stumble = ""
         self._looked_s = monotonic_s()
-        """When the ranks were last looked at."""
+        """When the agent last observed the ranks, in seconds of the monotonic clock."""
         self._awaiting = Awaiting(seat.node, telling)
 
     @property
@@ -135,12 +135,12 @@ class Supervisor:
             self._next_round_s = 0.0
 
     def _hear(self) -> bool:
-        """Return whether other nodes have written something. True if that cannot be known: then the next round says why."""
+        """Return whether other nodes have written something. Also return True if reading fails: then the next round reports why."""
         try:
             return self.controller.hear(wall_s())
         except StoreUnavailable:
             return True
-        except Exception:  # the next look meets it again, and reports it
+        except Exception:  # the next round meets the same error, and reports it
             self.controller.forget()
             return True
 
@@ -157,7 +157,9 @@ class Supervisor:
                 changed = act() or changed
             except ResilientError:
                 raise
-            except Exception as error:  # our defect, or what a rank has written: one failed look ends no agent
+            except (
+                Exception
+            ) as error:  # a bug of this program, or a rank's bad data: one failure must not end the agent
                 self._stumbled(error)
                 looked, changed = False, True
                 if monotonic_s() - self._looked_s > BLIND_S:
@@ -168,7 +170,9 @@ class Supervisor:
             self._looked_s = monotonic_s()
         try:
             self._consult(changed)
-        except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks are not
+        except (
+            OSError
+        ) as error:  # no file descriptor, no memory, or a full disk: this round is lost, but the ranks go on
             self._stumbled(error)
         except LeaseGone:
             self.heartbeat.lost()
@@ -191,7 +195,7 @@ class Supervisor:
             self.telling.say(f"{what}; training goes on, it is tried again", "bad")
 
     def _consult(self, changed: bool) -> None:
-        """Publish, decide, obey, as long as one leads to the other. Raises StoreUnavailable."""
+        """Publish, decide and obey, again as long as each round leads to more to do. Raises StoreUnavailable."""
         now = monotonic_s()
         news = self._publisher.news(self.record)
         if not (changed or news or now >= self._next_round_s or self._leaving.to_ask or self._busy()):
@@ -200,7 +204,7 @@ class Supervisor:
         self._next_round_s = now + (QUICK_S if self._busy() else self._patience_s())
         self._round.begin(now)
         if self._company and self.record:
-            with suppress(InternalError):  # an unreadable record: the leader meets it too, and reports it
+            with suppress(InternalError):  # an unreadable record: the leader fails on it too, and reports it
                 self._company.tell(self.record)
         self.performer.hurry = self._leaving.ask(self.record) or self.performer.hurry
         self._took_s = 0.0
@@ -219,7 +223,7 @@ class Supervisor:
         self.telling.strides(len(strides.stragglers), own_s)
 
     def _decide(self) -> bool:
-        """Call `Round.decide`, unless it has just failed. Return whether the controller has written."""
+        """Call `Round.decide`, unless it has just failed. Return whether the controller has written to etcd."""
         if self._lapse.rests(monotonic_s()):
             return False
         began_s = monotonic_s()
@@ -237,12 +241,14 @@ class Supervisor:
         return wrote
 
     def _failed(self, error: Exception) -> None:
-        """Handle a failed decision. Raises `error` if ranks have waited for one for too long."""
+        """Handle a failed decision. Raises `error` if ranks have waited too long for a decision."""
         self.controller.forget()
         self._lapse.met(error, self.record, monotonic_s())
         if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("no fault can be judged")
-        elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
+        elif (
+            self.record and self.id not in self.record.members
+        ):  # a member should lead instead: it sees whether ranks wait
             self.heartbeat.end()
             self.heartbeat.lost()
 
@@ -250,13 +256,13 @@ class Supervisor:
         return loop_pacing.busy(self.record, self._publisher.told, wall_s())
 
     def _patience_s(self) -> float:
-        """Return the longest sleep while nothing is under way."""
+        """Return the longest sleep in seconds while no action is under way."""
         if loop_pacing.ordered(self.record, self._publisher.told):
             return ORDERED_S
         return self._publisher.pace_s
 
     def _hear_helpers(self) -> bool:
-        """Report the helpers' news. Return whether the warm process, or a fetched part, has changed: a start may wait for it."""
+        """Report events of helpers and monitors. Return whether the warm process or a fetch has changed: a start may wait for either."""
         changed = False
         if self.node.warm.fds:
             changed, news = self.node.warm.observe()
@@ -275,8 +281,8 @@ class Supervisor:
         return changed
 
     def _warm_up(self) -> None:
-        """Keep a process to fork launchers from, and one to fork ranks from. The latter waits until ranks have finished a step: until then,
-        starting ranks need the cores."""
+        """Keep a process from which launchers are forked, and one from which ranks are forked. The latter starts only after ranks have
+        finished a step, because starting ranks need the cores."""
         told, warm = self._publisher.told, self.node.warm
         if self.policy.observe:
             warm.why = "nothing is started again while observing"

@@ -1,4 +1,4 @@
-"""Reports, once each, for which nodes the job waits, and that this node stands by."""
+"""Reports for which nodes the job waits, and that this node stands by (as a spare), each once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...resilience.text import formatting
 from ..output.event_log import Telling
 
 AWAITS_S = 3.0
-"""How long nodes that start together may take until the agent reports that the job waits for them."""
+"""Seconds that nodes that start together may take until the agent reports that the job waits for them."""
 
 
 class Awaiting:
@@ -16,11 +16,11 @@ class Awaiting:
         self._id, self._telling = node_id, telling
         self._stands_by = False
         self._awaits, self._since_s, self._told = "", 0.0, ""
-        """For which nodes the job waits, since when, and what was last reported."""
+        """The sentence for which nodes the job waits, since when (monotonic), and the sentence that was last reported."""
 
     def look(self, awaits: str, record: GenerationRecord | None, now_s: float) -> None:
-        """Report a wait once it has lasted, and again when it is for other nodes. awaits: for which nodes the job waits, in a sentence;
-        empty: for none. now_s: monotonic seconds."""
+        """Report a wait after it has lasted for AWAITS_S, and again if the job waits for other nodes. awaits: a sentence that says for
+        which nodes the job waits; empty: it waits for none. now_s: monotonic seconds."""
         if awaits != self._awaits:
             self._awaits, self._since_s = awaits, now_s
         elif awaits and awaits != self._told and now_s - self._since_s > AWAITS_S:

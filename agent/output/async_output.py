@@ -23,7 +23,7 @@ class Printing(io.TextIOBase):
     """Writes whole lines to one file descriptor, from a thread. It has the interface of a text file."""
 
     def __init__(self, fd: int, most: int = _MOST) -> None:
-        """most: the most lines that may wait. Beyond that, new lines are dropped until at most half of this number are waiting."""
+        """most: the most lines that may wait. Beyond that, new lines are dropped until fewer than half of this number are waiting."""
         self._fd, self._most, self._left_out = fd, most, 0
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self.thread = threading.Thread(target=self._print, daemon=True)
