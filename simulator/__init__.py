@@ -1,1 +1,1 @@
-"""A simulated cluster under the real controller: how much time a training on thousands of nodes would lose, and to which faults."""
+"""Simulates a cluster under the real controller, and shows how much time a training on thousands of nodes would lose to which faults."""

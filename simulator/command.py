@@ -30,7 +30,7 @@ _SPARES = 64
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
     gpus: int
-    """Total number, without spares."""
+    """Total number of GPUs, without those of spares."""
     per_node: int
     spares: int | None
     """Number of spare nodes; None: as configured."""
@@ -96,7 +96,7 @@ def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None
     model = fault_models.named(faults)
     if plots_in:
         _writable(plots_in)
-    runs = sensitivity.runs(what, model) if table else []  # refuses impossible runs here
+    runs = sensitivity.runs(what, model) if table else []  # raises here if a run is impossible
     nodes = f"{formatting.count(what.nodes, 'node')} and {formatting.count(what.spares, 'spare')}"
     print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:

@@ -1,4 +1,4 @@
-"""Where the time of a run went: each second is in one account, and all accounts together are the run."""
+"""Shows where the time of a simulated run went: each second belongs to one account, and the accounts add up to the whole run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCOUNTS: Mapping[str, str] = {
     FEWER: "steps that fewer nodes than all made longer, at the same batch",
     "operator": "for somebody to start a job again that had given up",
 }
-"""In the order of a recovery's phases."""
+"""The accounts and their meanings, in the order of a recovery's phases."""
 TRAINING = "training"
 """Not an account: `trained` divides this time among several accounts."""
 
@@ -41,8 +41,8 @@ class Books:
         self._since_s, self._account = now_s, account
 
     def trained(self, now_s: float, before: float, after: float, added_s: float, shared_s: float) -> None:
-        """Count the time since the last entry, in which steps `before` to `after` were computed. added_s: our overhead for each step;
-        shared_s: added to each because fewer nodes share the batch."""
+        """Count the time since the last call (of `enter` or `trained`), in which steps `before` to `after` were computed. added_s: our
+        overhead for each step; shared_s: seconds added to each step because fewer nodes share the batch."""
         assert self._account == TRAINING
         new = max(0.0, after - max(before, self.reached))
         took_s, steps = now_s - self._since_s, after - before

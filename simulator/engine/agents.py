@@ -1,4 +1,4 @@
-"""What agents and ranks of the simulated cluster do about the record: clear, launch, rewind, wait, each after the time that it costs."""
+"""Simulates how agents and ranks obey the record. They clear, launch, rewind or wait, and each of these takes the time that it costs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def heard(play: Play, number: Generation) -> None:
         groups.setdefault((acked, name in cluster.newcomers), []).append(name)
     for (acked, _), names in groups.items():
         begun, actions = step(record, _local(play, names[0], acked), Begun(), play.now_s, _PATIENCE)
-        if actions == (Action.FETCH,):  # its time is part of the costs of a launch
+        if actions == (Action.FETCH,):  # the time of a fetch is part of the costs of a launch
             begun, actions = step(record, _local(play, names[0], acked), begun, play.now_s, _PATIENCE)
         for action in actions:
             match action:
@@ -70,13 +70,13 @@ def _local(play: Play, name: NodeId, acked: AckKind | None) -> LocalState:
 
 
 def _answered(play: Play, names: int) -> None:
-    """Count one write of each of so many agents; the controller then decides."""
+    """Count one write by each of `names` agents; the controller then decides."""
     play.outcome.wave(names)
     play.news(play.costs.answered_s(names))
 
 
 def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
-    """Let agents end what is left of their ranks. A new agent has none."""
+    """Let agents end what is left of their ranks. A new agent has no ranks."""
     group, takes_s = play.cluster.group, 0.0
     if group and names[0] not in play.cluster.newcomers:
         if play.training.track:
@@ -107,7 +107,8 @@ def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
 
 
 def _launch(play: Play, record: GenerationRecord) -> None:
-    """Start the ranks. Each phase lasts until its slowest node is done. A node fetches from its buddy while its ranks build."""
+    """Start the ranks. Each phase lasts until its slowest node is done. A node fetches its state from its buddy while its ranks build the
+    model."""
     costs, resume, nodes = play.costs, int(record.resume_step), play.setting.nodes
     from_memory = resume in play.training.memory(play.now_s)
     newcomers = play.cluster.newcomers.values()
@@ -163,7 +164,7 @@ def _begins(play: Play, number: Generation) -> None:
 
 
 def _order_wait(play: Play, record: GenerationRecord) -> None:
-    """Let all ranks wait at their next boundary and write its state to disk; or let waiting ranks go on."""
+    """Let all ranks wait at their next step boundary and write their state to disk; or let waiting ranks go on."""
     group, track = play.cluster.group, play.training.track
     assert group
     group.told_to_wait, group.saves = record.waits, record.saves
@@ -187,7 +188,7 @@ def _wait(play: Play, number: Generation) -> None:
 
 
 def _turn_back(play: Play, record: GenerationRecord) -> None:
-    """Let all ranks rewind as ordered, at their next boundary."""
+    """Let all ranks rewind as ordered, at their next step boundary."""
     group, track = play.cluster.group, play.training.track
     assert group
     assert record.rewind

@@ -23,7 +23,7 @@ NEVER = math.inf
 
 @dataclass
 class WorkerGroup:
-    """The ranks of one generation. Each time is when all ranks have come so far, or will have."""
+    """The ranks of one generation. Each time is the second at which all ranks reach that point, past or future."""
 
     generation: Generation
     resume: int
@@ -31,23 +31,23 @@ class WorkerGroup:
     built_s: float
     restored_s: float
     begins_s: float
-    """The ranks begin their first step."""
+    """When the ranks begin their first step."""
     stepped_s: float = NEVER
     broken_s: float = NEVER
-    """Some rank has ended or hangs, so no rank makes progress."""
+    """When some rank ends or hangs, so that no rank makes progress."""
     gone_s: float = NEVER
-    """No process of the group is left."""
+    """When no process of the group is left any more."""
     reached: float = -1.0
     """Steps done when the group broke."""
     rewind: int = 0
     """Number of the last rewind order that the group received."""
     declined: int = 0
-    """Number of the last rewind order that it could not obey: the state is no longer kept."""
+    """Number of the last rewind order that the group could not obey, because the state is no longer kept."""
     told_to_wait: bool = False
     waits: bool = False
-    """All ranks wait at a boundary."""
+    """Whether all ranks wait at a step boundary."""
     saves: str = ""
-    """What their state goes to disk for (`GenerationRecord.saves`)."""
+    """The move or request for which their state goes to disk (`GenerationRecord.saves`)."""
     exits: dict[NodeId, RankExit] = field(default_factory=dict)
     stalls: dict[NodeId, tuple[RankStall, ...]] = field(default_factory=dict)
     rewinds: list[InPlaceRewind] = field(default_factory=list)
@@ -59,8 +59,8 @@ class WorkerGroup:
 
 
 class Cluster:
-    """The simulated cluster. A machine stays the same node: a member, a spare, or away for repair. Whenever it comes back, it has a new
-    agent."""
+    """The simulated cluster. A machine is always the same node, whether it is a member, a spare, or away for repair. Whenever it comes
+    back, it has a new agent."""
 
     def __init__(self, nodes: int, per_node: int, spares: int, sizes: tuple[int, ...], training: Training) -> None:
         self.per_node = per_node
@@ -80,7 +80,7 @@ class Cluster:
         self.place: dict[NodeId, int] = {}
         """Node rank of each member."""
         self.newcomers: dict[NodeId, tuple[int, ...]] = {}
-        """Members whose memory holds nothing yet, and the steps that each can fetch from its buddy."""
+        """By member whose memory holds nothing yet: the steps that it can fetch from its buddy (the node that holds its copies)."""
         self.bad_from = -1
         """First step whose state is known to be wrong."""
         self._instances = 0
@@ -94,7 +94,7 @@ class Cluster:
         self.since_s[name] = now_s
 
     def leave(self, name: NodeId) -> None:
-        """Remove the node's agent and what its memory held."""
+        """Remove the node's agent and its acknowledgement."""
         self.nodes.pop(name, None)
         self.acks.pop(name, None)
 
@@ -120,7 +120,8 @@ class Cluster:
             self.acks[name] = Ack(kind=kind, generation=generation, instance=instance, at_s=now_s, port=1)
 
     def _seated(self, before: GenerationRecord | None, now_s: float) -> None:
-        """Find the new members of a generation, and what their buddies hold for them. A buddy is the node half of the cluster away."""
+        """Find the new members of a generation, and the steps that their buddies hold for them. The buddy of a node is half the members
+        away."""
         assert self.record
         members = list(self.record.members)
         self.place = {name: at for at, name in enumerate(members)}

@@ -1,5 +1,5 @@
-"""Faults of the computation: a slow node, a wrong replica, a loss spike. How late ranks and agents find them, and how the ranks rewind in
-place."""
+"""Simulates faults of the computation (a slow node, a wrong replica, a loss spike): how late ranks and agents find them, and how the ranks
+rewind in place."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .accounting import TRAINING
 from .engine import Play, Spike
 
 BEFORE_S = 1e-3
-"""Snapshots are looked up this long before a boundary. At the boundary, ranks rewind before they take a snapshot, which may overwrite the
-one that they need."""
+"""Snapshots are looked up this many seconds before a step boundary. At the boundary, ranks rewind before they take a new snapshot, which
+may overwrite the snapshot that they need."""
 
 
 def slows(play: Play, fault: Fault, name: NodeId) -> None:
@@ -59,7 +59,8 @@ def _fast_again(play: Play, machine: int) -> None:
 
 
 def corrupts(play: Play, name: NodeId) -> None:
-    """Make a replica wrong. The next snapshot shows it once it has been compared. (If the ranks restart before that, the fault is lost.)"""
+    """Make a replica wrong. The fault is found once the next snapshot has been compared. (If the ranks restart before that, the fault is
+    lost.)"""
     group, track = play.cluster.group, play.training.track
     if group is None or track is None:
         return
@@ -88,7 +89,7 @@ def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> N
 
 
 def spikes(play: Play, fault: Fault) -> None:
-    """Start a loss spike. Ranks find it by themselves, some steps after its onset, and rewind by their own ladder."""
+    """Start a loss spike. Ranks find it by themselves, some steps after its onset, and rewind as `rewind_ladder` decides."""
     track = play.training.track
     if track is None or play.spike is not None:
         play.outcome.idle += 1
@@ -99,7 +100,7 @@ def spikes(play: Play, fault: Fault) -> None:
 
 
 def resumed(play: Play) -> None:
-    """Schedule the detection of slow nodes and of a spike that are not over, now that the ranks train again."""
+    """Schedule the detection of slow nodes and of a spike that still last, now that the ranks train again."""
     group, track, spike = play.cluster.group, play.training.track, play.spike
     assert group
     assert track
@@ -152,7 +153,7 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
     go_back(play, told)
 
 
-# -- back in place ----------------------------------------------------------------------------------------------------
+# -- rewinds in place -------------------------------------------------------------------------------------------------
 
 
 def go_back(play: Play, told: InPlaceRewind) -> None:

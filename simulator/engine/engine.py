@@ -31,7 +31,7 @@ from .training import Training
 START_S = 1000.0
 """Wall-clock time at which the simulated job begins: not 0, which means *not yet* in statuses and records."""
 _ROUNDS = 20
-"""Limit of decisions in one tick."""
+"""Maximum number of decisions in one tick of the controller."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Play:
         heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, happens))
 
     def run(self, told: Callable[[float], None]) -> None:
-        """Play to the end. told: called now and then with the share of the time that is over."""
+        """Simulate the job to the end. told: called now and then with the share of the simulated time that has passed."""
         for name in self.cluster.names:
             self.cluster.register(name, START_S)
         self.tick()
@@ -128,7 +128,7 @@ class Play:
         raise InternalError("the simulated controller decides without end; this is a defect of ours, please report it")
 
     def _opened(self, before: GenerationRecord | None, record: GenerationRecord) -> None:
-        """Let all nodes hear of a changed record."""
+        """Tell all nodes of a changed record."""
         if before is None or before.number != record.number:
             if self.training.track is None:  # healthy ranks train until they are stopped
                 self.books.enter(self.now_s, "stop" if self.cluster.group else "nodes" if before else "start")

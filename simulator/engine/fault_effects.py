@@ -1,4 +1,4 @@
-"""What a fault does to the simulated cluster, which report of an agent or rank shows it, and how late."""
+"""Simulates what a fault does to the cluster, which report of an agent or rank shows the fault, and how late."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def _breaks(play: Play, fault: Fault) -> None:
 
 
 def _dies(play: Play, name: NodeId, why: str) -> None:
-    """End a rank. Its agent sees that at once."""
+    """End a rank. Its agent sees that immediately."""
     group, record = play.cluster.group, play.cluster.record
     if group is None or record is None or group.generation != record.number:
-        return  # there are no ranks of this generation
+        return  # no ranks of this generation run
     play.broken()
     group.exits[name] = RankExit(
         rank=play.cluster.rank(name),
@@ -68,7 +68,7 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
         started=group.stepped_s <= play.now_s,
     )
     play.news()
-    play.news(HEARD_S)  # the answer to an exception waits so long for other nodes' reports
+    play.news(HEARD_S)  # the answer to an exception waits this long for other nodes' reports
 
 
 def start_of_the_sick(play: Play) -> None:

@@ -32,9 +32,9 @@ class Outcome:
     drawn: int = 0
     """Number of faults drawn from the model."""
     struck: Counter[str] = field(default_factory=Counter)
-    """By source: faults that struck the job."""
+    """By source: number of faults that struck the job."""
     idle: int = 0
-    """Faults that struck a spare, a node in repair, or a training that stood still."""
+    """Number of faults that struck a spare, a node in repair, or a training that stood still."""
     spent_s: dict[str, float] = field(default_factory=dict)
     """Seconds by account (`accounting.ACCOUNTS`)."""
     recoveries: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -49,15 +49,15 @@ class Outcome:
     decisions: int = 0
     """How often `decide` was called."""
     out: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
-    """From each time on: how many machines were away for repair."""
+    """Pairs: a time, and how many machines were away for repair from this time on."""
     shut_out: int = 0
     """How often a node was put into quarantine."""
     etcd_writes: int = 0
     """Writes of acknowledgements, news, records and incidents, without keepalives and the status that each agent repeats."""
     etcd_wave: int = 0
-    """The most that all agents together write at once."""
+    """The largest number of writes that all agents together make at the same time."""
     seen: list[tuple[float, float]] = field(default_factory=list)
-    """Days, and the effective training time until then."""
+    """Pairs: a time in days, and the effective training time until then."""
 
     # -- while it is played -----------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ class Outcome:
         self.etcd_writes += operations
 
     def wave(self, operations: int) -> None:
-        """Count one write of each of so many agents, all at once."""
+        """Count one write by each of `operations` agents, all at the same time."""
         self.etcd_writes += operations
         self.etcd_wave = max(self.etcd_wave, operations)
 
@@ -82,7 +82,7 @@ class Outcome:
             self.seen.append((since_start_s / 86400, useful_s / since_start_s))
 
     def archive(self, cluster: Cluster) -> None:
-        """Take in the incidents of the job, before it starts again or the run ends."""
+        """Count the incidents of the job, before it starts again or the run ends."""
         for incident in cluster.incidents.values():
             self.recoveries[incident.cause, incident.rung] += 1
             self._told(incident)
@@ -105,8 +105,8 @@ class Outcome:
 
     @property
     def effective(self) -> float:
-        """Effective training time: the share of wall-clock time that the steps which count take at full speed (ETTR in Meta's
-        "Revisiting Reliability", arXiv:2410.21680; Llama 3 has it above 0.9)."""
+        """Effective training time: the share of wall-clock time that the steps which count take at full speed (ETTR in Meta's "Revisiting
+        Reliability", arXiv:2410.21680; Llama 3 reached more than 0.9)."""
         return self.spent_s[STEPS] / self.setting.lasts_s
 
     @property
@@ -118,7 +118,8 @@ class Outcome:
         return max(count for _, count in self.out)
 
     def away_at_most(self, share: float) -> int:
-        """Return how many machines were away at most in that share of the time: as many spares would have been enough for it."""
+        """Return the largest number of machines that were away during `share` of the time: so many spares would have been enough for that
+        share."""
         left_s = share * self.setting.lasts_s
         for count, seconds in sorted(self._spans().items()):
             left_s -= seconds
@@ -127,7 +128,7 @@ class Outcome:
         return self.away_most
 
     def _spans(self) -> dict[int, float]:
-        """Return the seconds by number of machines away."""
+        """Return, for each number of machines, for how many seconds that many were away."""
         first = self.out[0][0]
         spans: Counter[int] = Counter()
         ends = [at_s for at_s, _ in self.out[1:]] + [self.setting.lasts_s]
@@ -142,7 +143,7 @@ class Outcome:
 
     @property
     def etcd_steady_per_s(self) -> float:
-        """Operations per second when nothing happens, spares included, at the program's own pace."""
+        """Operations per second while no fault happens, those of spares included, at the program's own pace."""
         agents = self.setting.nodes + self.setting.spares
         return pace(agents).operations_per_s(agents)
 

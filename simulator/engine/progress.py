@@ -9,22 +9,22 @@ from ...checkpoint.durable.save_interval import durable_interval_s, stride
 from ..scenario.costs import Costs
 
 _A_HAIR = 1e-9
-"""Share of a step: what floating-point sums may lack at a boundary."""
+"""Tolerance, as a share of a step: by so little, floating-point sums may be too small at a step boundary."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track:
-    """A stretch of training at one pace. At time `at_s`, `done` steps are done, with the fraction of a step under way."""
+    """A period of training at one pace. At time `at_s`, `done` steps are done, including the fraction of the step under way."""
 
     at_s: float
     done: float
     period_s: float
-    """Seconds from step to step, with all that is added to a step."""
+    """Seconds from step to step, including all overhead."""
     begun: int
     """The step at which these ranks have begun, or to which they have last rewound."""
 
     def at(self, now_s: float) -> float:
-        """Return the steps done, with the fraction of the step under way."""
+        """Return the steps done, including the fraction of the step under way."""
         return max(self.begun, self.done + (now_s - self.at_s) / self.period_s)
 
     def finished(self, now_s: float) -> int:
@@ -35,7 +35,7 @@ class Track:
         return self.at_s + (step - self.done) * self.period_s
 
     def paced(self, now_s: float, period_s: float) -> Track:
-        """Return the track that goes on at another pace from now on."""
+        """Return the track that continues at another pace from `now_s` on."""
         return replace(self, at_s=now_s, done=self.at(now_s), period_s=period_s)
 
 
@@ -69,13 +69,13 @@ class Rhythm:
         return self.costs.step_s * self.slow * self.fewer + self.added_s
 
     def sealed(self, track: Track, now_s: float) -> int:
-        """Return the newest step that memory can restore. If it is no newer than the track's beginning, there is none."""
+        """Return the newest step that memory can restore. If the result is no newer than `track.begun`, there is no such step."""
         newest = track.finished(now_s) - self.costs.seal_steps
         return newest - newest % self.every_steps
 
     def copied(self, track: Track, now_s: float) -> int:
         """Return the newest step of this track whose copy the buddies have; -1: none. A copy is requested when the track begins, and then
-        every `copies_s`. The next boundary tells all ranks, and they copy the first snapshot after it."""
+        every `copies_s`. All ranks learn of the request at the next step boundary, and copy the first snapshot after it."""
         if not self.copies_s:
             return -1
         newest = self.sealed(track, now_s - self.costs.copy_s)
@@ -87,7 +87,8 @@ class Rhythm:
 
 
 def rhythm(costs: Costs, devices: int, failures: int, uptime_s: float, every: int, durable_every: int) -> Rhythm:
-    """Return the rhythm by the program's own rules. every, durable_every: steps, as configured; 0: chosen by their cost."""
+    """Return the rhythm by the program's own rules. every, durable_every: steps between snapshots in memory and on disk, as configured; 0:
+    the interval is chosen by the cost."""
     steps = every or stride(costs.stall_s, costs.step_s)
     durable_s = durable_interval_s(max(costs.write_s, 1e-3), devices, failures, uptime_s)
     return Rhythm(

@@ -12,7 +12,7 @@ from .outcome import Outcome
 
 
 def played(setting: Setting, model: Model, told: Callable[[float], None] = lambda share: None) -> Outcome:
-    """Run a job with the faults that its seed draws. told: called now and then with the share of the time that is over. Raises
+    """Run a job with the faults that its seed draws. told: called now and then with the share of the simulated time that has passed. Raises
     UsageError."""
     machines = setting.nodes + setting.spares
     return lived(setting, draw(model, machines, setting.lasts_s, setting.rate, setting.seed), told)

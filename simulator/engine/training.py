@@ -1,4 +1,4 @@
-"""The training of the simulated cluster: how far it is, how fast, and which of its states memory, buddies and disk hold."""
+"""The training of the simulated cluster: how far it has come, how fast it is, and which of its states memory, buddies and disk hold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .accounting import Books
 from .progress import Rhythm, Track
 
 KEPT_ON_DISK = 3
-"""Number of snapshots (`snapshots.keep`)."""
+"""Number of snapshots that are kept on disk (`snapshots.keep`)."""
 
 
 @dataclass
 class Shelf:
-    """Snapshots on disk: (time from which the snapshot is there, step), ascending."""
+    """Snapshots on disk: pairs of the time from which a snapshot exists and its step, oldest first."""
 
     next_s: float
     kept: list[tuple[float, int]] = field(default_factory=list)
@@ -56,14 +56,14 @@ class Training:
         self._go(now_s, rhythm, Track(at_s=now_s, done=done, period_s=rhythm.period_s, begun=done))
 
     def go_back(self, now_s: float, to: int) -> None:
-        """Rewind halted ranks in place. They go on from step `to` at once."""
+        """Rewind halted ranks in place. They continue from step `to` immediately."""
         self._memory = (*(step for step in self._memory if step < to), to)
         self._copied = min(self._copied, to)
         period_s = self._rhythm.period_s
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=to, period_s=period_s, begun=to))
 
     def go_on(self, now_s: float, done: int) -> None:
-        """Let ranks go on that have only waited."""
+        """Let ranks that have only waited go on."""
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=done, period_s=self._rhythm.period_s, begun=done))
 
     def save(self, now_s: float, step: int) -> None:
@@ -79,7 +79,7 @@ class Training:
             self.track = self.track.paced(now_s, self._rhythm.period_s)
 
     def halt(self, now_s: float) -> float:
-        """Stop all ranks. Returns the steps done, with the fraction of a step that is lost."""
+        """Stop all ranks. Returns the steps done, including the fraction of a step that is lost."""
         assert self.track
         self.account(now_s)
         self._memory, self._copied, done = self.memory(now_s), self.copied(now_s), self.track.at(now_s)
@@ -87,7 +87,7 @@ class Training:
         return done
 
     def account(self, now_s: float) -> None:
-        """Enter what was done since the last call into the books, and its snapshots on the shelf."""
+        """Add the steps since the last call to the books (the accounts of time), and their snapshots to the shelf."""
         if self.track and now_s > self._seen_s:
             pace, track = self._rhythm, self.track
             shared_s = pace.costs.step_s * (pace.fewer - 1)
@@ -121,7 +121,7 @@ class Training:
         self._memory, self._copied = (), -1
 
     def next_sealed(self, step: int) -> float:
-        """Return the step at whose end the first snapshot from `step` on is sealed."""
+        """Return the step at whose end the first snapshot of `step` or a later step is sealed."""
         every = self._rhythm.every_steps
         return -(-step // every) * every + self._rhythm.costs.seal_steps
 

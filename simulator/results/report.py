@@ -1,4 +1,4 @@
-"""An outcome as text: how much time a cluster would lose, and to what."""
+"""Shows an outcome as text: how much time a cluster would lose, and to which causes."""
 
 from __future__ import annotations
 

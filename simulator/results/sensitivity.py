@@ -1,4 +1,4 @@
-"""The same cluster with other figures: restart time x snapshot interval x fault rate."""
+"""Simulates the same cluster with each combination of restart time, snapshot interval and fault rate."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ INTERVALS_S = (0.0, 60.0, 600.0)
 """Seconds between snapshots in memory; 0: as the program itself chooses."""
 RATES = (1.0, 3.0, 10.0)
 SMALL = 64
-"""Number of nodes that represent all, so that a table does not take hours. Each has the faults of all nodes that it represents; spares
-have their own. The restart time, which is given, and the leases cover what depends on the number of nodes. These nodes wait for a missing
-one and do not shrink: one of so few is a larger part of the training than one of all."""
+"""Number of simulated nodes that represent all nodes, so that a table does not take hours. Each has the faults of all nodes that it
+represents; a spare has only its own. The given restart time and the leases already include what depends on the number of nodes. The job
+waits for a missing node and does not shrink: one of so few nodes is a larger part of the training than one of all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def runs(
 
 
 def table(runs: Sequence[Run], told: Callable[[float], None] = lambda share: None) -> list[Cell]:
-    """Return the cells of a table. told: called with the share of runs done."""
+    """Return the cells of a table. told: called after each run with the share of runs done."""
     found = []
     for count, run in enumerate(runs, 1):
         effective = played(run.setting, run.model).effective
@@ -76,7 +76,7 @@ def _shortest_s(setting: Setting) -> float:
 
 def varied(setting: Setting, model: Model, restart_s: float, interval_s: float, rate: float) -> tuple[Setting, Model]:
     """Return the setting and its faults with these figures. With `rate` times the faults, a run has `rate` times fewer days (but at least
-    one, if there is one) and `rate` times more spares."""
+    one day, if the setting has one) and `rate` times more spares."""
     nodes = min(SMALL, setting.nodes)
     times = setting.nodes / nodes
     costs = setting.costs

@@ -19,18 +19,19 @@ from .faults import DAY_S
 class Setting:
     nodes: int
     per_node: int = 8
-    """Devices, and ranks, of each node."""
+    """Number of devices, and of ranks, on each node."""
     spares: int = 0
-    """Further nodes that stand by."""
+    """Number of further nodes that stand by."""
     sizes: tuple[int, ...] = ()
     """Numbers of nodes with which the job may continue when no spare is left; empty: only with all."""
     days: float = 54.0
     rate: float = 1.0
     """Factor on the model's fault rate."""
     stands_for: float = 1.0
-    """Number of nodes that each member represents, and whose faults it has. A spare represents itself, so it has one in so many faults."""
+    """Number of nodes that each member represents; it has the faults of all of them. A spare represents only itself, so it has one in so
+    many faults."""
     lease_ttl_s: int = 0
-    """Seconds of the agents' leases; 0: by the number of agents."""
+    """Seconds that the agents' leases last; 0: chosen by the number of agents."""
     seed: int = 0
     costs: Costs = Costs()
     snapshots: SnapshotPolicy = SnapshotPolicy()

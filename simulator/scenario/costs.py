@@ -27,7 +27,7 @@ class Costs:
     """Seconds that a snapshot in memory costs the training: 3.7 ms in the call and 0.3 % of a step of 0.254 s (benchmarks/snapshot.py,
     H200, 7690 MiB a rank)."""
     durable_stall_s: float = 0.03
-    """Seconds that a snapshot on disk costs in addition (same place)."""
+    """Seconds that a snapshot on disk costs in addition (measured like `stall_s`)."""
     seal_steps: int = 1
     """Steps until a snapshot in memory can be restored: the next step's tally seals it (docs/architecture.md)."""
     copy_s: float = 13.0
@@ -38,8 +38,8 @@ class Costs:
     write_s: float = 30.0
     """Seconds until a snapshot is on disk (assumption: shared storage for the whole job; 3.7 s for 7690 MiB on one disk, H200)."""
     news_s: float = 0.1
-    """Seconds from what an agent sees to the controller's decision, and again until the last agent has read it. A watch wakes the agent's
-    loop, and a tick must take no longer than this at 10,000 nodes (benchmarks/control_plane.py; two agents: 10 ms)."""
+    """Seconds from what an agent sees to the controller's decision, and again from the decision until the last agent has read it. A watch
+    wakes the agent's loop, and a tick must take no longer than this at 10,000 nodes (benchmarks/control_plane.py; two agents: 10 ms)."""
     asks_per_s: float = 5000.0
     """Writes per second that etcd takes when all nodes answer an order (10,000 acknowledgements in 2.0 s, 3.5.16, two shared cores)."""
     tells_per_s: float = 20_000.0
@@ -62,7 +62,8 @@ class Costs:
     rewind_s: float = 0.2
     """Seconds of a rewind in place, from memory (0.16 s, H200; and the ranks' reports about it)."""
     jitter_s: float = 0.1
-    """Mean of the seconds that a node takes longer in a phase, exponential (assumption). The slowest node counts."""
+    """Mean of the additional seconds that a node takes for a phase, exponentially distributed (assumption). A phase lasts as long as on the
+    slowest node."""
     compare_s: float = 1.0
     """Seconds from a sealed snapshot until its replicas have been compared: the newest one once a second (docs/guarantees.md)."""
     straggler_s: float = 90.0

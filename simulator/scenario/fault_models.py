@@ -38,13 +38,13 @@ fault makes it hang. A planned interruption comes without notice here, as if the
 
 
 def llama3() -> Model:
-    """Return 466 interruptions in 54 days of 16,384 GPUs, of which 419 were unexpected. Repair times are StepFun's."""
+    """Return a model with 466 interruptions in 54 days of 16,384 GPUs; 419 of them were unexpected. Repair times are StepFun's."""
     return Model(name="llama3", sources=_llama3_sources(1.0))
 
 
 def stepfun() -> Model:
-    """Return 4.2 faults per 1,000 node-days (Llama 3, without the planned ones: 3.8). A tenth of the nodes carries 41 % of them; 19 % of
-    fault clusters have two or more. The shares of causes are Llama 3's (assumption)."""
+    """Return a model with 4.2 faults per 1,000 node-days (Llama 3, without the planned ones: 3.8). A tenth of the nodes carries 41 % of
+    them; 19 % of fault clusters have two or more faults. The shares of causes are Llama 3's (assumption)."""
     unexpected = sum(n for name, n, *_ in _LLAMA3 if name != "planned") / _LLAMA3_NODE_DAYS * 1000
     pattern = Pattern(lemons=0.10, lemon_share=0.41, clusters=0.19, cluster_most=19)
     sources = tuple(source for source in _llama3_sources(4.2 / unexpected) if source.name != "planned")
@@ -68,8 +68,8 @@ def failslow() -> Model:
 
 
 def spikes() -> Model:
-    """Return twenty loss spikes in a run, which all came again with the same data and went without it (PaLM, arXiv:2204.02311,
-    section 5.1). That the run took 54 days is an assumption."""
+    """Return a model with twenty loss spikes in a run. All of them came again with the same data, and none without it (PaLM,
+    arXiv:2204.02311, section 5.1). That the run took 54 days is an assumption."""
     spike = Source(name="loss spike", shows=Shows.SPIKES, per_day=20 / 54, again=1.0)
     return Model(name="spikes", sources=(spike,))
 

@@ -1,9 +1,9 @@
-"""Which faults strike a cluster, and when: a fault model and a seed → the faults of a run, in order. Pure: all chance is from the seed.
+"""Draws the faults that strike a cluster in a run, sorted by time, from a fault model and a seed. Pure: all chance is from the seed.
 
 Source    one kind of fault: how it shows, how often, how often the node has to be replaced for it
 Pattern   how faults lie in time and over the nodes, and how long a repair takes
 Model     sources under one pattern
-Fault     one that was drawn
+Fault     one fault that was drawn
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Shows(StrEnum):
     LOST = "lost"
     """The node is lost, with its agent."""
     CORRUPTS = "corrupts"
-    """One replica's state is wrong; the training goes on with it until that is seen."""
+    """One replica's state is wrong; the training goes on with this state until a comparison finds it."""
     SLOWS = "slows"
     """Steps take longer, for a while."""
     SPIKES = "spikes"
@@ -100,7 +100,7 @@ class Pattern:
     lemon_share: float = 0.0
     """Share of all faults that strike bad nodes. Both 0: all nodes are alike."""
     clusters: float = 0.0
-    """Share of faults that further faults follow soon, on nodes that are drawn like all."""
+    """Share of faults that are soon followed by further faults. The nodes of those are drawn as for every other fault."""
     cluster_most: int = 19
     """No cluster has more faults than this."""
     cluster_gap_s: float = 600.0
@@ -136,7 +136,7 @@ class Model:
     pattern: Pattern = Pattern()
 
     def per_s(self, nodes: int) -> float:
-        """Return the faults per second on so many nodes, those of the job as a whole included."""
+        """Return the number of faults per second on that many nodes, including faults of the job as a whole."""
         of_nodes = sum(source.per_1000_node_days for source in self.sources) * nodes / 1000
         return (of_nodes + sum(source.per_day for source in self.sources)) / DAY_S
 
@@ -159,7 +159,7 @@ class Fault:
 
 
 def draw(model: Model, machines: int, lasts_s: float, rate: float, seed: int) -> tuple[Fault, ...]:
-    """Return all faults of `lasts_s` seconds on so many machines, in order of time. rate: factor on the model's fault rate. Raises
+    """Return all faults of `lasts_s` seconds on that many machines, sorted by time. rate: factor on the model's fault rate. Raises
     UsageError if more than MOST_FAULTS are expected."""
     few_enough(model, machines, lasts_s, rate)
     chance = Random(f"faults of {model.name}, seed {seed}")
@@ -216,7 +216,7 @@ def _arrivals(per_s: float, shape: float, lasts_s: float, chance: Random) -> Ite
 
 
 def _cluster(pattern: Pattern, chance: Random) -> int:
-    """Return how many faults come together."""
+    """Return the number of faults in a cluster; 1: a single fault."""
     if chance.random() >= pattern.clusters:
         return 1
     size = 2
