@@ -1,4 +1,4 @@
-"""Converts frozen dataclasses to JSON and back, by their type hints. The store, the journal and the terminal share it."""
+"""Converts frozen dataclasses to JSON and back, by their type hints. The store, the journal and the terminal use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def dumps(record: Any) -> bytes:
 
 
 def loads(cls: type[T], data: bytes | str) -> T:
-    """Return the record. Ignores unknown fields, which a newer agent may have written. A missing or mistyped field is an InternalError."""
+    """Return the record. Ignores unknown fields, which a newer agent may have written. Raises InternalError for a missing or mistyped
+    field."""
     try:
         return _decoder(cls).decode(data)  # type: ignore[arg-type]
     except (msgspec.DecodeError, ValueError):
@@ -28,7 +29,7 @@ def loads(cls: type[T], data: bytes | str) -> T:
 
 
 def _convert(cls: type[T], data: bytes | str) -> T:
-    """Parse what `dumps` may write and only Python accepts as JSON: NaN, and half a surrogate pair, as in a path that is not UTF-8."""
+    """Parse JSON that `dumps` may write and only Python accepts: NaN, and half a surrogate pair, as in a path that is not UTF-8."""
     try:
         return msgspec.convert(json.loads(data), cls)
     except (msgspec.ValidationError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""The election of the leader: the agent whose lease holds the leader key.
+"""The election of the leader: the leader is the agent whose lease holds the leader key.
 
 Data flow: the agent's tick → `campaign(lease)` → the fencing token, while this agent leads. The token is the revision that created the
-leader key. Each of the controller's writes carries `guard()` as a compare. So the store itself refuses whatever a deposed leader still
-sends, however long that leader was stopped.
+leader key. Each of the controller's writes has `guard()` as a compare. So the store itself refuses all writes of a deposed leader, however
+long that leader was stopped.
 
-Level-triggered: the entry shows each time whether it names this agent and its lease. So if the answer to a campaign is lost, the agent
-wins on the next tick. An earlier process of this agent with the same name does not count.
+The election is level-triggered: the entry always shows whether it names this agent and its lease. So if the answer to a campaign is lost,
+the agent finds on the next tick that it has won. An entry by an earlier process of this agent with the same name does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Election:
         self._guard: CreatedAt | None = None
 
     def campaign(self, lease: int) -> int | None:
-        """Take the leadership if it is vacant. Return the fencing token if this agent leads now, else None. Raises StoreUnavailable."""
+        """Try to become the leader if the job has none. Return the fencing token if this agent leads now, else None. Raises
+        StoreUnavailable."""
         entry = self._store.get(self._key)
         if entry is None:
             try:
@@ -35,7 +36,8 @@ class Election:
         return entry.create_revision if entry is not None and self.won(entry, lease) else None
 
     def won(self, entry: Entry, lease: int) -> bool:
-        """Whether `entry`, the leader key's, names this agent. If it does, `guard` is then that of this leadership."""
+        """Whether `entry`, which must be the leader key's, names this agent. If it does, `guard` returns the compare for this leadership
+        from now on."""
         ours = self._is_ours(entry, lease)
         if ours:
             self._guard = CreatedAt(self._key, entry.create_revision)
@@ -45,17 +47,19 @@ class Election:
         return entry.lease == lease and entry.value == self._identity.encode()
 
     def place(self, members: Sequence[str]) -> int:
-        """Return how many agents campaign before this one, if `members`, identities, do so in their order. Other agents come last."""
+        """Return how many agents campaign before this agent, if `members` (identities) campaign in their sequence. Other agents come
+        last."""
         return members.index(self._identity) if self._identity in members else len(members)
 
     def guard(self) -> CreatedAt:
-        """Return the compare that holds only during the leadership that this agent won last. After its loss the compare fails."""
+        """Return the compare that holds only while this agent keeps the leadership that it won last. Raises InternalError if it never
+        won."""
         if self._guard is None:
             raise InternalError(f"{self._identity} asked to write as the controller without having been elected")
         return self._guard
 
     def resign(self) -> None:
-        """Give the leadership up, if this agent has it: any agent's next campaign wins at once. Raises StoreUnavailable."""
+        """Give up the leadership, if this agent has it. The next campaign of any agent then wins immediately. Raises StoreUnavailable."""
         if self._guard is not None:
             self._store.transact([self._guard], [Delete(self._key)])
 

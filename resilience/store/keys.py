@@ -1,4 +1,4 @@
-"""The store's keyspace. Only this module spells keys."""
+"""The names of all keys in the store. No other module writes out a key's name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Keys:
 
     @property
     def helm(self) -> str:
-        """Prefix that every agent watches. Only the leader watches all other keys."""
+        """Prefix of the keys that every agent watches. Only the leader watches all other keys."""
         return self.root + "helm/"
 
     @property
@@ -50,11 +50,12 @@ class Keys:
 
     @property
     def described(self) -> str:
-        """Exists while the job's Spec is newly written. It is on a lease, so that no two machines' clocks are compared."""
+        """Exists for a short time after the job's Spec was written. A lease ends it, so that no two machines' clocks are compared."""
         return self.root + "described"
 
     def place(self, life: int) -> str:
-        """Name of a mark that every node must see in its place for snapshots. life: the first generation since the job was started."""
+        """Key with the name of a mark, which every node must find in its storage for snapshots. life: the first generation since the job
+        was started."""
         return f"{self.root}place/{life}"
 
     @property
@@ -71,7 +72,7 @@ class Keys:
 
     @property
     def meeting(self) -> str:
-        """Prefix of the nodes that wait to measure their links to each other."""
+        """Prefix of the nodes that wait to measure the network links between them."""
         return self.root + "preflight/here/"
 
     @property
@@ -82,7 +83,7 @@ class Keys:
         return self.meeting + node
 
     def links(self, session: str, number: int) -> str:
-        """Prefix of the links measured in one of the two pairings."""
+        """Prefix of the links measured in one of the two pairings of nodes."""
         return f"{self.root}preflight/links/{session}/{number}/"
 
     def node(self, node: NodeId) -> str:
@@ -103,21 +104,21 @@ class Keys:
 
     @property
     def modules(self) -> str:
-        """The modules that the ranks import, compressed by zlib, for the warm processes of spares."""
+        """The modules that the ranks import, compressed by zlib. The warm processes of spares import them too."""
         return self.root + "modules"
 
     @property
     def room(self) -> str:
-        """Bytes of memory that a snapshot of one rank takes. Spares allocate as much ahead of need."""
+        """Bytes of memory that a snapshot of one rank takes. Spares allocate that much before they need it."""
         return self.root + "room"
 
     @property
     def token(self) -> str:
-        """The secret that nodes show each other before they take or give copies of snapshots."""
+        """The secret that nodes show each other before they send or receive copies of snapshots."""
         return self.root + "token"
 
     def death(self, instance: str) -> str:
-        """Key that the neighbour of a dead agent writes, bound to the neighbour's lease."""
+        """Key by which a neighbour reports that an agent is dead. It is bound to the neighbour's lease."""
         return self.deaths + instance
 
     def incident(self, ident: str) -> str:

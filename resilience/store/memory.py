@@ -1,4 +1,4 @@
-"""A store inside one process, for the simulator and the tests. It has the rules of `protocol.py`, and a clock that the caller moves."""
+"""A store inside one process, for the simulator and the tests. It obeys the rules of `protocol.py`, and its caller moves its clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .protocol import (
 )
 
 _KEPT = 1000
-"""Number of past revisions from which a watch can still start, as in our own etcd."""
+"""Number of past revisions from which a watch can still start. Our own etcd has the same number."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Lease:
 
 
 class MemoryWatch:
-    """`Watch` on a MemoryStore: a change is there as soon as it is made, so no write is ever owed or in doubt."""
+    """`Watch` on a MemoryStore. Every change arrives as soon as it is made, so the watch never waits for a write or doubts it."""
 
     owed = 0
     doubtful = False
@@ -79,7 +79,7 @@ class MemoryWatch:
 
 
 class MemoryStore:
-    """A store inside one process, whose leases follow `now`, a clock in seconds that the caller moves."""
+    """A store inside one process. Its leases follow `now`, a clock in seconds that the caller moves."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -90,7 +90,7 @@ class MemoryStore:
         self._revision = 1
         self._history: deque[tuple[int, list[Change]]] = deque()
         self._watches: dict[str, WeakSet[MemoryWatch]] = {}
-        # No lease ends before this: spares a simulated cluster of 10,000 nodes a walk over all leases on every call.
+        # No lease ends before this time. So a simulated cluster of 10,000 nodes need not check all leases on every call.
         self._next_end_s = math.inf
 
     def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
@@ -113,7 +113,7 @@ class MemoryStore:
         return watch
 
     def taken(self, watch: MemoryWatch) -> list[Change]:
-        """Return the changes that `watch` has not given yet. Raises HistoryGone."""
+        """Return the changes that `watch` has not returned yet. Raises HistoryGone."""
         with self._settled():
             came = watch.emptied()
         if watch.lost and not came:
@@ -125,7 +125,7 @@ class MemoryStore:
             self._watches.get(watch.prefix, WeakSet()).discard(watch)
 
     def compact(self, revision: int) -> None:
-        """Forget the changes up to `revision`, as etcd does from time to time."""
+        """Discard the changes up to `revision`, as etcd does from time to time."""
         with self._lock:
             while self._history and self._history[0][0] <= revision:
                 self._history.popleft()
@@ -178,7 +178,8 @@ class MemoryStore:
             self._end(lease)
 
     def lose(self, backup: Iterable[Entry] = ()) -> None:
-        """Begin anew, like etcd on an empty disk or from a backup. Entries on leases are gone: those leases have expired since."""
+        """Lose all data, like an etcd that restarts on an empty disk or from a backup. Entries on leases are gone, because their leases
+        have expired since."""
         with self._lock:
             self._entries = {entry.key: entry for entry in backup if not entry.lease}
             self._revision = max((entry.mod_revision for entry in self._entries.values()), default=1)
@@ -189,11 +190,11 @@ class MemoryStore:
             self._watches.clear()
 
     def close(self) -> None:
-        """Do nothing: other users in this process go on using the store."""
+        """Do nothing, because other users in this process still use the store."""
 
     @contextmanager
     def _settled(self) -> Iterator[float]:
-        """Hold the lock, end the leases that are due, and yield the time."""
+        """Hold the lock, end the leases that have expired, and yield the time."""
         with self._lock:
             now = self._now()
             if now >= self._next_end_s:
@@ -219,7 +220,7 @@ class MemoryStore:
                 return all(e.mod_revision <= revision for k, e in self._entries.items() if k.startswith(prefix))
 
     def _apply(self, operations: Sequence[Operation]) -> int:
-        """Make the operations in one new revision. Return how many of them changed something."""
+        """Apply the operations in one new revision. Return how many of them changed something."""
         revision, changes = self._revision + 1, []
         for operation in operations:
             old = self._entries.get(operation.key)

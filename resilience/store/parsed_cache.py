@@ -1,5 +1,5 @@
-"""The values under the job's keys as records, each parsed once. The leader looks at thousands of nodes several times a second, and nearly
-all are unchanged. `Mirror.changed` → `Values` → `state_reader.world_of`."""
+"""A cache of the values under the job's keys as parsed records. The leader reads thousands of nodes' values several times a second. Nearly
+all are unchanged, and each is parsed once. `Mirror.changed` → `Values` → `state_reader.world_of`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .codec import loads
 T = TypeVar("T")
 
 _LAST = chr(sys.maxunicode)
-"""Sorts behind every character that a key may contain."""
+"""Sorts after every character that a key may contain."""
 
 
 class _Group:
-    """The records under one prefix, by the rest of the key and in its order."""
+    """The records under one prefix, by the rest of the key, and sorted by it."""
 
     def __init__(self, prefix: str, cls: type) -> None:
         self.prefix, self.cls = prefix, cls
@@ -26,7 +26,8 @@ class _Group:
         self._sorted = True
 
     def update(self, changed: Iterable[tuple[str, bytes | None]]) -> None:
-        """Parse changed values. changed: by whole key; None: deleted. Raises InternalError for a value that is no such record."""
+        """Parse changed values. changed: by whole key; None: deleted. Raises InternalError for a value that is no record of the group's
+        class."""
         size, found = len(self.prefix), self._found
         for key, value in changed:
             name = key[size:]
@@ -47,13 +48,13 @@ class _Group:
 
 class Values:
     def __init__(self, values: Mapping[str, bytes] | None = None) -> None:
-        """values: by key."""
+        """values: the stored bytes, by key."""
         self._values: dict[str, bytes] = dict(values or {})
         self._groups: dict[type, _Group] = {}
 
     def update(self, changed: Mapping[str, bytes | None]) -> None:
-        """Take in changed values. changed: by key; None: deleted. Raises InternalError for a value that is no record of the class that
-        was asked for there."""
+        """Store changed values, and parse those under a known prefix. changed: by key; None: deleted. Raises InternalError for a value that
+        is no record of the class that was asked for there."""
         for key, value in changed.items():
             if value is None:
                 self._values.pop(key, None)
@@ -65,8 +66,8 @@ class Values:
             group.update((key, changed[key]) for key in keys[under])
 
     def under(self, prefix: str, cls: type[T]) -> dict[str, T]:
-        """Return the records under `prefix` by the rest of the key and in its order, in a dict of the caller's own. Only one prefix of
-        each class is kept: of acknowledgements, the newest generation's. Raises InternalError for a value that is no such record."""
+        """Return the records under `prefix` in a new dict, by the rest of the key and sorted by it. Only one prefix of each class is
+        cached: of acknowledgements, the newest generation's. Raises InternalError for a value that is no record of `cls`."""
         group = self._groups.get(cls)
         if group is None or group.prefix != prefix:
             group = _Group(prefix, cls)
@@ -75,9 +76,9 @@ class Values:
         return group.copy()
 
     def text(self, key: str) -> str:
-        """Return the plain text at `key`; empty: there is none."""
+        """Return the plain text at `key`; empty: the key does not exist."""
         return self._values.get(key, b"").decode()
 
     def one(self, key: str, cls: type[T]) -> T | None:
-        """Return the record at `key`; None: there is none. Raises InternalError."""
+        """Return the record at `key`; None: the key does not exist. Raises InternalError."""
         return self.under(key, cls).get("")

@@ -1,4 +1,5 @@
-"""Finds the descriptors that are readable now, or become so. Use the answer at once: a number closed since may belong to another file."""
+"""Finds the file descriptors that are readable, or become so within a time. Use the result immediately: a number closed since may be
+another file."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The store through which agents and the controller agree: a small, revisioned key-value space with leases.
+"""The interface of the store through which agents and the controller agree: a small key-value store with revisions and leases.
 
-Data flow: agents put their node's facts, the controller swaps the generation record, and each agent watches what concerns it
-(`watch_cache.py`). The rest of the program sees `Store`. `memory.MemoryStore` serves the simulator and the tests, `client.EtcdStore`
-a cluster, and tests/contract_store.py holds both to the same behaviour.
+Data flow: agents write facts about their nodes, the controller replaces the generation record, and each agent watches the keys that it
+needs (`watch_cache.py`). All other code uses `Store`. `memory.MemoryStore` serves the simulator and the tests, and `client.EtcdStore`
+serves a cluster. tests/contract_store.py checks that both behave alike.
 
-The rules are etcd's. Every accepted write raises one revision counter for the whole store. An entry remembers the revision that
-created it and the one that last changed it. An entry bound to a lease is deleted when that lease ends.
+The rules are etcd's. Every accepted write raises one revision counter for the whole store. An entry remembers the revision that created it
+and the revision that last changed it. An entry bound to a lease is deleted when that lease ends.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Everything under a prefix, at one revision of the store."""
+    """All entries under a prefix, at one revision of the store."""
 
     revision: int
     entries: dict[str, Entry]
-    """Ordered by key."""
+    """Sorted by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key was written, or deleted, at `revision`."""
+    """A change of a key: it was written, or deleted, at `revision`."""
 
     key: str
     revision: int
     entry: Entry | None
-    """None: deleted."""
+    """The new entry; None: the key was deleted."""
 
 
 @dataclass(frozen=True)
 class KeyAbsent:
-    """Holds if `key` was never written, or was deleted since."""
+    """Holds if `key` does not exist: it was never written, or was deleted since."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class CreatedAt:
-    """Holds while `key` is the entry that `revision` created: overwriting keeps it true, deleting and creating anew does not."""
+    """Holds while `key` is the entry that `revision` created. It still holds after `key` is overwritten, but not after `key` is deleted and
+    created again."""
 
     key: str
     revision: int
@@ -71,7 +72,7 @@ class ModifiedAt:
 
 @dataclass(frozen=True)
 class UnchangedSince:
-    """Holds while every entry whose key starts with `prefix` was last written at `revision` or before. (Deleting does not count.)"""
+    """Holds while every entry whose key starts with `prefix` was last written at `revision` or before. (Deletions do not count.)"""
 
     prefix: str
     revision: int
@@ -94,95 +95,100 @@ Operation = Put | Delete
 
 
 class LeaseGone(StoreUnavailable):
-    """A put named a lease that has ended. The put was not made: grant a new lease first."""
+    """A put named a lease that has ended, so the store did not make it. Grant a new lease first."""
 
 
 class HistoryGone(StoreUnavailable):
-    """The store no longer has the changes from which a watch must go on. List again, and watch from there."""
+    """The store no longer has the changes after the watch's last one. List the prefix again, and watch from the listing's revision."""
 
 
 class Watch(Protocol):
-    """The changes under one prefix from a revision on: in order, and each exactly once, until `HistoryGone`.
+    """The changes under one prefix after a revision: sorted by revision, and each exactly once, until `HistoryGone`.
 
-    When a member or the connection fails, it goes on by itself from the last change that has arrived. Only one thread takes the changes."""
+    When a member or the connection fails, the watch continues from the last change that has arrived. Only one thread may take the
+    changes."""
 
     owed: int
-    """Revision of the newest write under the prefix that was made through the same `Store`: `take` has returned it, or will."""
+    """Revision of the newest write under the prefix that was made through the same `Store`. `take` has returned that write, or will return
+    it."""
     doubtful: bool
-    """Since this was last set to False, a write through the same `Store` got no answer. It may have been made, or still be made."""
+    """Since this was last set to False, a write through the same `Store` got no answer. The store may have made it, or may still make
+    it."""
 
     def fileno(self) -> int:
-        """Becomes readable when `take` has something, for poll."""
+        """Return a descriptor, for poll, that becomes readable when `take` has changes to return."""
         ...
 
     def take(self) -> list[Change]:
-        """Return the changes since the last call; all changes of one revision come together. Raises HistoryGone, then at each call."""
+        """Return the changes since the last call; the changes of one revision come together. Raises HistoryGone, and then again at each
+        call."""
         ...
 
     def close(self) -> None: ...
 
 
 class Store(Protocol):
-    """A store that threads may share. Every method raises `StoreUnavailable` when the store does not answer in time. A write may then
-    have been made all the same, so read again before deciding again. No method retries: level-triggered loops do."""
+    """A store that several threads may share. Every method raises `StoreUnavailable` when the store does not answer in time. A write may
+    have been made all the same, so read again before you decide again. No method retries, because level-triggered loops do."""
 
     def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
-        """Return every entry whose key starts with `prefix`, or the first `limit` of them: ordered by key, and all of one revision."""
+        """Return the entries whose key starts with `prefix`, sorted by key, at one revision: all, or the first `limit` if that is not 0."""
         ...
 
     def listing(self, prefix: str) -> Listing:
-        """Return the same entries with their revision. They include every write for which any client has got an answer."""
+        """Return all entries under `prefix` and their revision. They include every write that any client knows to be made."""
         ...
 
     def watch(self, prefix: str, since: int) -> Watch:
-        """Return a watch of the changes under `prefix` after revision `since`. Never raises: the watch tries again, or `take` raises."""
+        """Return a watch of the changes under `prefix` after revision `since`. Never raises: the watch retries, or `take` raises."""
         ...
 
     def get(self, key: str) -> Entry | None: ...
 
     def put(self, key: str, value: bytes, lease: int = 0) -> None:
-        """Write `key`, bound to `lease` alone from now on. Raises LeaseGone."""
+        """Write `key` and bind it to `lease` instead of any earlier lease. Raises LeaseGone."""
         ...
 
     def delete(self, key: str) -> bool:
-        """Delete `key`. Return whether it was there."""
+        """Delete `key`. Return whether it existed."""
         ...
 
     def delete_prefix(self, prefix: str) -> int:
-        """Delete every key that starts with `prefix`. Return how many there were."""
+        """Delete every key that starts with `prefix`. Return the number of deleted keys."""
         ...
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """Make all `operations` in one revision if all `compares` hold, else none and return False. Raises LeaseGone.
+        """If all `compares` hold, make all `operations` in one revision and return True. Else make none and return False. Raises LeaseGone.
 
-        Only one operation may name a key, and there are `MOST_OPERATIONS` at the most.
+        Each key may be in only one operation. At most `MOST_OPERATIONS` operations are allowed.
         """
         ...
 
     def grant(self, ttl_s: int) -> int:
-        """Return a new lease that ends `ttl_s` seconds after its last keepalive. (etcd lengthens very short ones to its own minimum.)"""
+        """Return a new lease, which ends `ttl_s` seconds after its last keepalive. (etcd lengthens very short leases to its own
+        minimum.)"""
         ...
 
     def keepalive(self, lease: int) -> float:
-        """Renew `lease`. Return the seconds that it has left now; 0.0: it is gone for good."""
+        """Renew `lease`. Return the seconds that the lease now has left; 0.0: it has ended."""
         ...
 
     def revoke(self, lease: int) -> None:
-        """End `lease` now and delete what is bound to it; nothing happens if it has ended already."""
+        """End `lease` now and delete the entries bound to it. If it has ended already, do nothing."""
         ...
 
     def close(self) -> None: ...
 
 
 def first_put(store: Store, key: str, value: bytes, lease: int = 0) -> Entry:
-    """Put `value` at `key` unless an entry is there already. Return the entry at `key`. Raises StoreUnavailable, LeaseGone."""
+    """Put `value` at `key` unless `key` exists. Return the entry that is then at `key`. Raises StoreUnavailable, LeaseGone."""
     while (entry := store.get(key)) is None:
         store.transact([KeyAbsent(key)], [Put(key, value, lease)])
     return entry
 
 
 MOST_OPERATIONS = 100
-"""In one transaction. etcd's own limit is 128 by default."""
+"""The most operations in one transaction. etcd's own limit is 128 by default."""
 
 
 def check_operations(operations: Sequence[Operation]) -> None:

@@ -1,4 +1,4 @@
-"""The store, the keys and the name with which one node of a job talks to the others."""
+"""One node's access to the job's shared data: the store, the keys, and the node's name."""
 
 from __future__ import annotations
 

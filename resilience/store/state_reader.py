@@ -1,4 +1,4 @@
-"""The job's values in the store → the World."""
+"""Makes the World (a picture of the whole job) from the job's values in the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_world(keys: Keys, values: Mapping[str, bytes]) -> World:
 
 
 def world_of(keys: Keys, values: Values) -> World:
-    """Return the World from values of which most were parsed before."""
+    """Return the World from values, most of which were parsed before."""
     record = values.one(keys.generation, GenerationRecord)
     acks = values.under(f"{keys.acks}{record.number}/", Ack) if record else {}
     members: Mapping[NodeId, str] = record.members if record else {}

@@ -1,11 +1,11 @@
-"""A picture of everything under one prefix, kept up to date by a watch. A loop reads it many times a second without asking the store.
+"""A local copy of everything under one prefix, kept up to date by a watch. A loop reads it many times a second without asking the store.
 
     store ──listing──▶ Mirror ──entries()──▶ the controller, or an agent that obeys
       └─────watch──────▲ └──fds()──────────▶ poll: a change has arrived
 
-The picture always shows one revision, because all changes of a revision come together. It may be old, and only the store can tell. So a
-writer that relies on it compares what it read in the same transaction (ModifiedAt, UnchangedSince). A reader that needs the present state
-calls `fresh`. At the next look, the picture has every write that was made through the same store.
+The copy always shows one revision, because all changes of a revision come together. It may be stale, and only the store can tell. So a
+writer that relies on it puts what it read as compares into its transaction (ModifiedAt, UnchangedSince). A reader that needs the present
+state calls `fresh`. Each read of the copy includes every earlier write that was made through the same store.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from .poll import readable
 from .protocol import Entry, HistoryGone, Store, Watch
 
 _PATIENCE_S = 0.2
-"""While the watch owes a write of our own, the prefix is listed after this time without any change. A change takes a few milliseconds;
-behind thousands of others' changes it takes longer."""
+"""If a write of our own has not arrived through the watch, the prefix is listed after this many seconds without any change. A change takes
+a few milliseconds, or longer behind thousands of other changes."""
 
 
 class Mirror:
-    """A picture for one thread. It holds no descriptor before the first call of `entries`, and none after `close`."""
+    """A local copy for one thread. It has no descriptor before the first call of `entries`, and none after `close`."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self.prefix = prefix
         self.revision = 0
-        """Revision of the picture."""
+        """Revision that the copy shows."""
         self._entries: dict[str, Entry] = {}
         self._changed: dict[str, bytes | None] = {}
         self._watch: Watch | None = None
         self._old = True
 
     def entries(self) -> Mapping[str, Entry]:
-        """Return everything under the prefix as of `revision`, in no order. A later call may change and return the same object. Raises
+        """Return everything under the prefix as of `revision`, unsorted. A later call may change and return the same object. Raises
         StoreUnavailable if the prefix must be listed and cannot be. A broken watch alone raises nothing."""
         if self._watch is None or self._old or self._watch.doubtful:
             self._list()
@@ -44,17 +44,17 @@ class Mirror:
         return self._entries
 
     def changed(self) -> dict[str, bytes | None]:
-        """Return the values that have changed in the picture since the last call, by key; None: deleted. The first call returns all."""
+        """Return the values that have changed in the copy since the last call, by key; None: deleted. The first call returns all values."""
         changed, self._changed = self._changed, {}
         return changed
 
     def fresh(self) -> Mapping[str, Entry]:
-        """Return the same as `entries`, no older than this call. Raises StoreUnavailable."""
+        """Like `entries`, but list the prefix first, so that the result is no older than this call. Raises StoreUnavailable."""
         self._list()
         return self._entries
 
     def doubt(self) -> None:
-        """Have the prefix listed at the next look, because the store has shown that the picture is old."""
+        """Make the next read list the prefix, because the store has shown that the copy is stale."""
         self._old = True
 
     def fds(self) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class Mirror:
 
     def _list(self) -> None:
         if self._watch:
-            self._watch.doubtful = False  # before the listing: a write without an answer from now on is in doubt again
+            self._watch.doubtful = False  # before the listing, so that a later write without an answer sets it again
         try:
             found = self._store.listing(self.prefix)
         except BaseException:
@@ -76,7 +76,7 @@ class Mirror:
             raise
         self._changed |= {key: None for key in self._entries if key not in found.entries}
         for key, entry in found.entries.items():
-            # A store that was restored from a backup counts its revisions anew from there.
+            # Not by revision: a store restored from a backup continues with the backup's revision.
             if self._entries.get(key) != entry:
                 self._changed[key] = entry.value
         self._entries, self.revision, self._old = found.entries, found.revision, False
@@ -84,7 +84,7 @@ class Mirror:
             self._watch = self._store.watch(self.prefix, found.revision)
 
     def _follow(self) -> bool:
-        """Apply the changes that have arrived. Return False if the store has forgotten the missing ones."""
+        """Apply the changes that have arrived. Return False if the store no longer has the changes in between."""
         assert self._watch
         listed = self.revision
         try:
@@ -104,7 +104,7 @@ class Mirror:
         return True
 
     def _wait(self, watch: Watch) -> bool:
-        """Wait for our own newest write. Return False if no change arrives."""
+        """Wait for our own newest write to arrive. Return False if no change arrives."""
         while watch.owed > self.revision:
             if not readable([watch.fileno()], _PATIENCE_S) or not self._follow():
                 return False

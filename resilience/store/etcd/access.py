@@ -1,7 +1,7 @@
 """Access to an etcd: its address, certificates, user and password; and the reason why a connection to it fails.
 
-Data flow: `[control]` of the configuration → `Papers` → `Access` → `member.Member`. gRPC says little about a failed handshake that a
-person can act upon. So `fault` repeats the handshake with Python's own TLS, and says what is wrong.
+Data flow: `[control]` of the configuration → `Papers` → `Access` → `member.Member`. gRPC's message about a failed handshake does not help a
+person much. So `fault` repeats the handshake with Python's own TLS, and returns what is wrong.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from ...errors import UsageError
 
 PASSWORD = "MT_RESILIENT_ETCD_PASSWORD"
-"""Environment variable with the password. Every user of the machine could read an argument."""
+"""Environment variable with the password. It is not an argument, because every user of the machine can read arguments."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     address: str
-    """HOST:PORT."""
+    """The address as HOST:PORT."""
     tls: bool = False
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Endpoint:
 
 def parse_endpoint(text: str) -> Endpoint:
     """Parse `host:port`, `http://host:port` or `https://host:port`. Raises UsageError."""
-    text = text.strip()  # a list may have spaces behind its commas
+    text = text.strip()  # a list may have spaces after its commas
     try:
         parts = urlsplit(text if "://" in text else f"//{text}")
         known = parts.scheme in ("", "http", "https") and parts.path in ("", "/") and "@" not in text
@@ -56,19 +56,19 @@ def parse_endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Paths and names. Only the password is itself a secret, and `repr` does not show it."""
+    """Paths and names for the access. Only the password is itself a secret, and `repr` does not show it."""
 
     ca: str = ""
-    """File with the CA certificates that sign the servers' certificates; empty: the system's."""
+    """File with the CA certificates that sign the servers' certificates; empty: the system's CA certificates."""
     cert: str = ""
     """File with our own certificate, if the servers want one."""
     key: str = ""
     """File with the key of `cert`."""
     user: str = ""
     password: str = field(default="", repr=False)
-    """The password at the start."""
+    """The password as it was at the start."""
     password_file: str = ""
-    """File with the password, which may have changed since; empty: none."""
+    """File with the password, which may have changed since the start; empty: there is no file."""
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
@@ -82,13 +82,13 @@ class Access:
             )
 
     def secret(self) -> str:
-        """Return the password that the file has now; if the file cannot be read, the one from the start."""
+        """Return the password that the file contains now. If the file cannot be read, return the password from the start."""
         with suppress(UsageError):
             return _password(self.password_file) if self.password_file else self.password
         return self.password
 
     def material(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Return CA, key and certificate as gRPC wants them, from the files as they are now. Raises UsageError."""
+        """Return the present contents of the CA, key and certificate files, in gRPC's sequence. Raises UsageError."""
         system = ssl.get_default_verify_paths().cafile or ""
         ca = _read(self.ca, "ca") if self.ca else _read(system, "ca") if Path(system).is_file() else None
         return ca, _read(self.key, "key"), _read(self.cert, "cert")
@@ -96,7 +96,7 @@ class Access:
 
 @dataclass(frozen=True)
 class Papers:
-    """Where certificates and password are kept, as the configuration names it. It holds no secret."""
+    """The paths of certificates and password, and the user, as the configuration names them. It contains no secret."""
 
     ca: str = ""
     cert: str = ""
@@ -105,14 +105,15 @@ class Papers:
     password_file: str = ""
 
     def absolute(self) -> Papers:
-        """Return the same with absolute paths, for a process in another directory."""
+        """Return a copy with absolute paths, for a process in another directory."""
         ca, cert, key, password = (
             name and str(Path(name).absolute()) for name in (self.ca, self.cert, self.key, self.password_file)
         )
         return Papers(ca, cert, key, self.user, password)
 
     def access(self, environ: Mapping[str, str]) -> Access:
-        """Return the Access. Raises UsageError if a file cannot be read, or if the password is missing or others may read it."""
+        """Return the Access. Raises UsageError if a file cannot be read, if there is no password for the user, or if others may read its
+        file."""
         password = environ.get(PASSWORD, "") if self.user else ""
         if self.user and self.password_file:
             password = _password(self.password_file)
@@ -149,7 +150,7 @@ def _read(path: str, what: str) -> bytes | None:
 
 
 def fault(endpoint: Endpoint, access: Access, within_s: float) -> str:
-    """Return in one sentence why we cannot talk to the server there, and what to do; empty: the reason is not known."""
+    """Return one sentence: why we cannot talk to that server, and what to do; empty: the reason is not known."""
     try:
         with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
             found = _of_tls(endpoint, access, raw) if endpoint.tls else _of_plain(endpoint, raw)
@@ -208,7 +209,7 @@ def _of_certificate(endpoint: Endpoint, access: Access, error: ssl.SSLCertVerifi
 
 
 def _of_handshake(access: Access, error: ssl.SSLError) -> str:
-    """Return what is wrong with the handshake; empty: the server sent no TLS alert."""
+    """Return why the handshake failed; empty: the server sent no TLS alert."""
     reason = error.reason or str(error)
     if "ALERT" in reason and not access.cert:
         return (

@@ -1,7 +1,7 @@
-"""`Store` on a cluster's etcd (v3 API). Every call has a deadline. When a member fails, calls and watches go on at the next one.
+"""`Store` on a cluster's etcd (v3 API). Every call has a deadline. When a member of the cluster fails, calls and watches use the next one.
 
-Data flow: Store call → message → one member of the cluster (`member.py`) → Entry, bool or seconds; or one sentence in
-StoreUnavailable. Each member has its own channel, because a channel over several addresses never left a stopped member (measured).
+Data flow: Store call → message → one member (`member.py`) → Entry, bool or seconds; or one sentence in StoreUnavailable. Each member has
+its own channel, because a channel over several addresses never switched away from a stopped member (measured).
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _REFUSALS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "if its database is full, compact and defragment it, disarm its alarm, and start it with "
     "--auto-compaction-mode=revision --auto-compaction-retention=1000",
 }
-"""Refusals that every member of the cluster gives alike, and what to do. After any other error the next member may succeed."""
+"""Errors that every member of the cluster would return alike, and what to do. After any other error the next member may succeed."""
 _IN_WORDS = {
     "user name is empty": "it wants a user: name one with control.etcd_user, and the file of its password with etcd_password_file",
     "authentication failed": "correct control.etcd_user or its password",
     "authentication is not enabled": "leave control.etcd_user out, or enable authentication there",
 }
-"""What to do, by a part of etcd's message."""
+"""What to do, by a text that etcd's message contains."""
 _FAULT_WITHIN_S = 0.5
 _LOOKS = 3
-"""Number of comparisons: a write may come between two members' answers."""
+"""Number of comparisons. One is not enough, because a write may happen between two members' answers."""
 
 
 class EtcdStore:
-    """`Store` on the etcd cluster at `endpoints`, `HOST:PORT` or a URL each. Raises UsageError for anything else.
+    """`Store` on the etcd cluster at `endpoints`, each `HOST:PORT` or a URL. Raises UsageError for anything else.
 
-    A call takes at most `deadline_s`; with several members, it asks two for half of that each. A token that etcd no longer knows takes as
-    much again. So does a connection that fails but was not refused, because then we look for the reason. Renewals go one by one on one
-    stream.
+    A call takes at most `deadline_s`. If there are several members, it asks two of them, for half of that time each. The call takes as much
+    again if etcd no longer knows our token. It also does if a connection fails but was not refused, because then we look for the reason.
+    All renewals of leases go through one stream, one after the other.
     """
 
     def __init__(self, endpoints: Sequence[str], *, deadline_s: float = 2.0, access: Access | None = None) -> None:
@@ -97,7 +97,7 @@ class EtcdStore:
             "compare": [compare_fields(compare) for compare in compares],
             "success": [operation_fields(operation) for operation in operations],
         }
-        # Not repeated: if the first member made it and could not say so, the second would report that a compare failed.
+        # Not repeated: if the first member made it but its answer was lost, the second would report that a compare failed.
         return self._write([each.key for each in operations], "Txn", fields, repeat=not compares).succeeded
 
     def grant(self, ttl_s: int) -> int:
@@ -112,14 +112,15 @@ class EtcdStore:
             self._write([""], "LeaseRevoke", {"ID": lease})
 
     def elsewhere(self, key: str) -> list[str]:
-        """Return endpoints of another cluster: they answer, but their entry at `key` differs from the first answering endpoint's."""
+        """Return endpoints of another cluster: they answer, but their entry at `key` differs from that of the first endpoint that
+        answers."""
         if len(self._members) == 1:
             return []
         asked, others = method("KV", "Range").request(key=key.encode()), list[str]()
         for _ in range(_LOOKS):
             found = {}
             for member in self._members:
-                # A member that is down, or wants another user, shows when its turn comes.
+                # A member that is down, or wants another user, is reported when a call uses it.
                 with suppress(grpc.RpcError, ValueError):
                     there = map(entry_of, member.call("Range", asked, self._deadline_s / 2).kvs)
                     found[str(member.endpoint)] = list(there)
@@ -130,7 +131,7 @@ class EtcdStore:
         return others
 
     def close(self) -> None:
-        """Close the store. Every later call, and every call under way, raises StoreUnavailable."""
+        """Close the store. Every later call, and every call in progress, raises StoreUnavailable."""
         for watch in list(self._watches):
             watch.close()
         if self._stream is not None:
@@ -142,7 +143,7 @@ class EtcdStore:
         return self._members[self._turn % len(self._members)]
 
     def _leave(self, member: Member) -> None:
-        """Move calls and watches from `member`, which has failed, to the next member, if there is one."""
+        """Make calls and watches use the next member, if there is one, because `member` has failed."""
         if len(self._members) == 1:
             return
         if self._present() is member:
@@ -151,7 +152,7 @@ class EtcdStore:
             watch.left(member)
 
     def _write(self, keys: Sequence[str], name: str, fields: dict[str, Any], *, repeat: bool = True) -> Any:
-        """Make a call that changes these keys, or keys that begin with them. Their watches then owe its revision."""
+        """Make a call that changes these keys, or keys that begin with them. Set `owed` or `doubtful` of the watches on these keys."""
         concerned = [
             watch
             for watch in list(self._watches)
@@ -175,7 +176,7 @@ class EtcdStore:
         return self._ask(name, lambda member, timeout_s: member.call(name, request, timeout_s), repeat=repeat)
 
     def _ask(self, name: str, ask: Callable[[Member, float], Answer], *, repeat: bool = True) -> Answer:
-        """Return the answer of the member whose turn it is, or else of the next one."""
+        """Return the answer of the current member or, if it fails, of the next member."""
         tries = min(2, len(self._members)) if repeat else 1
         silent: list[str] = []
         for _ in range(tries):
@@ -208,7 +209,7 @@ class EtcdStore:
 
 
 def _silence(error: Exception, name: str, member: Member) -> str:
-    """Return in a few words why there is no answer. Raises StoreUnavailable if the answer is a refusal."""
+    """Return in a few words why there is no answer. Raises StoreUnavailable if etcd answered with a refusal."""
     if not isinstance(error, grpc.Call):
         return "did not answer in time" if isinstance(error, TimeoutError) else "is closed"
     code, details = error.code(), error.details() or ""
@@ -219,8 +220,8 @@ def _silence(error: Exception, name: str, member: Member) -> str:
         raise StoreUnavailable(f"etcd at {member.endpoint} refused {name}: {details}; {advice}") from None
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "did not answer in time"
-    said = details.rpartition(": ")[2].rstrip("]")  # the last of a list of errors
-    # If a name server does not answer, looking for the reason would take longer than any deadline.
+    said = details.rpartition(": ")[2].rstrip("]")  # keep only the last error of a list
+    # If a name server does not answer, `fault` would take longer than any deadline.
     if not any(known in details for known in ("Connection refused", "DNS")) and not member.reconnect():
         said = fault(member.endpoint, member.access, _FAULT_WITHIN_S) or said
     return f"{code.name.lower()}: {said}"

@@ -1,7 +1,7 @@
-"""One LeaseKeepAlive stream: lease ids go out, remaining lifetimes come back.
+"""One LeaseKeepAlive stream: lease ids go out, and the leases' remaining lifetimes come back.
 
-A stream that stays open costs the server a quarter of what etcd3's stream per renewal costs (103 against 447 µs, measured). gRPC can
-wait for answers only without a deadline. So the stream's own thread receives them, and `renew` waits on its queue.
+etcd3 opens a stream for each renewal. On a stream that stays open, a renewal costs the server only a quarter (103 against 447 µs,
+measured). gRPC can wait for answers only without a deadline. So the stream's own thread receives them, and `renew` waits on its queue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .messages import method
 
 
 class KeepaliveStream:
-    """A stream for one caller at a time. After `renew` raises, open another: a late answer would be taken for the next one."""
+    """A stream for one caller at a time. If `renew` raises, use a new stream: a late answer would be taken for the answer to the next
+    renewal."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -26,12 +27,12 @@ class KeepaliveStream:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ended = False
-        """No answer will come any more: the server restarted, the connection broke, or we cancelled."""
+        """Whether no more answers can come: the server restarted, the connection broke, or we cancelled the stream."""
         self._stream: Any = member.stream(rpc, iter(self._requests.get, None))
         threading.Thread(target=self._receive, name="etcd-keepalive", daemon=True).start()
 
     def renew(self, lease: int, timeout_s: float) -> float:
-        """Renew `lease`. Return the seconds left; 0.0: it is gone. Raises grpc.RpcError, or TimeoutError after `timeout_s`."""
+        """Renew `lease`. Return its remaining seconds; 0.0: it has ended. Raises grpc.RpcError, or TimeoutError after `timeout_s`."""
         self._requests.put(self._request(ID=lease))
         try:
             answer = self._answers.get(timeout=timeout_s)

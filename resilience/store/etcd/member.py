@@ -1,7 +1,8 @@
-"""One member of an etcd cluster: its channel, its calls, and the token under which it knows us.
+"""One member of an etcd cluster: its channel, its calls, and the token by which it knows us.
 
-Data flow: request → channel → answer, or grpc.RpcError. Each member has its own token, and forgets a simple one when it restarts. Then
-it says *invalid auth token*. We show it the password again, and repeat the call (it was refused, hence not made).
+Data flow: request → channel → answer, or grpc.RpcError. Each member gives us its own token. A member forgets a simple token when it
+restarts, and then answers *invalid auth token*. We then send it the password again, and repeat the call (which was refused, hence not
+made).
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ SERVICE_OF = {
     "Authenticate": "Auth",
 }
 _CHANNEL_OPTIONS = (
-    # etcd is in the cluster, so no proxy from the environment is on the way to it.
+    # etcd is in the cluster, so do not use a proxy from the environment.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),  # 10,000 status values exceed the default of 4 MiB
-    # Otherwise equal channels share one connection, and a stuck connection would stop them all.
+    # Otherwise equal channels share one connection, and if it is stuck, all of them stop.
     ("grpc.use_local_subchannel_pool", 1),
-    # A restarted etcd is back within a second; gRPC would try again after up to two minutes.
+    # A restarted etcd is back within a second; gRPC's default is to retry after up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Finds a vanished peer while a stream is open. etcd refuses pings more often than every 5 s, and pings without a call.
+    # Detects a dead peer while a stream is open. etcd refuses pings more often than every 5 s, and pings without an open call.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
 )
@@ -43,7 +44,7 @@ _NO_USERS = "authentication is not enabled"
 
 
 class Member:
-    """One endpoint of the cluster. Connects at the first call. Raises UsageError if a certificate cannot be read."""
+    """One endpoint of the cluster. It connects at the first call. Raises UsageError if a certificate cannot be read."""
 
     def __init__(self, endpoint: Endpoint, access: Access) -> None:
         self.endpoint = endpoint
@@ -52,7 +53,7 @@ class Member:
         self.channel = self._connected()
         self._token = ""
         self._open = False
-        """Whether it no longer wants a user, because authentication was switched off."""
+        """Whether the member no longer wants a user, because authentication was switched off."""
 
     def call(self, name: str, request: Any, timeout_s: float) -> Any:
         """Make one call. Raises grpc.RpcError, or ValueError if the channel is closed."""
@@ -65,14 +66,14 @@ class Member:
             return self._ask(name, request, timeout_s)
 
     def stream(self, rpc: Method, requests: Any, *further: tuple[str, str]) -> Any:
-        """Return a stream of answers to `requests`, an iterator; call `introduce` before. further: metadata."""
+        """Return a stream of answers to `requests`, an iterator. Call `introduce` first. further: additional metadata."""
         open_stream = self.channel.stream_stream(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
         return open_stream(requests, metadata=(*self.identity(), *further))
 
     def renewed(self, error: grpc.RpcError, timeout_s: float) -> bool:
-        """Whether the member refused for want of a token that it knows, and accepts us again now. Raises grpc.RpcError."""
+        """Whether the member refused a call only because of our token, and has now accepted us again. Raises grpc.RpcError."""
         if not self.access.user or not any(sign in _said(error) for sign in _TOKEN_IS_OLD):
             return False
         try:
@@ -84,7 +85,7 @@ class Member:
         return True
 
     def renew(self, timeout_s: float) -> None:
-        """Show user and password, if there are any, and keep the new token. Raises grpc.RpcError."""
+        """Send user and password, if we have them, and keep the new token. Raises grpc.RpcError."""
         if self.access.user:
             self._token = ""
             asked = method("Auth", "Authenticate").request(name=self.access.user, password=self.access.secret())
@@ -92,13 +93,13 @@ class Member:
             self._open = False
 
     def introduce(self, timeout_s: float) -> None:
-        """Show user and password, if the member has not seen them yet. Raises grpc.RpcError."""
-        # Not only when etcd asks for it: without a token, etcd takes the name in our certificate for the user.
+        """Send user and password, if the member has not got them yet. Raises grpc.RpcError."""
+        # Even if etcd does not ask for it: without a token, etcd takes the name in our certificate as the user.
         if self.access.user and not self._token and not self._open:
             self.renew(timeout_s)
 
     def reconnect(self) -> bool:
-        """Reconnect with certificates that were renewed on disk. Return False if they are the same, or just being written."""
+        """Reconnect if the certificates on disk were renewed. Return False if they are the same, or are being written just now."""
         try:
             material = self.access.material()
         except UsageError:

@@ -1,9 +1,10 @@
-"""etcd's v3 methods and messages, and the store's types as fields of them: `method("KV", "Range")` → path, request and response class.
+"""etcd's v3 methods and messages, and the conversion of the store's types to their fields: `method("KV", "Range")` → path, request and
+response class.
 
 etcd3 publishes the descriptors inside Python modules that only protobuf ≤ 3.20 can import. Pinning protobuf would downgrade it for
-everything else in the user's environment. So this module reads those modules as text and never executes them. Their serialized
-descriptors go into a private pool. It works from protobuf 3.20 to 7, and cannot clash with another library's pool. Importing this
-module raises MachineError if etcd3 is missing or is not laid out like 0.12.0.
+everything else in the user's environment. So this module reads those modules as text and never executes them. It puts their serialized
+descriptors into a private pool. This works with protobuf 3.20 to 7, and cannot clash with another library's pool. Importing this module
+raises MachineError if etcd3 is missing or has other files than etcd3 0.12.0.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from ...errors import MachineError
 from ..protocol import Change, Compare, CreatedAt, Delete, Entry, KeyAbsent, ModifiedAt, Operation, Put, UnchangedSince
 
-_FILES = ("auth_pb2.py", "kv_pb2.py", "rpc_pb2.py")  # each imports only those before it
+_FILES = ("auth_pb2.py", "kv_pb2.py", "rpc_pb2.py")  # each imports only files before it in this tuple
 _SERIALIZED = re.compile(r"serialized_pb=_b\(('.*')\)$", re.MULTILINE)
 
 
@@ -44,7 +45,7 @@ def _load() -> DescriptorPool:
     return pool
 
 
-# Loaded on import, which happens once: two threads that build stores must share one pool.
+# Loaded on import, which happens once, because two threads that build stores must share one pool.
 _POOL = _load()
 _factory: Any = message_factory  # its members differ with the version, and no stub knows them
 _class_of = (
@@ -57,7 +58,7 @@ _class_of = (
 @dataclass(frozen=True, kw_only=True)
 class Method:
     path: str
-    """As gRPC wants it: /package.Service/Name."""
+    """The path in gRPC's form: /package.Service/Name."""
     request: Any
     response: Any
 
@@ -74,7 +75,7 @@ def method(service: str, name: str) -> Method:
 
 
 def interval_fields(prefix: str) -> dict[str, bytes]:
-    """Return the fields that select every key with this prefix. UTF-8 never ends in 0xff, so the last byte can be counted up."""
+    """Return the fields that select every key with this prefix. UTF-8 never ends in 0xff, so the last byte can be incremented."""
     key = prefix.encode()
     if not key:
         return {"key": b"\0", "range_end": b"\0"}
@@ -97,7 +98,7 @@ def change_of(event: Any) -> Change:
 
 
 def compare_fields(compare: Compare) -> dict[str, Any]:
-    if isinstance(compare, UnchangedSince):  # if no key is there, etcd compares a revision of 0
+    if isinstance(compare, UnchangedSince):  # if there is no key with this prefix, etcd compares a revision of 0
         return {
             **interval_fields(compare.prefix),
             "target": "MOD",

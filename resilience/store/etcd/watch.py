@@ -1,10 +1,11 @@
-"""`Watch` on etcd: one stream. Whenever it ends, it is opened again at another member, from the last change that has arrived.
+"""`Watch` on etcd, by one stream. Whenever the stream ends, the watch opens it again at another member, after the last change that has
+arrived.
 
-Data flow: stream ─▶ its own thread ─▶ changes, and an eventfd that wakes the caller's poll ─▶ `take`. The watch follows the store's calls:
-if a member leaves a call unanswered, the watch leaves that member too, because a stopped member would be silent for ever.
+Data flow: stream ─▶ its own thread ─▶ changes, and an eventfd that wakes the caller's poll ─▶ `take`. If a member does not answer one of
+the store's calls, the watch also leaves that member, because a stopped member would be silent for ever.
 
-Only changes move the position on, never etcd's progress reports (etcd issue 15220). The watch asks for no fragments, so all changes of a
-revision come in one message. If etcd has forgotten the position (compacted), or never had it (begun anew), `take` raises `HistoryGone`,
+Only changes advance the watch's position, never etcd's progress reports (etcd issue 15220). The watch asks for no fragments, so all changes
+of a revision come in one message. If etcd has compacted the position away, or lost its data and never had it, `take` raises `HistoryGone`,
 and the caller lists.
 """
 
@@ -25,14 +26,15 @@ from .member import Member
 from .messages import change_of, interval_fields, method
 
 _PAUSES_S = (0.05, 1.0)
-"""Pause before a stream is opened again, at first and at most. Up to half is added at random: thousands reconnect at the same time."""
+"""Seconds before a stream is opened again: at first, and at most. Up to half is added at random, because thousands reconnect at the same
+time."""
 _RENEWAL_S = 2.0
-# With this, a member that has lost its quorum ends the stream; otherwise it would be silent.
+# This metadata makes a member that has lost its quorum end the stream; without it, the member would stay silent.
 _WANTS_LEADER = ("hasleader", "true")
 
 
 class EtcdWatch:
-    """present: returns the member whose turn it is; leave: reports a member that has failed."""
+    """present: returns the member to use now; leave: is called with a member that has failed."""
 
     owed = 0
     doubtful = False
@@ -56,7 +58,7 @@ class EtcdWatch:
         return self._event
 
     def take(self) -> list[Change]:
-        with self._lock:  # so that the descriptor is not readable once all is taken
+        with self._lock:  # so that the descriptor is not readable when no change is left
             with suppress(BlockingIOError):
                 os.eventfd_read(self._event)
             came, self._came = self._came, []
@@ -75,7 +77,7 @@ class EtcdWatch:
                 self._event = -1
 
     def left(self, member: Member) -> None:
-        """Leave `member`, to which a call has failed, if the stream is there."""
+        """End the stream if it is open at `member`, because a call to that member has failed."""
         with self._lock:
             if member is self._at:
                 self._end_stream()
@@ -91,7 +93,7 @@ class EtcdWatch:
                 self._excuse(member, error)
             if self._closed.is_set() or self._lost:
                 break
-            if self._at is member:  # else the caller that ended the stream has left it already
+            if self._at is member:  # else the caller that ended the stream has already called `_leave`
                 self._leave(member)
             self._closed.wait(self._pause_s * random.uniform(1.0, 1.5))
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
@@ -112,7 +114,7 @@ class EtcdWatch:
                 self._forgotten("etcd has compacted the changes that were to come")
                 break
             if answer.canceled:
-                member.renew(_RENEWAL_S)  # etcd says no more if it does not know our token
+                member.renew(_RENEWAL_S)  # etcd gives no other sign if it does not know our token
                 break
             if answer.created and answer.header.revision < self._seen:
                 self._forgotten("etcd has begun anew")
