@@ -1,1 +1,1 @@
-"""Snapshots in other programs' formats: read by zarr-python, exported to safetensors and DCP, imported from DCP and Megatron."""
+"""Snapshots in other programs' formats: read by zarr-python, exported to safetensors and torch's DCP, imported from DCP and Megatron."""

@@ -1,9 +1,9 @@
 """Writes a snapshot as a torch.distributed.checkpoint directory, which `torch.distributed.checkpoint.load` reads in any process.
 
-torch plans the checkpoint and writes its metadata. This module writes the files, a few tensors at a time. torch's own writer keeps all of
-them in memory until the end (2.13: 1.9 GB for a snapshot of 1.6 GB; this one 0.7 GB, of which torch itself is half). The state dict is the
-one that torch's `get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source
-and key.
+torch plans the checkpoint and writes its metadata. This module writes the files, a few tensors at a time. torch's own writer keeps all
+tensors in memory until the end. (With torch 2.13, it takes 1.9 GB for a snapshot of 1.6 GB; this module takes 0.7 GB, half of it for torch
+itself.) The state dict is the one that torch's `get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`,
+`optimizer.param_groups`; everything else has the path of its source (the saved object) and key.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from ..checkpoint.durable.snapshot_view import Contents, Tensor, batches
 from ..resilience.errors import ResilientError, SnapshotError
 
 FILE_BYTES = 5_000_000_000
-"""From this size on the next file is begun."""
+"""Once a file has this many bytes, the next file is begun."""
 BATCH_BYTES = 256 << 20
-"""Limit of what is read at a time, unless one tensor is larger."""
+"""Maximum bytes that are read at a time, unless one tensor is larger."""
 
 
 def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, Any], target: Path) -> None:
-    """Write into the directory `target`, which is empty. Raises OSError if it cannot be written, and what reading raises."""
+    """Write a checkpoint into the empty directory `target`. Raises OSError if it cannot be written, and the errors of reading the
+    snapshot."""
     state: dict[str, Any] = {}
     by_path: dict[tuple[str, ...], Tensor] = {}
     models = {
@@ -65,13 +66,14 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
 
 
 def _model_of(optimizer: Mapping[str, Any]) -> str:
-    """Return the beginning of all its parameters' names, `model/`, which torch leaves out. Empty if they belong to several models."""
+    """Return the prefix of the names of all parameters of `optimizer`, such as `model/`. torch leaves it out. Empty: they belong to several
+    models."""
     models = {f"{name.partition('/')[0]}/" for group in optimizer["param_groups"] for name in group["params"]}
     return models.pop() if len(models) == 1 else ""
 
 
 def path_of(tensor: Tensor, models: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the tensor's path in the state dict. models: of each optimizer, what `_model_of` returns."""
+    """Return the tensor's path in the state dict. models: by optimizer, what `_model_of` returns."""
     source, _, rest = tensor.name.partition("/")
     state, _, parameter = rest.partition("/")
     if source in models and parameter and tensor.own is None:
@@ -82,7 +84,7 @@ def path_of(tensor: Tensor, models: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the dict at `path`, made if there is none; None if there is something else."""
+    """Return the dict at `path`, and make it if it is missing. Return None if something else is at that path."""
     for key in path:
         inner = state.setdefault(key, {})
         if not isinstance(inner, dict):
@@ -92,7 +94,8 @@ def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | No
 
 
 class _Streaming(dcp.DefaultSavePlanner):
-    """Gives torch each tensor when it is to be written. torch writes in the plan's order, and the tensors are read in the same order."""
+    """Gives torch each tensor only when it is to be written. torch writes in the plan's order, and the tensors are read in the same
+    order."""
 
     def __init__(self, contents: Contents, by_path: Mapping[tuple[str, ...], Tensor]) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class _Streaming(dcp.DefaultSavePlanner):
 
 
 class _Files(dcp.FileSystemWriter):
-    """Writes the planned items in the plan's order, and keeps none in memory."""
+    """Writes the planned items in the plan's order, and keeps no item in memory."""
 
     def write_data(self, plan: Any, planner: Any) -> torch.futures.Future[list[WriteResult]]:
         results: list[WriteResult] = []
@@ -160,8 +163,8 @@ def _leaves(path: tuple[str, ...], values: Any) -> Iterator[tuple[tuple[str, ...
 
 
 def _native(value: Any) -> Any:
-    """Return the value with text for keys, as torch makes them, and with Python's own types alone. So it loads where numpy's are not
-    trusted."""
+    """Return the value with text for keys, as torch makes them, and with Python's own types alone. So programs that do not trust numpy's
+    types can load it."""
     if isinstance(value, Mapping):
         return {str(key): _native(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -170,8 +173,8 @@ def _native(value: Any) -> Any:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error that torch has wrapped. If something could not be read or written, it is that error, and not what torch's zip writer
-    made of it."""
+    """Return the error that torch has wrapped. If reading or writing failed, return the error of that, and not what torch's zip writer made
+    of it."""
     wrapped: BaseException = next(iter(error.failures.values()))[0]
     cause: BaseException | None = wrapped
     while cause is not None and not isinstance(cause, (ResilientError, OSError)):

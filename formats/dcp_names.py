@@ -1,7 +1,8 @@
 """Maps checkpoints of torch's DCP to the names that our own snapshots have for the same model.
 
 Such a checkpoint is the state dict that torch's `get_state_dict` gives, and that our own export writes: `model.<name>`,
-`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; all else by source and key. Only small values are read here.
+`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; everything else has the path of its source (the saved
+object) and key. Only small values are read here.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .dcp_reader import Chunk, Chunked, Dcp, open_dcp
 MODEL = "model"
 OPTIMIZER = "optimizer"
 _OWN = re.compile(r"rank-\d{5}")
-"""What belongs to one rank alone in our own exports: generators, which have no place in another layout."""
+"""The source, in our own exports, that belongs to one rank alone. It has random generators, which have no place in another layout."""
 _ALIASES = {"optim": OPTIMIZER}
 
 
@@ -34,7 +35,7 @@ class FoundBox:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A global tensor, in the boxes in which the checkpoint holds it."""
+    """A global tensor, as the boxes (blocks of its elements) that the checkpoint holds."""
 
     name: str
     dtype: str
@@ -48,19 +49,19 @@ class Found:
 
 @dataclass(kw_only=True)
 class Foreign:
-    """A checkpoint, ready to become a snapshot of ours."""
+    """Another program's checkpoint, ready to become a snapshot of ours."""
 
     step: int | None = None
     found: list[Found] = field(default_factory=list)
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By source: values that are the same on all ranks, with Held tensors among them."""
+    """By source (the saved object): values that are the same on all ranks, with Held tensors among them."""
     groups: list[dict[str, Any]] = field(default_factory=list)
     """The optimizer's parameter groups; with the names of their `params` if these are known."""
     left_out: list[str] = field(default_factory=list)
 
 
 def from_torch(path: Path) -> Foreign:
-    """Return the checkpoint. Raises UsageError if `path` is no such checkpoint, SnapshotError if it is damaged."""
+    """Return the checkpoint. Raises UsageError if `path` is no checkpoint of DCP, SnapshotError if it is damaged."""
     dcp = open_dcp(path)
     nested = _values(dcp)
     ours = nested.pop("mt_resilient", None)
@@ -108,7 +109,7 @@ def from_torch(path: Path) -> Foreign:
 
 
 def _values(dcp: Dcp) -> dict[Any, Any]:
-    """Return all values that are not tensors, nested as they were saved. A list that held tensors or dicts comes as a dict with numbers for
+    """Return all values that are not tensors, nested as they were saved. A list that held tensors or dicts becomes a dict with numbers for
     keys."""
     nested: dict[Any, Any] = {}
     for key in dcp.values:
@@ -125,7 +126,7 @@ def _put(into: dict[Any, Any], path: Any, value: Any) -> None:
 
 
 def _qualified(parameter: str, models: set[str]) -> str:
-    """Return the global name of a parameter. In an optimizer, torch names it without its model."""
+    """Return the global name of a parameter. In an optimizer, torch names a parameter without its model."""
     if parameter in models or f"{MODEL}/{parameter}" in models:
         return parameter if parameter in models else f"{MODEL}/{parameter}"
     return next((name for name in sorted(models) if name.partition("/")[2] == parameter), f"{MODEL}/{parameter}")
@@ -153,14 +154,14 @@ def found_as(name: str, tensor: Chunked, also: tuple[str, ...] = ()) -> Found:
 
 
 def reader(tensor: Chunked, chunk: Chunk, layer: int | None = None) -> Callable[[], Words]:
-    """Return a function that reads a chunk, or one index of its first axis."""
+    """Return a function that reads a chunk, or only the index `layer` of its first axis."""
     if layer is None:
         return lambda: tensor.content(chunk)
     return lambda: tensor.content(chunk).reshape(chunk.shape[0], -1)[layer]
 
 
 def _held(tensor: Chunked) -> Any:
-    """Return a tensor of a scheduler or the like: small, and in one chunk."""
+    """Return a tensor of a scheduler or a similar object. It must be in one chunk, because such tensors are small."""
     if len(tensor.chunks) != 1:
         raise SnapshotError(
             f"{tensor.key} is cut into {len(tensor.chunks)} chunks beside plain values, which is not supported"

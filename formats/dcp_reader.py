@@ -1,7 +1,8 @@
-"""Reads a torch.distributed.checkpoint directory without torch: `.metadata` → tensors as chunks, and values → their bytes.
+"""Reads a torch.distributed.checkpoint directory without torch: `.metadata` shows the chunks of each tensor, and where each value is.
 
-`.metadata` is a pickle of a few known classes, torch's and those that Megatron adds. Every chunk of a tensor is a `torch.save` of its own,
-somewhere in a file beside it. A checkpoint is accepted only if the chunks make up their tensors and there are bytes for them.
+`.metadata` is a pickle of a few known classes, torch's and those that Megatron adds. Every chunk of a tensor is written by its own
+`torch.save`, somewhere in another file of the directory. A checkpoint is accepted only if the chunks make up their tensors and the files
+are large enough for them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _CLASSES = {
 
 
 def _size(shape: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Stand in for torch.Size. Returns the tuple itself, because a file could ask for a copy again and again."""
+    """Stand in for torch.Size. Returns the tuple itself: for copies, a hostile file could ask again and again."""
     if type(shape) is not tuple:
         raise SnapshotError("a size that is no tuple")
     return shape
@@ -57,7 +58,7 @@ _KNOWN: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """Where in the directory something is."""
+    """Where in the directory a chunk or a value is. `offset` and `length` are in bytes."""
 
     path: Path
     offset: int
@@ -66,7 +67,7 @@ class Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A box of a tensor."""
+    """A box (a block of elements) of a tensor."""
 
     offset: Shape
     shape: Shape
@@ -75,7 +76,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked:
-    """A tensor whose chunks hold each of its elements once."""
+    """A tensor whose chunks hold each of its elements exactly once."""
 
     key: str
     dtype: str
@@ -83,7 +84,8 @@ class Chunked:
     chunks: tuple[Chunk, ...]
 
     def content(self, chunk: Chunk) -> NDArray[np.generic]:
-        """Return a chunk's elements, row-major, as words of their size. Raises SnapshotError when they are not what the metadata says."""
+        """Return a chunk's elements, row-major, as uninterpreted words of an element's size. Raises SnapshotError if the chunk is not what
+        the metadata says."""
         found = torch_zip.load(chunk.stored.path, chunk.stored.offset, chunk.stored.length)
         if not isinstance(found, Held) or (found.dtype, math.prod(found.shape)) != (self.dtype, math.prod(chunk.shape)):
             raise SnapshotError(
@@ -94,23 +96,25 @@ class Chunked:
 
 @dataclass(frozen=True, kw_only=True)
 class Dcp:
-    """A checkpoint, opened."""
+    """An opened checkpoint."""
 
     path: Path
     tensors: Mapping[str, Chunked]
     values: Mapping[str, Stored]
-    """Where everything else lies that was saved under a key."""
+    """By key: where each value that is not a tensor is stored."""
     paths: Mapping[str, tuple[str | int, ...]]
-    """For keys that torch made of nested ones: the nested keys."""
+    """By key that torch made from nested keys: these nested keys."""
 
     def value(self, key: str) -> Any:
-        """Return it as `torch_zip.load` does, with a Record for anything that is not plain. Raises as `torch_zip.load` does."""
+        """Return the value of `key` as `torch_zip.load` loads it, with a Record for anything that is not plain. Raises the errors of
+        `torch_zip.load`."""
         stored = self.values[key]
         return torch_zip.load(stored.path, stored.offset, stored.length, lenient=True)
 
 
 def open_dcp(path: Path) -> Dcp:
-    """Return the checkpoint. Raises UsageError if there is none, SnapshotError if it is damaged, MachineError if it cannot be read."""
+    """Return the checkpoint in the directory `path`. Raises UsageError if no checkpoint is there, SnapshotError if it is damaged,
+    MachineError if it cannot be read."""
     file = path / METADATA
     try:
         data = read_file(file, safe_unpickle.MOST_BYTES)
@@ -178,7 +182,8 @@ def _tensor(key: str, said: Record, stored: Mapping[tuple[str, Any], Stored]) ->
 
 
 def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Return whether the boxes fill `shape`, each place of it once. This is checked on the grid of all their edges."""
+    """Return whether the boxes fill `shape`, with each element in exactly one box. This is checked on the grid of all edges of the
+    boxes."""
     sizes = [size for each in (shape, *(part for box in boxes for part in box)) for size in each]
     if any(type(size) is not int or not 0 <= size < 1 << 59 for size in sizes) or len(shape) > 32:
         return False
@@ -199,14 +204,14 @@ def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
         if cells[at].any():
             return False
         cells[at] = True
-    return True  # no place twice, and as many as there are
+    return True  # no element is in two boxes, and there are as many as in the tensor
 
 
 _MOST_CELLS = 1 << 24
 
 
 def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:
-    """Return the nested keys of which torch's planner made each key. Megatron's planner does not tell them."""
+    """Return, by key, the nested keys from which torch's planner made it. Megatron's planner does not save them."""
     if not isinstance(planner_data, dict):
         return {}
     return {

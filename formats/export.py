@@ -1,4 +1,4 @@
-"""Exports a snapshot to another format: which parts of it, to which directory, and with which message."""
+"""Exports a snapshot to another format: selects parts of its state, makes the directory, and returns a message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..resilience.errors import UsageError
 from . import safetensors_files
 
 Write: TypeAlias = Callable[[Contents, Sequence[Tensor], Mapping[str, object], Path], None]
-"""Writes the tensors and values into an empty directory."""
+"""A function that writes the tensors and values into an empty directory."""
 
 
 def safetensors(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, object], target: Path) -> None:
@@ -24,9 +24,11 @@ def safetensors(contents: Contents, tensors: Sequence[Tensor], values: Mapping[s
 
 
 def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()) -> str:
-    """Make `target` with `write`, and return a sentence about it. only: the parts of the state (`model`) to export; empty for all.
+    """Make the directory `target` with `write`, and return a sentence about the export. only: the parts of the state to export, such as
+    `model`; empty: all parts.
 
-    Raises UsageError if the target is there or a part is not; MachineError if it cannot be written; SnapshotError.
+    Raises UsageError if `target` exists or a part does not; MachineError if `target` cannot be written; SnapshotError if the snapshot is
+    damaged.
     """
     with commit.reading(snapshot):
         return _export(snapshot, write, target, only)

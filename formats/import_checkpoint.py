@@ -1,7 +1,7 @@
 """Makes another program's checkpoint a committed snapshot of ours, from which `run --start-from` begins in any layout.
 
-Foreign → parts of a bounded size, each as if a rank had saved it → slabs and manifests → COMMIT. Each tensor is one box or more, with its
-place. Values that are the same on all ranks are in every part.
+`Foreign` → parts of a bounded size, each as if a rank had saved it → slabs and manifests → COMMIT. Each tensor is one box (a block of its
+elements) or more, each with its offset in the tensor. Every part contains the values that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .dcp_names import OPTIMIZER, Foreign, Found, FoundBox
 from .torch_zip import Held
 
 PART_BYTES = 1 << 30
-"""Limit of one part, and of memory, unless a chunk of a tensor is larger."""
+"""Maximum bytes of one part, and of the memory that the import takes, unless a chunk of a tensor is larger."""
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """Stands for a tensor in a part."""
+    """Stands for a tensor in the state of a part."""
 
     dtype: str
     box: FoundBox
@@ -48,10 +48,11 @@ class _Leaf:
 
 
 def import_into(root: Place, foreign: Foreign, step: int | None = None, part_bytes: int = PART_BYTES) -> Place:
-    """Import the checkpoint, and return the committed snapshot. step: its step, if the checkpoint does not say it or says a wrong one.
+    """Import the checkpoint, and return the committed snapshot. step: the checkpoint's step, if the checkpoint does not say it or says a
+    wrong one; None: the step that it says.
 
-    Raises UsageError if there are snapshots already or the step is unknown; SnapshotError when the checkpoint is damaged; MachineError if
-    it cannot be written. Then nothing of it is there.
+    Raises UsageError if `root` has snapshots already or the step is unknown; SnapshotError if the checkpoint is damaged; MachineError if
+    the snapshot cannot be written. After an error, nothing of the snapshot is left.
     """
     step = foreign.step if step is None else step
     if step is None or not 0 <= step < 1 << 60:
@@ -155,7 +156,7 @@ def _part(found: Found, name: str, box: FoundBox) -> Part:
 
 
 def _view(state: dict[str, Any], rank: int, world: int) -> View:
-    """Return a part as a sealed slot would hold it."""
+    """Return the state of a part in the form in which a sealed slot (the memory for a rank's part) would hold it."""
     skeleton, named = flatten(state, lambda value: isinstance(value, _Leaf))
     table = plan(
         skeleton,
@@ -184,7 +185,8 @@ def _bytes(words: Words) -> memoryview:
 
 
 def _plain(value: Any, where: str, left_out: list[str]) -> Any:
-    """Return what a snapshot can hold of the value, with tensors as leaves without a place. What it cannot hold is named in `left_out`."""
+    """Return the value, as far as a snapshot can hold it. Tensors in it become leaves that are no part of a global tensor. Add the names of
+    all else to `left_out`."""
     if isinstance(value, Held):
         whole = FoundBox(offset=(0,) * len(value.shape), shape=value.shape, read=value.content)
         return _Leaf(value.dtype, whole, ())

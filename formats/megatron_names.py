@@ -1,8 +1,8 @@
-"""Maps Megatron's own checkpoints to the names that our snapshots have for the same model: `dist_checkpointing`, format torch_dist.
+"""Maps Megatron's own checkpoints (`dist_checkpointing`, format torch_dist) to the names that our snapshots have for the same model.
 
 Such a checkpoint is a DCP directory (`.metadata`, `__*.distcp`). Its keys are the model's names, with the layers of a block stacked in one
-tensor, and `optimizer.state.exp_avg.<name>`. Beside it lie metadata.json, which says the format, and common.pt: the iteration, the
-schedule, the values of parameter groups. Nothing in common.pt is run either: its classes are stand-ins here.
+tensor, and `optimizer.state.exp_avg.<name>`. The directory also has metadata.json, which says the format, and common.pt, which has the
+iteration, the schedule and the values of parameter groups. Nothing in common.pt is run either: stand-ins replace its classes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_
 
 
 def megatron_directory(path: Path) -> Path:
-    """Return `path` itself, or its iter_XXXXXXX/ that was saved last. Raises UsageError."""
+    """Return `path` itself, or its subdirectory iter_XXXXXXX/ that was saved last. Raises UsageError if that is no checkpoint of the
+    format."""
     latest = path / "latest_checkpointed_iteration.txt"
     if latest.is_file():
         said = latest.read_bytes()[:20].decode(errors="replace").strip()
@@ -46,8 +47,8 @@ def megatron_directory(path: Path) -> Path:
 
 
 def from_megatron(given: Path) -> Foreign:
-    """Return the checkpoint. Raises UsageError if there is none, or if its kind cannot be taken to another layout; SnapshotError if it is
-    damaged."""
+    """Return the checkpoint. Raises UsageError if there is no checkpoint, or if checkpoints of its kind cannot be restored in another
+    layout; SnapshotError if it is damaged."""
     path = megatron_directory(given)
     _check_format(path)
     dcp = open_dcp(path)
@@ -144,8 +145,8 @@ def _with_padding(found: Found) -> Found:
 
 
 def _step(moment: Found, prefix: str, value: float) -> Found:
-    """Return the step count that torch's Adam keeps beside each parameter, or beside each of stacked experts. Megatron saves one for
-    all."""
+    """Return the step count that torch's Adam keeps for each parameter, or for each of several stacked experts. Megatron saves one step
+    count for all parameters."""
     experts = ".experts." in moment.name and len(moment.shape) > 2 and all(box.shape[0] == 1 for box in moment.boxes)
     shape = moment.shape[:1] if experts else ()
 
@@ -159,7 +160,7 @@ def _step(moment: Found, prefix: str, value: float) -> Found:
 
 
 def _megatron_groups(optimizer: Any) -> Iterator[dict[str, Any]]:
-    """Yield the groups of all optimizers in a chain. Megatron does not save which parameters they have."""
+    """Yield the groups of all optimizers in a chain. Megatron does not save which parameters belong to each group."""
     if not isinstance(optimizer, dict):
         return
     for key, inner in optimizer.items():
@@ -173,7 +174,7 @@ def _megatron_groups(optimizer: Any) -> Iterator[dict[str, Any]]:
 
 
 def _steps(optimizer: Any) -> set[float]:
-    """Return the step counts in groups and optimizers."""
+    """Return the different step counts that groups and optimizers contain."""
     if isinstance(optimizer, list):
         return {step for inner in optimizer for step in _steps(inner)}
     if not isinstance(optimizer, dict):

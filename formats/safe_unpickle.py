@@ -1,11 +1,12 @@
 """Reads other programs' pickles without running anything in them.
 
-A pickle is a program. This reader carries out only the part of it that builds data, in Python. Where the program names a class or a
-function, it gets a stand-in that only remembers what it was called with. No module is imported, and no foreign code is called. In
-`.metadata` each name has to be a known one.
+A pickle is a program. This reader, which is written in Python, carries out only the instructions that build data. Where the program names a
+class or a function, it gets a stand-in that only remembers its arguments. No module is imported, and no foreign code is called. In
+`.metadata`, every name must be a known one.
 
-No instruction that is let through does more work than the bytes that it consumes. So a hostile file costs no more time or memory than its
-size. Numbers as text are refused, as are buffers of a size that the file only claims, copies, and keys whose hash is computed.
+No permitted instruction does more work than in proportion to the bytes that it consumes. So a hostile file costs only as much time and
+memory as its size warrants. These are refused: numbers as text, buffers of a size that the file only claims, copies, and keys whose hash is
+computed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from ..resilience.errors import SnapshotError
 
 MOST_BYTES = 1 << 30
-"""Limit of a pickle: a larger one does not describe a checkpoint."""
+"""Maximum bytes of a pickle: no checkpoint's description is larger."""
 
 
 class Record:
@@ -31,7 +32,7 @@ class Record:
         self.state: Any = None
 
     def field(self, name: str) -> Any:
-        """Return an attribute of the object. Raises SnapshotError if it has none of that name."""
+        """Return the attribute `name` of the object. Raises SnapshotError if the object does not have it."""
         if not isinstance(self.state, dict) or name not in self.state:
             raise SnapshotError(f"a {self.named} without {name!r}; it is damaged, or of another version")
         return self.state[name]
@@ -55,10 +56,11 @@ def read(
 ) -> Any:
     """Return the data in a pickle, without running any of it.
 
-    known: by "module.name", what stands in: a Record type, a function of the arguments that copies nothing, or a value. lenient: give any
-    other name a stand-in instead of refusing it. persistent: loads what the pickle leaves to its reader (a storage of torch's).
+    known: by "module.name", what stands in for it: a Record type, a function of the arguments that copies nothing, or a value. lenient:
+    give any other name a stand-in instead of refusing it. persistent: a function that loads what the pickle only refers to (a storage of
+    torch's).
 
-    Raises SnapshotError, in one sentence that begins with `where`, for anything else.
+    Raises SnapshotError, with one sentence that begins with `where`, for any other pickle.
     """
     try:
         return _Reader(data, known, lenient, persistent).load()
@@ -68,7 +70,7 @@ def read(
         raise SnapshotError(f"{where} is not readable as a pickle ({type(error).__name__}); it is damaged") from None
 
 
-class _Reader(pickle._Unpickler):  # the one in Python: C's takes memory for any memo index that the file names
+class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for any memo index that a file names
     stack: list[Any]
     append: Callable[[Any], None]
     pop_mark: Callable[[], list[Any]]
@@ -139,7 +141,7 @@ class _Reader(pickle._Unpickler):  # the one in Python: C's takes memory for any
         elif not isinstance(self.stack[-1], Record):
             raise SnapshotError("it puts an item into something that is no list")
 
-    # The instructions with which protocols 2 to 5 build data; a file with another one is refused.
+    # The instructions that protocols 2 to 5 use to build data. A file with any other instruction is refused.
     dispatch = {  # type: ignore[assignment]
         code: pickle._Unpickler.dispatch[code]
         for code in (

@@ -1,8 +1,8 @@
-"""Writes a snapshot's tensors as safetensors: a few tensors in memory at a time, in as many files as their size asks for.
+"""Writes a snapshot's tensors as safetensors, with a few tensors in memory at a time, into as many files as their size requires.
 
-The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors). Its library can write only what is in
-memory as a whole. The files' names and the index are those that its readers expect. `state.json` beside the files has everything that is
-not a tensor.
+The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors). The format's library can write only
+tensors that are all in memory. The files' names and the index are those that the format's readers expect. `state.json` beside the files has
+everything that is not a tensor.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..checkpoint.format.tensor_table import ITEM_BYTES
 from ..resilience.errors import UsageError
 
 FILE_BYTES = 5_000_000_000
-"""Limit of one file, unless one tensor is larger: as Hugging Face's hub does it."""
+"""Maximum bytes of one file, unless one tensor is larger: as on Hugging Face's hub."""
 BATCH_BYTES = 256 << 20
-"""Limit of what is read at a time, unless one tensor is larger."""
+"""Maximum bytes that are read at a time, unless one tensor is larger."""
 
 _DTYPES = {
     "bool": "BOOL",
@@ -53,8 +53,8 @@ def write(
     target: Path,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Write into the directory `target`, which is empty. Raises UsageError, before anything is read, for a dtype that the format does not
-    have; OSError; and what reading raises."""
+    """Write the files into the empty directory `target`. Raises UsageError, before anything is read, for a dtype that the format does not
+    have; OSError if `target` cannot be written; and the errors of reading the snapshot."""
     for tensor in tensors:
         if tensor.dtype not in _DTYPES:
             raise UsageError(
@@ -76,7 +76,7 @@ def write(
 
 
 def _write_file(contents: Contents, tensors: Sequence[Tensor], path: Path) -> None:
-    # The largest elements first: so each tensor starts at a multiple of its elements' size.
+    # Tensors with the largest elements come first, so each tensor starts at a multiple of its elements' size.
     ordered = sorted(tensors, key=lambda tensor: -ITEM_BYTES[tensor.dtype])
     header: dict[str, object] = {"__metadata__": {"format": "pt", "snapshot": contents.saved.snapshot.name}}
     end = 0

@@ -1,6 +1,7 @@
 """Reads what `torch.save` has written, without torch: a zip of one pickle and the bytes of each storage.
 
-file → window → zip → pickle (`safe_unpickle.py`: nothing in it is run) → plain values and `Held` tensors, whose bytes are read on demand.
+file → window (a byte range) → zip → pickle (`safe_unpickle.py`: nothing in it is run) → plain values and `Held` tensors, whose bytes are
+read on demand.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _REBUILD = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_reb
 
 
 class _Storage(Record):
-    """The type of a storage. dtype: the type of its elements; "" if the tensor says it."""
+    """The type of a storage. dtype: the type of its elements; "": the tensor says the type."""
 
     dtype = ""
 
@@ -64,7 +65,7 @@ _KNOWN: Mapping[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A tensor in a zip."""
+    """A tensor in a zip. Its bytes are read on demand."""
 
     archive: zipfile.ZipFile
     entry: zipfile.ZipInfo
@@ -72,11 +73,12 @@ class Held:
     dtype: str
     shape: Shape
     offset: int
-    """Elements of the storage before the first one."""
+    """Number of elements of the storage before the tensor's first element."""
     strides: Shape
 
     def content(self) -> NDArray[np.generic]:
-        """Return the elements, row-major, as words of their size. Raises SnapshotError."""
+        """Return the elements, row-major, as uninterpreted words of an element's size. Raises SnapshotError if they are damaged or cut
+        off."""
         size = ITEM_BYTES[self.dtype]
         if not math.prod(self.shape):
             return np.zeros(0, word(self.dtype))
@@ -100,9 +102,9 @@ class Held:
 
 def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool = False) -> Any:
     """Return what a file holds from `offset` on: plain values, a `Held` for each tensor and, with `lenient`, a Record for anything else.
-    The file stays open as long as a `Held` of it lives.
+    The file stays open as long as a `Held` from it exists.
 
-    Raises SnapshotError if it is damaged or not torch's; MachineError if it cannot be read.
+    Raises SnapshotError if the file is damaged or not written by torch; MachineError if it cannot be read.
     """
     where = f"{path} at byte {offset}" if offset else str(path)
     try:
@@ -152,8 +154,8 @@ def _load(archive: zipfile.ZipFile, where: str, lenient: bool) -> Any:
 
 
 class _Resolver:
-    """Puts a Held in the place of each tensor. Refuses values that are nested deeper than any state, or within themselves. Also refuses
-    values that refer to the same few so often that resolving them would never end."""
+    """Replaces each tensor by a Held. Refuses values that are nested deeper than those of any state, or that contain themselves. Also
+    refuses values that refer to the same few values so often that resolving them would never end."""
 
     def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
         self._archive, self._where = archive, where
@@ -199,7 +201,7 @@ def _held(node: Record, archive: zipfile.ZipFile, where: str) -> Held:
 
 
 class _Window(io.RawIOBase):
-    """A part of a file, as a file."""
+    """A byte range of a file, which can be read like a file."""
 
     def __init__(self, file: Any, offset: int, length: int | None) -> None:
         self._file: BinaryIO = file

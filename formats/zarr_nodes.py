@@ -1,6 +1,6 @@
 """A snapshot's tensors as nodes of a zarr v3 hierarchy: paths, metadata documents, chunks. Pure; does not need zarr.
 
-name → path → zarr.json; chunk key → the box of the tensor that it stands for.
+name → path → zarr.json; chunk key → the box (block of elements) of the tensor that the chunk contains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..checkpoint.format.sharding import Shape
 from ..checkpoint.format.tensor_table import ITEM_BYTES
 
 CHUNK_BYTES = 32 << 20
-"""Limit of a zarr chunk: eight of a slab's chunks. At each end of a box, one or two more are read for the little that they hold of it."""
+"""Maximum bytes of a zarr chunk: eight chunks of a slab. At each end of a box, one or two more slab chunks are read, though they hold
+little of the box."""
 
 METADATA = "zarr.json"
 _FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
@@ -27,8 +28,9 @@ FOREIGN = frozenset(_FOREIGN)
 
 
 def path_of(name: str, all_names: Collection[str]) -> str:
-    """Return the path of the tensor `name`: slashes are groups, dots stay. A part that zarr would misread is %-encoded; an empty part is
-    "%". A tensor whose name is also the beginning of others' would have to be a group too: its path gets a "%" at its end."""
+    """Return the path of the tensor `name`: each part before a slash is a group, and dots stay. A part that zarr would misread is
+    %-encoded; an empty part is "%". A tensor whose name is such a part of other names would have to be a group too: its path ends with a
+    "%"."""
     path = "/".join(_encoded(part) for part in name.split("/"))
     return f"{path}%" if any(other.startswith(f"{name}/") for other in all_names) else path
 
@@ -51,11 +53,11 @@ def _encoded(part: str) -> str:
 
 @dataclass(frozen=True)
 class Array:
-    """A tensor as an array of chunks: whole rows of it, or, where one row is too large, parts of a row."""
+    """A tensor as an array of chunks. A chunk is whole rows of the tensor or, if one row is too large, a part of a row."""
 
     tensor: Tensor
     as_integers: bool
-    """Give a dtype that zarr does not know as integers of its size."""
+    """Whether elements of a dtype that zarr does not know become integers of their size."""
 
     @cached_property
     def chunk(self) -> Shape:
@@ -88,7 +90,7 @@ class Array:
         }
 
     def box(self, indexes: tuple[int, ...]) -> tuple[Shape, Shape] | None:
-        """Return offset and shape of what a chunk holds of the tensor; None if there is no such chunk."""
+        """Return the offset and shape of the box of the tensor that a chunk holds; None if there is no such chunk."""
         shape, chunk = self.tensor.shape, self.chunk
         offset = tuple(index * size for index, size in zip(indexes, chunk, strict=True))
         if any(at >= size for at, size in zip(offset, shape, strict=True)):

@@ -1,7 +1,7 @@
 """A durable snapshot as a read-only store of zarr-python: `zarr.open_group(SnapshotStore("mt-runs/train"), mode="r")`.
 
-This is the only module that needs zarr, which is an optional extra. A chunk is put together from the slabs when zarr asks for it, and each
-checksum on the way is checked. Nothing is copied or converted beforehand, and nothing is written.
+This is the only module that needs zarr, which is an optional extra. A chunk is put together from the slabs (the snapshot's files) when zarr
+asks for it, and all checksums of what is read are checked. Nothing is copied or converted beforehand, and nothing is written.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from .zarr_nodes import METADATA, Array
 
 
 class SnapshotStore(Store):
-    """The tensors of one snapshot by name: a group for each part before a slash, an array for each tensor. Everything that is not a tensor
-    is in the root group's attribute `values`.
+    """The tensors of one snapshot by name: a group for each part of a name before a slash, and an array for each tensor. Everything that is
+    not a tensor is in the root group's attribute `values`.
 
-    The snapshot is not retired while the store is open. This also holds for a process to which it was pickled or into which it was
-    forked."""
+    The snapshot is not deleted as too old while the store is open. This also holds for a process that got the store by pickle or by a
+    fork."""
 
     def __init__(self, where: str, as_integers: bool = False) -> None:
-        """where: a snapshot's directory, a run directory or the place of its snapshots (the newest is taken), or an s3:// or gs:// URL of
-        one.
+        """where: a snapshot's directory, a run directory or the place of its snapshots (the newest snapshot is opened), or an s3:// or
+        gs:// URL of one of these.
 
-        as_integers: give bfloat16 and float8 as integers of their size. Without the package ml_dtypes they are given so in any case, and a
-        warning says so. Each array's attribute `dtype` has the true one.
+        as_integers: return bfloat16 and float8 as integers of their size. Without the package ml_dtypes, the store does so in any case, and
+        a warning says so. Each array's attribute `dtype` names the true dtype.
 
-        Raises UsageError if there is no snapshot; SnapshotError or MachineError when it is damaged or cannot be read.
+        Raises UsageError if there is no snapshot, SnapshotError if it is damaged, MachineError if it cannot be read.
         """
         super().__init__(read_only=True)
         self.snapshot = catalog.find(where)
@@ -72,13 +72,14 @@ class SnapshotStore(Store):
             zarr_nodes.path_of(name, {f"{name}/"} if name in prefixes else ()): Array(tensor, as_integers or not known)
             for name, tensor in self.contents.tensors.items()
         }
-        """By path; `zarr_nodes.name_of` gives the tensor's name."""
+        """The arrays by path; `zarr_nodes.name_of` returns the tensor's name."""
         self._children: dict[str, dict[str, None]] = {"": {METADATA: None}}
         for path in self.arrays:
             parts = path.split("/")
             for depth, part in enumerate(parts):
                 self._children.setdefault("/".join(parts[:depth]), {METADATA: None})[part] = None
-        self._arguments = (str(self.snapshot), as_integers)  # not `where`: its newest may be another one by then
+        # Not `where`: its newest snapshot may be another one when this store is unpickled.
+        self._arguments = (str(self.snapshot), as_integers)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SnapshotStore) and self._identity == other._identity
@@ -159,8 +160,8 @@ class SnapshotStore(Store):
         return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": told}).encode()
 
     def _chunk_of(self, key: str) -> tuple[Array, tuple[int, ...]] | None:
-        """Return the array and the chunk's indexes. The array's path may have a part "c" too. But after the last "c" of the key come as
-        many numbers as there are axes."""
+        """Return the array and the chunk's indexes. The array's path may also contain a part "c". But only the last "c" of the key is
+        followed by one number for each axis."""
         parts = key.split("/")
         numbers = next((n for n, part in enumerate(reversed(parts)) if part == "c"), -1)
         array = self.arrays.get("/".join(parts[: len(parts) - numbers - 1]))
@@ -171,7 +172,7 @@ class SnapshotStore(Store):
         return (array, found) if array.box(found) is not None else None
 
     def _chunk(self, array: Array, indexes: tuple[int, ...]) -> bytes:
-        """Return all of the chunk, with zeros beyond the tensor's end."""
+        """Return the whole chunk, with zeros beyond the tensor's end."""
         box = array.box(indexes)
         assert box is not None
         with commit.reading(self.snapshot):
@@ -196,7 +197,7 @@ def _ranged(content: bytes, wanted: ByteRequest | None) -> bytes:
 
 def _register() -> bool:
     """Register tensorstore's names of bfloat16 and float8 with zarr-python, if they are unknown there. One array of an unknown dtype breaks
-    the listing of its whole group (3.1.6). Return False if there is no ml_dtypes."""
+    the listing of its whole group (zarr-python 3.1.6). Return False if ml_dtypes is not installed."""
     try:
         import ml_dtypes
     except ImportError:
