@@ -122,9 +122,7 @@ class Session(Boundaries):
             self._counts.look(partial(tell, self._at))
             self._generators.look(sys._getframe())
             if self._looks:
-                with suppress(
-                    Exception
-                ):  # whatever the script's variables contain, the search must not harm the training
+                with suppress(Exception):  # no variable of the script may make the search harm the training
                     self._named = moved_on(sys._getframe(), [*self._given, data])
                 if self._named:
                     tell(self._at, loop_variables.sentence(self._named))

@@ -49,7 +49,7 @@ def fill(
     fingerprints: NDArray[np.uint64],
 ) -> None:
     """Copy `chunks` into the tensors that `destinations` returned, or into some of them. Then compare these tensors with `fingerprints`.
-    `chunks` must yield every chunk, in any order. Its memory may be reused once the next chunk is requested.
+    `chunks` must yield every chunk, in any order. A chunk's memory may be reused once the next chunk is requested.
 
     Raises SnapshotError, naming the first tensor whose bits are not those that were saved.
     """

@@ -5,9 +5,9 @@ age in steps that memory must cover). Pure.
     marks     the last two multiples of each period that the newest step has passed: as many marks as places
     kept      for each mark, the newest available step that is not later than the mark
 
-So for each period q, the age of one kept snapshot is between q and 2q steps, plus the interval between snapshots. As a snapshot ages, it
-serves the mark of each longer period in turn. Marks are at fixed steps, whichever snapshots exist. So ranks that have lost different steps
-keep the same steps again as soon as they pass new marks. They need neither state nor communication for this.
+So for each period q, one kept snapshot is between q and 2q steps old, plus the interval between snapshots. As a snapshot ages, it serves
+the mark of each longer period in turn. Marks are at fixed steps, whichever snapshots exist. So ranks that have lost different steps keep
+the same steps again as soon as they pass new marks. They need neither state nor communication for this.
 """
 
 from __future__ import annotations

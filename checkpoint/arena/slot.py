@@ -172,15 +172,15 @@ class Slot:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the slot. If a view still uses the memory, it is unmapped when the last view is gone."""
+        """Close the slot. If a view still uses the memory, the memory is unmapped when the last view is gone."""
         self.release()  # explicitly: the mapping would keep the file open and locked
         os.close(self._fd)
         self._map = self._words = self._memory = None
 
     def words(self) -> tuple[Header, bytes, NDArray[np.uint64]] | None:
         """Return header, table and fingerprints of a whole snapshot. Return None if there is none, or if a writer began to overwrite it
-        meanwhile. This method takes no lock, so it never keeps a rank from its slot. It does not map the image. The check is safe because
-        `begin` stores STAGING before it changes anything else."""
+        meanwhile. This method takes no lock, so it never keeps a rank from its slot. Instead, it reads the header twice: `begin` stores
+        STAGING before it changes anything else. It does not map the image."""
         header = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
         if not header.whole or not self._holds(header):
             return None
@@ -239,9 +239,7 @@ class Slot:
             try:
                 if growth > free:
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-                os.posix_fallocate(
-                    self._fd, 0, size
-                )  # now: if a page were missing later, the kernel would kill the process that uses it
+                os.posix_fallocate(self._fd, 0, size)  # now: a page missing later would get its user killed
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                     raise

@@ -60,7 +60,7 @@ class Header:
     durable: bool = False
     """This step must be written to disk."""
     marked: bool = False
-    """This step must be copied into another node's memory. It is then marked on all ranks."""
+    """This step must be copied into another node's memory. The same step is marked on all ranks."""
     generation: int = -1
     rewinds: int = 0
     """How often this generation has rewound in place so far. It distinguishes two stagings of the same step."""

@@ -111,9 +111,8 @@ class Files:
     def renewed(self) -> Iterator[None]:
         with _told(self.path):
             make_directory(self.path.parent)
-            sync_directory(
-                self.path.parent.parent
-            )  # the process that made the directory may have been killed before its name was durable
+            # The process that made the directory may have been killed before its name was durable.
+            sync_directory(self.path.parent.parent)
             self.clear()
             if _there(self.path):
                 raise MachineError(f"{self.path} is in the way, and cannot be deleted")

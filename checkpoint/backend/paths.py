@@ -7,9 +7,9 @@
         CERTIFIED                                     many clean steps have followed, and its replicas agreed
 
 All nodes of a job give an attempt the same name without communication. The name ends with the run's number (agreed when the run starts) and
-the count of rewinds. So attempts of the same name have the same bytes, and a node whose own part is complete need not write it again. The
-next run of the job has another number, and a rewind changes the count. So a late request of a dead process cannot affect another attempt.
-An object store may execute such a deletion an hour later.
+the count of rewinds. So attempts of the same name have the same bytes. A node whose own part is complete need not write it again. The next
+run of the job has another number, and a rewind changes the count. So a late request of a dead process cannot affect another attempt. An
+object store may execute such a request, for example a deletion, an hour later.
 """
 
 from __future__ import annotations

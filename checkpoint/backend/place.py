@@ -17,7 +17,7 @@ Both kinds of place have the same methods, with the same guarantees:
                                 nothing stays, because the disk may be full. An object store deletes nothing: objects are replaced whole
     sync()                      makes the names of everything in this place durable
 
-A name may contain "/". All methods raise MachineError if the storage does not answer. That says nothing about the stored data.
+A name may contain "/". All methods raise MachineError if the storage does not answer. Such an error says nothing about the stored data.
 """
 
 from __future__ import annotations

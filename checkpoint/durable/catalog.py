@@ -1,4 +1,4 @@
-"""Lists the snapshots under a root, checks whether they are sound, and computes a digest by which two snapshots can be compared."""
+"""Lists the snapshots under a root, checks whether they are sound, and computes digests to compare them."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _attempts(root: Place) -> dict[Attempt, set[str]]:
 def _delete(root: Place, going: list[Attempt]) -> list[Attempt]:
     gone = []
     for attempt in going:
-        with suppress(MachineError):  # the next call finds it again
+        with suppress(MachineError):  # the next call tries again
             if commit.delete(attempt.under(root)):
                 gone.append(attempt)
     return gone

@@ -107,7 +107,7 @@ def certify(snapshot: Place) -> None:
 def reject(snapshot: Place, reason: str) -> None:
     """Set aside a snapshot that failed to restore. Its bytes stay, so that people can find the reason. Several nodes may do this
     concurrently."""
-    with suppress(MachineError):  # a full disk: the reason is lost, the verdict stands
+    with suppress(MachineError):  # on a full disk, only the reason is lost
         snapshot.write(paths.REASON, reason.encode())
     try:
         snapshot.rename(paths.COMMIT, paths.REJECTED)

@@ -98,7 +98,7 @@ def chunks(
     snapshot: Place, manifest: RankManifest, wanted: Sequence[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
     """Yield the payload's chunks as (number, bytes): all of them, or those in `wanted` (ascending). They are read from the slabs of the
-    ranks that wrote them. Each chunk's bytes are overwritten later. Raises as `open_rank` does."""
+    ranks that wrote them. Use the bytes immediately: a later chunk reuses the buffer. Raises as `open_rank` does."""
     every = range(manifest.table.image.chunks) if wanted is None else wanted
     content = (
         _from_shards(snapshot, manifest, every)

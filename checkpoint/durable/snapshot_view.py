@@ -57,7 +57,7 @@ class Tensor:
 
 
 class Contents:
-    """A snapshot, as other formats see it."""
+    """A snapshot's tensors and values, as converters to other formats use them."""
 
     def __init__(self, saved: Saved) -> None:
         """Raises SnapshotError if a global tensor is incomplete, or the table claims more elements than its bytes can contain."""

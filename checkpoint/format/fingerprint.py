@@ -2,7 +2,7 @@
 
 It is computed on the device when a state is staged, and again after the state is copied. So a bad copy is detected; checksums computed on
 the copy cannot do that. An XOR detects any flipped bit, but not reordered words, which the checksums of chunks detect. The order of an XOR
-does not matter. So a device computes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms), and replicas with another
+does not matter. So a device computes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms). Replicas with another
 memory layout get the same value.
 """
 

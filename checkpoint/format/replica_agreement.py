@@ -59,7 +59,7 @@ class Comparison:
     moments: NDArray[np.bool_]
     """Marks the rows that an optimizer computes from gradients: its tensors, except single numbers, which count steps."""
     telling: NDArray[np.bool_] | None = None
-    """Set if the parts are unknown: no row is trusted until all of these rows are."""
+    """Marks an optimizer's rows, if parts are unknown: no row is trusted until all of these are. Otherwise None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ class Apart:
 
 
 def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
-    """Return the ranks whose value differs from that of the majority (more than half of all ranks). Return None if there is no majority.
-    With two ranks that differ, there is never one."""
+    """Return the ranks whose value differs from that of the majority (more than half of all ranks). Return None if there is no majority;
+    two ranks that differ never have one."""
     if not words:
         return frozenset()
     (word, votes), *_ = Counter(words.values()).most_common(1)
@@ -142,8 +142,8 @@ def _comparable(piece: Piece) -> bool:
 
 
 def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
-    """Return whether replicas update the piece in the same way. trained: global names of parameters; empty if the optimizer does not show
-    them, like plain SGD."""
+    """Return whether replicas update the piece in the same way. trained: global names of parameters; empty if the optimizer (plain SGD,
+    say) does not show them."""
     if _OPTIMIZER.match(piece.name):
         return True
     return any(part.name in trained for part in piece.parts) if placed else piece.trained
@@ -233,7 +233,7 @@ def _replicated(table: Table) -> list[int]:
 
 class Ledger:
     """What the snapshots of one layout have shown, for each comparison. That is: the last value that all ranks had, the number of different
-    values in a row, and the tensors that are never compared again. Only `look` and `leave` change it."""
+    values in a row, and which tensors are no longer compared. Only `look` and `leave` change it."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.comparisons = comparisons(tables)

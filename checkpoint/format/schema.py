@@ -1,7 +1,7 @@
 """Fields, types and ranges that the JSON of a snapshot may contain, all checked before use. Pure.
 
 bytes → `parse` → `checked`, against one of the forms here or in `manifest.py`. No size, count or index exceeds these limits.
-`tensor_table.py` and `shared_chunks.py` check that they are consistent.
+`tensor_table.py` and `shared_chunks.py` check that these numbers fit each other.
 """
 
 from __future__ import annotations

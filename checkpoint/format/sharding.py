@@ -1,5 +1,5 @@
-"""Describes where a piece of a tensor lies in the global tensor (a tensor that is split over ranks), and which elements two layouts share.
-Pure; uses neither torch nor files.
+"""Describes which place a piece of a tensor has in the global tensor (a tensor that is split over ranks). Finds the elements that two
+layouts share. Pure; uses neither torch nor files.
 
 A rank's live tensor is a list of `Part`s. Writing needs nothing more: the bytes are written as they lie in memory. Reading in another
 layout goes part → `boxes` → `overlap` of each wanted box with each saved box → copy.
@@ -23,7 +23,7 @@ _POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A box of the global tensor `name`, or a flat range of such a box, and the elements of a live tensor that contain it."""
+    """A box of the global tensor `name`, or a flat range of such a box. Also says which elements of a live tensor contain it."""
 
     name: str
     shape: Shape

@@ -1,5 +1,5 @@
-"""Attaches this process to the agent. It reads the handoff, claims the rank's page (its block of shared memory), ends when the launcher
-ends, and reports why it fails.
+"""Attaches this process to the agent. It reads the handoff, claims the rank's page (its block of shared memory), and reports why it fails.
+It ends when the launcher ends.
 
 A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The process that torchrun started is the rank, until
 a training loop begins in another process. Every other process stays unattached, and the code that builds on this module does nothing in it.

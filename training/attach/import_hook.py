@@ -32,9 +32,7 @@ def activate() -> None:
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
     attached = attach(trains=False)
-    if (
-        attached and attached.handoff.generation > 1
-    ):  # each generation has its own torchrun, which counts restarts from 0
+    if attached and attached.handoff.generation > 1:  # each generation's own torchrun counts from 0
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
     os.environ.update(attached.handoff.variables if attached else {})
     for name in LOOPS:

@@ -62,7 +62,7 @@ class Sentinel:
 
 
 def _exchange(at: Attachment, environ: Mapping[str, str]) -> Exchange:
-    """Return the kind of exchange for this machine and job size. Ranks on machines of the same kind all get the same kind."""
+    """Return the kind of exchange for this machine and job size. All ranks get the same kind if their machines are of the same kind."""
     world, local = dist.get_world_size() if dist.is_initialized() else 1, len(at.handoff.arena)
     if world == 1:
         return Pages(at.page, [at.page])
@@ -111,7 +111,7 @@ class Nodes:
     the first rank too."""
 
     def __init__(self, mine: Page, of_node: Sequence[Page], rounds: Rounds | None) -> None:
-        """of_node: the pages of all ranks of this node. rounds: only on the node's first rank."""
+        """of_node: the pages of all ranks of this node. rounds: None except on the node's first rank."""
         self._mine, self._first, others = mine, of_node[0], of_node[1:]
         self._ordinal = mine.spoken  # greater than 0 after an earlier sentinel of this process
         self._speaker = (

@@ -80,7 +80,7 @@ class Boundaries:
         self._accumulation = Accumulation(self._models, optimizers, others, partial(tell, self._at))
         self._tape.alone.gradients = self._accumulation
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
-        """None if it can't be measured: with a single rank, or on a device."""
+        """None if a rank's own time can't be measured: with a single rank, or on a device."""
 
     @property
     def observes(self) -> bool:
@@ -226,7 +226,7 @@ class Boundaries:
 
     def _leased(self) -> None:
         """Wait while this node's lease may have expired, because other nodes may have restarted without it. The agent then ends this
-        process, or reports that they have not. Ranks check this themselves, because the agent may be delayed."""
+        process, or reports that they did not restart. Ranks check this themselves, because the agent may be delayed."""
         while 0 < self._page.until_ns < monotonic_ns():
             sleep(_LOOK_S)
 

@@ -30,7 +30,7 @@ from .local_gradients import OwnGradients, culprits
 from .step_metrics import Figures, finite
 
 _SETTLED = Held.WHOLE, Held.WHOLE
-"""What a rank reports if all ranks know the outcome of its snapshots: the report is not used."""
+"""What a rank reports of its snapshots once all ranks know their outcome. The value is then ignored."""
 
 
 class Incurable(BudgetSpent):

@@ -28,8 +28,8 @@ _FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
 
 class Carried(NamedTuple):
     path: Path
-    """The variable, and the attributes or keys of the part. Ends with ALL if a method is called, or if the code sets a part that it does
-    not name."""
+    """The variable, and the attributes or keys that lead to the part. Ends with ALL if a method is called, or if the code sets a part that
+    it does not name."""
     method: str | None
     anew: bool
     """Whether another object is assigned, not the same object after an operator changed it in place."""
@@ -54,8 +54,8 @@ def carried_in(code: CodeType, at: int = -1) -> list[Carried]:
 
 
 def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list[Carried]:
-    """Return the variables outside a function that it, or a function inside it, carries from one call to the next. defaults: its parameters
-    that have the same object at each call."""
+    """Return the outer variables that a function, or a function inside it, carries from one call to the next. defaults: its parameters
+    whose default is the same object at each call; they count as outer."""
     own = {*code.co_varnames, *code.co_cellvars}.difference(defaults)
     found = [each for each in carried_in(code) if each.path[0] not in own]
     for inner in code.co_consts:

@@ -1,4 +1,4 @@
-"""Lists what each byte code instruction does with variables and their parts. It simulates the stack as far as the stack contains these."""
+"""Lists what each byte code instruction does with variables and their parts. It simulates the stack, but only for variables and parts."""
 
 from __future__ import annotations
 

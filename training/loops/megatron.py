@@ -1,9 +1,9 @@
 """Hooks for Megatron-LM's unmodified loop: `megatron.training.training` from fdfcef87 (0.12) on.
 
 The boundary (the moment between two steps) is at `checkpoint_and_decide_exit`. At this point, the iteration and the consumed samples have
-been advanced; when `train_step` returns, they have not. Functions are wrapped in the namespace where `train` itself looks them up, because
-patches like Moore Threads' replace `train` by a function of another module. They are wrapped inside `pretrain`, when all other patches are
-in place.
+been advanced; when `train_step` returns, they have not. Functions are wrapped in the namespace where `train` itself looks them up. Patches
+like Moore Threads' replace `train` by a function of another module. The wrapping happens inside `pretrain`, when all other patches are in
+place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Saves random generators that the script keeps in its own variables, under the variables' names.
 
-When the loop begins, this module searches the variables of the script's running functions and of its modules, and the objects in them. At
-each snapshot, it looks up the names again, because a name may have another generator by then, or its first one.
+When the loop begins, this module searches the variables of the script's running functions and modules, and the objects in them. At each
+snapshot, it looks up the names again, because a name may have another generator by then, or its first one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LOOKED_AT = 2000
 _NEWLY = 200
 """The most objects that are searched: at the start (`_LOOKED_AT`), and when a snapshot finds new variables (`_NEWLY`)."""
 _OF_THE_DATA = (Dataset, Sampler, DataLoader)
-"""Classes whose objects are rewound with the data, together with everything deep inside them."""
+"""Classes of objects whose deep contents are rewound with the data."""
 _NOTHING = frozenset((*PLAIN, torch.Tensor, torch.nn.Parameter, np.ndarray, ModuleType))
 
 

@@ -40,13 +40,7 @@ every process."""
 _ALIKE = {
     *("fspath", "getcwd", "getcwdb", "putenv", "unsetenv", "strerror", "_path_normpath", "_path_splitroot_ex"),
     *("cpu_count", "uname", "sysconf", "confstr", "getuid", "geteuid", "getgid", "getegid", "getgroups"),
-    *(
-        "umask",
-        "chdir",
-        "fchdir",
-        "nice",
-        "sched_setaffinity",
-    ),  # `Watch` compares the state that these functions change
+    *("umask", "chdir", "fchdir", "nice", "sched_setaffinity"),  # `Watch` compares their effects
     *("sleep", "strptime", "mktime", "get_clock_info"),
 }
 _STREAMS = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
@@ -79,7 +73,7 @@ def _asks(called: Any, frame: FrameType) -> str:
         return _TIME
     if isinstance(owner, socket.SocketType):
         return "uses a socket"
-    if isinstance(owner, _STREAMS) and name not in ("write", "flush"):  # what is printed is captured
+    if isinstance(owner, _STREAMS) and name not in ("write", "flush"):  # printed output is captured
         return "uses a stream"
     if isinstance(owner, _random.Random):
         unseeded = name == "seed" and frame.f_locals.get("a") is None

@@ -1,7 +1,7 @@
 """Runs imports ahead of time for the ranks: the script's opening (its first imports), then modules that its packages need later.
 
-Each statement runs under a `Watch`. If a statement has an effect that a forked rank cannot inherit, this process is unfit, because it has
-run that statement already. In the next warm process, the opening ends before that statement.
+Each statement runs under a `Watch`. If a statement has an effect that a forked rank cannot inherit, this process is unfit to fork ranks. It
+has run the statement already. In the next warm process, the opening ends before that statement.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def poisoned() -> bool:
 
 class Watch(importlib.abc.MetaPathFinder):
     """Reports the effects of code that ran inside `running`. Effects on the process are reported for all code. Reads of the time, files or
-    random numbers are reported only for the script's own modules, because installed packages are expected to tolerate import and fork."""
+    random numbers are reported only for the script's own modules. Installed packages are expected to tolerate import and fork."""
 
     def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
         """strange: environment variables that every rank has, and this process lacks, perhaps only for now. terminal: ranks print to a
@@ -130,7 +130,7 @@ class Watch(importlib.abc.MetaPathFinder):
         found, self._asked = [*self._asked, *changed], []
         return found[0] if found else ""
 
-    # -- what it leaves behind --------------------------------------------------------------------------------------------
+    # -- the code's effects on the process ----------------------------------------------------------------------------------
 
     def _look(self) -> dict[str, Any]:
         bad = poisoned()  # called first: at a fork, OpenBLAS ends the threads that it has started
@@ -165,7 +165,7 @@ class Watch(importlib.abc.MetaPathFinder):
         """Whether the library's generator has another state than right after its import."""
         return library in self._fresh and self._fresh[library] != state()
 
-    # -- what it asks -------------------------------------------------------------------------------------------------------
+    # -- the code's reads of time, files and random numbers -----------------------------------------------------------------
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
