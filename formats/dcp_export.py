@@ -173,8 +173,8 @@ def _native(value: Any) -> Any:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error that torch has wrapped. If reading or writing failed, return the error of that, and not what torch's zip writer made
-    of it."""
+    """Return the error that torch has wrapped. If reading or writing failed, return that original error, and not what torch's zip writer
+    made of it."""
     wrapped: BaseException = next(iter(error.failures.values()))[0]
     cause: BaseException | None = wrapped
     while cause is not None and not isinstance(cause, (ResilientError, OSError)):

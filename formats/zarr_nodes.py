@@ -29,8 +29,8 @@ FOREIGN = frozenset(_FOREIGN)
 
 def path_of(name: str, all_names: Collection[str]) -> str:
     """Return the path of the tensor `name`: each part before a slash is a group, and dots stay. A part that zarr would misread is
-    %-encoded; an empty part is "%". A tensor whose name is such a part of other names would have to be a group too: its path ends with a
-    "%"."""
+    %-encoded; an empty part is "%". If other names begin with `name` and a slash, the tensor would have to be a group too, so its path ends
+    with a "%"."""
     path = "/".join(_encoded(part) for part in name.split("/"))
     return f"{path}%" if any(other.startswith(f"{name}/") for other in all_names) else path
 

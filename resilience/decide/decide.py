@@ -40,7 +40,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     world = _with_news(world, now, policy)
     event, verdict, answer = event_of(world, now, policy)
     shut_out = {} if policy.observe else node_exclusion.due(read, now, policy.quarantine, verdict)
-    if shut_out:  # the next tick answers the fault, and knows of the quarantine
+    if shut_out:  # the next tick answers the fault, when the quarantine is in force
         return Decision(quarantine=shut_out)
     if policy.observe and verdict and answer and observe_only.only_told(verdict):
         world = world.with_incidents(

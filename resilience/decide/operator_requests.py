@@ -1,7 +1,7 @@
 """Obeys an operator's requests: derives the record to write, incidents and answers from the World. Pure, and run at every tick.
 
     stop          an event of `state_machine`; answered when the job has ended
-    drain         the same if the job cannot do without the node; else `GenerationRecord.dismissed`, answered when it goes on without it
+    drain         the same if the job needs the node; else `GenerationRecord.dismissed`, answered when the job goes on without the node
     rewind        an incident and `GenerationRecord.rewind`; answered when the ranks report that they have gone back
     pause         `GenerationRecord.paused`; answered when all ranks wait
     resume        `GenerationRecord.paused`; answered when no rank waits

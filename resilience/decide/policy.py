@@ -1,4 +1,4 @@
-"""The policies by which the controller decides."""
+"""The policies that the controller applies when it decides."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ minutes."""
 
 
 MOST = 64
-"""A model of which nodes report more different texts (`Held`) than this is not compared. Most replicas are at the same snapshot, so they
-report fewer different texts."""
+"""If nodes report more different texts (`Held`) of a model than this, the model is not compared. Most replicas are at the same snapshot, so
+they report fewer different texts."""
 
 
 def parted(told: Mapping[NodeId, str]) -> list[Parted]:

@@ -41,7 +41,7 @@ TOGETHER_S = 1.0
 milliseconds, and the agent sees all their exits in one or two ticks of its loop."""
 
 HEARD_S = 1.0
-"""Seconds after a fault by which all nodes have reported how their ranks ended. Agents report this immediately."""
+"""All nodes have reported how their ranks ended within this many seconds of a fault: agents report it immediately."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ A *loss spike* is a run of steps that all lie above the expected loss, and on av
                It is at least half the figures' grain (their smallest difference): figures may be rounded (bfloat16 to 1 %)
     spike      `run_steps` steps in a row: each is more than `each_sigma` scales above expected, and their mean more than `mean_sigma`
 
-The rule asks for three steps, because single outliers are common in a loss and a hard batch has no lasting effect. A loss that
-does not come down again is what costs a training (PaLM, arXiv:2204.02311, section 5.1).
+The rule asks for three steps, because single outliers are common in a loss and a hard batch has no lasting effect. A training is harmed by
+a loss that does not come down again (PaLM, arXiv:2204.02311, section 5.1).
 
 A *gradient spike* is one gradient norm above `gradient_factor` times the baseline's median. Data does not cause such a norm; a flipped bit
 in an exponent does.

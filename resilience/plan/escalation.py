@@ -197,8 +197,8 @@ def _answer_to_mismatch(
     verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool, shut_out: Set[NodeId]
 ) -> Plan:
     """Return a rewind to before the onset. Return the end of the job once the budget is spent: nodes that diverge repeatedly have bad
-    hardware. Unrelated divergences do not count: of thousands of nodes, three can have bad luck in a day, each at a later step than the one
-    before it."""
+    hardware. Unrelated divergences do not count: of thousands of nodes, three can have bad luck in a day, each at a later step than the
+    previous divergence."""
     since_s, here = verdict.at_s - policy.mismatch_window_h * 3600, verdict.nodes
 
     def counts(before: Incident) -> bool:

@@ -28,7 +28,7 @@ def step_reached(world: World) -> Step:
 @once_said
 def said(world: World) -> list[NodeStatus]:
     """Return the members' statuses. `memory_steps` includes the steps that a member can fetch from another node's memory. It excludes steps
-    of which its own memory holds other ranks' parts."""
+    for which the member's own memory holds other ranks' parts."""
     own, lent = buddy_sources.own(world), buddy_sources.fetchable(world)
     told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
     return [

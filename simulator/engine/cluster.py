@@ -120,8 +120,8 @@ class Cluster:
             self.acks[name] = Ack(kind=kind, generation=generation, instance=instance, at_s=now_s, port=1)
 
     def _seated(self, before: GenerationRecord | None, now_s: float) -> None:
-        """Find the new members of a generation, and the steps that their buddies hold for them. The buddy of a node is half the members
-        away."""
+        """Find the new members of a generation, and the steps that their buddies hold for them. A node's buddy is half the number of
+        members further on."""
         assert self.record
         members = list(self.record.members)
         self.place = {name: at for at, name in enumerate(members)}

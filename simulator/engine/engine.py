@@ -64,7 +64,7 @@ class Play:
         self.outcome = Outcome(setting=setting)
         self.spike: Spike | None = None
         self.slow: dict[int, float] = {}
-        """By machine: the factor by which it is slow."""
+        """By slow machine: the factor on its time for a step."""
         self.sick: set[int] = set()
         """Machines on which ranks end as soon as they start."""
         self.repairs_s: dict[int, float] = {}

@@ -143,7 +143,7 @@ def _gone(play: Play, name: NodeId) -> None:
 
 
 def taken_away(play: Play, name: NodeId) -> None:
-    """Take the node away for repair, if it is broken. Its agent leaves in order."""
+    """Take the node away for repair, if it is broken. Its agent exits cleanly."""
     if play.cluster.machine[name] in play.sick:
         _gone(play, name)
 

@@ -130,7 +130,7 @@ class Training:
         return self.track is not None and max(self.memory(now_s), default=-1) > self.track.begun
 
     def held(self, now_s: float) -> Sequence[int]:
-        """Return the steps to which ranks can rewind in place, ascending."""
+        """Return the steps to which ranks can rewind in place, in ascending order."""
         return sorted({*self.memory(now_s), *self.durable(now_s)})
 
     def _go(self, now_s: float, rhythm: Rhythm, track: Track) -> None:

@@ -100,7 +100,7 @@ class Pattern:
     lemon_share: float = 0.0
     """Share of all faults that strike bad nodes. Both 0: all nodes are alike."""
     clusters: float = 0.0
-    """Share of faults that are soon followed by further faults. The nodes of those are drawn as for every other fault."""
+    """Share of faults that are soon followed by further faults. The nodes of these further faults are drawn like those of all faults."""
     cluster_most: int = 19
     """No cluster has more faults than this."""
     cluster_gap_s: float = 600.0
