@@ -59,9 +59,7 @@ def order(directory: RunDirectory, request: Request) -> int:
         except KeyboardInterrupt:
             print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
             return 130
-        with suppress(
-            StoreUnavailable
-        ):  # so that other commands need not read them; otherwise a later start deletes them
+        with suppress(StoreUnavailable):  # spares others from reading both; else a later start deletes them
             store.delete(keys.request(asked.id))
             store.delete(keys.answer(asked.id))
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""

@@ -77,9 +77,7 @@ class Company:
             # An agent that exits normally deletes its record.
             if entry and loads(NodeRecord, entry.value).instance == instance:
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
-                self._store.revoke(
-                    entry.lease
-                )  # if the dead agent led, another agent can become the leader immediately
+                self._store.revoke(entry.lease)  # if the dead agent led, another can lead immediately
                 sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
                 self._telling.say(sentence, "warn")
             self._dead = None

@@ -157,9 +157,7 @@ class Supervisor:
                 changed = act() or changed
             except ResilientError:
                 raise
-            except (
-                Exception
-            ) as error:  # a bug of this program, or a rank's bad data: one failure must not end the agent
+            except Exception as error:  # a bug, or a rank's bad data: one failure must not end the agent
                 self._stumbled(error)
                 looked, changed = False, True
                 if monotonic_s() - self._looked_s > BLIND_S:
@@ -170,9 +168,7 @@ class Supervisor:
             self._looked_s = monotonic_s()
         try:
             self._consult(changed)
-        except (
-            OSError
-        ) as error:  # no file descriptor, no memory, or a full disk: this round is lost, but the ranks go on
+        except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks go on
             self._stumbled(error)
         except LeaseGone:
             self.heartbeat.lost()
@@ -246,9 +242,7 @@ class Supervisor:
         self._lapse.met(error, self.record, monotonic_s())
         if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("no fault can be judged")
-        elif (
-            self.record and self.id not in self.record.members
-        ):  # a member should lead instead: it sees whether ranks wait
+        elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
             self.heartbeat.end()
             self.heartbeat.lost()
 

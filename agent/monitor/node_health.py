@@ -31,9 +31,7 @@ class Vitals:
     def __init__(self, policy: StragglerPolicy) -> None:
         self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
         self._program = nvidia_smi.program()
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="devices"
-        )  # in a thread, because a broken driver may never answer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a broken driver may never answer
         self._asked: Future[tuple[DeviceReading, ...]] | None = None
         self._next_s = 0.0
         self._first: dict[str, DeviceReading] = {}

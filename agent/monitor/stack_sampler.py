@@ -126,9 +126,7 @@ def _content(fd: int) -> str:
 
 def _cpu_s(process: psutil.Process) -> float:
     with suppress(psutil.Error):
-        return float(
-            sum(process.cpu_times()[:4])
-        )  # user and system time, of the process and of the children that it has reaped
+        return float(sum(process.cpu_times()[:4]))  # user and system time, its own and its reaped children's
     return 0.0
 
 

@@ -45,9 +45,7 @@ class Telling:
             self.say(decision.said)
         for ident, answer in decision.answers.items():
             self._journal.write("answer", wall_s(), request=ident, answer=asdict(answer))
-        for answer in dict.fromkeys(
-            decision.answers.values()
-        ):  # at Ctrl-C each agent sends a request: print equal answers once
+        for answer in dict.fromkeys(decision.answers.values()):  # at Ctrl-C each agent asks: print it once
             self.say(answer.sentence, "warn" if answer.exit_code else "good")
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))

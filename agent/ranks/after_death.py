@@ -28,9 +28,7 @@ class AfterDeath:
     def __init__(self, token: str) -> None:
         """token: a text that every rank of this agent has in its environment."""
         command = [sys.executable, "-I", "-S", __file__]
-        quiet = (
-            subprocess.DEVNULL
-        )  # so that a reader of the agent's output sees the end of it although this program still runs
+        quiet = subprocess.DEVNULL  # otherwise a reader of the agent's output would wait for this program
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
         )

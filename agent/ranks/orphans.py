@@ -123,9 +123,7 @@ def _below(process: psutil.Process, spare: Collection[int]) -> bool:
 
 def _dead_children() -> list[int]:
     with suppress(ChildProcessError):
-        if os.waitid(
-            os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT
-        ):  # checked first, because listing the children reads all of /proc
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # first: a list of children reads all of /proc
             return [child.pid for child in psutil.Process().children() if _is_dead(child)]
     return []
 

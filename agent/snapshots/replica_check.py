@@ -164,9 +164,7 @@ class Replicas:
 
     def _hold(self, sight: Sight, digest: replica_agreement.Digest | None) -> None:
         """Keep the snapshot's digest. Other nodes whose ranks are replicas of this node's ranks must report the same digest."""
-        left = any(
-            sight.stamp.left(to, life) for to, life in self._left
-        )  # such a snapshot was read from disk, after the ranks went back
+        left = any(sight.stamp.left(to, life) for to, life in self._left)  # read from disk, after the rewind
         if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
             return
         if digest.model != self._model:
