@@ -1,1 +1,1 @@
-"""Typed things → sentences, and numbers as people read them. No program parses them."""
+"""Makes sentences from typed objects, and numbers for people. No program parses them."""

@@ -1,6 +1,6 @@
-"""Makes the tables of docs/configuration.md from the policies' docstrings and defaults.
+"""Makes the tables of docs/configuration.md from the docstrings and defaults of the policies (the dataclasses of the configuration).
 
-The first paragraph of a field's docstring is for users, and stands in the table. Further paragraphs are for developers.
+The first paragraph of a field's docstring is for users, and appears in the table. Further paragraphs are for developers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 
 def tables(sections: Mapping[str, type]) -> str:
-    """Return one Markdown table for each section, in their order. Raises KeyError for a field without a docstring."""
+    """Return one Markdown table for each section, in the sequence of `sections`. Raises KeyError for a field without a docstring."""
     return "\n\n".join(_table(name, policy) for name, policy in sections.items())
 
 
@@ -29,7 +29,7 @@ def _table(name: str, policy: type) -> str:
 
 
 def field_docstrings(policy: type) -> dict[str, str]:
-    """Return the part for users of each field's docstring, by field; inherited fields too."""
+    """Return, by field, the part of its docstring that is for users. Inherited fields are included."""
     found: dict[str, str] = {}
     for owner in reversed(policy.__mro__):
         if dataclasses.is_dataclass(owner):
@@ -47,7 +47,7 @@ def _own(policy: type) -> Iterator[tuple[str, str]]:
 
 
 def _user_part(docstring: str) -> str:
-    """Return the first paragraph on one line."""
+    """Return the first paragraph of `docstring` as one line."""
     return " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())
 
 

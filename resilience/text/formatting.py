@@ -1,4 +1,4 @@
-"""Durations, sizes, numbers and lists as people read them."""
+"""Formats durations, sizes, numbers and lists for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _READ = 16
 
 
 def seconds(value: float) -> str:
-    """Return a duration as people read it."""
+    """Return a duration in milliseconds or seconds, as text."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
@@ -24,7 +24,7 @@ def steps(number: int) -> str:
 
 
 def size(number_bytes: int) -> str:
-    """Return a size as people read it."""
+    """Return a size in kB, MB or GB, as text."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if number_bytes >= scale:
             return f"{number_bytes / scale:.1f} {unit}"
@@ -32,8 +32,8 @@ def size(number_bytes: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text on one line, in characters that a terminal shows. Others, such as a line's end or a byte that is no UTF-8, become
-    Python's escapes."""
+    """Return the text on one line, in characters that a terminal shows. Other characters, such as a line's end or a byte that is no UTF-8,
+    become Python's escapes."""
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
 
 
@@ -43,7 +43,7 @@ def _escaped(letter: str) -> str:
 
 
 def few(things: Sequence[object]) -> list[str]:
-    """Return as many things as a person reads, and how many more there are: a fault may concern thousands of nodes."""
+    """Return at most 17 texts: all things, or the first 16 and how many more there are. A fault may concern thousands of nodes."""
     more = len(things) - _READ
     return [str(thing) for thing in things] if more <= 1 else [*map(str, things[:_READ]), f"{more:,} more"]
 

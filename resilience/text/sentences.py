@@ -1,4 +1,4 @@
-"""Typed things → the sentences of incidents, orders and answers. No program parses them."""
+"""Makes the sentences of incidents, orders and answers from typed objects. No program parses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_WORK = (
 
 
 def seats(found: Seats) -> str:
-    """Return what changes among the nodes that train; empty: nothing."""
+    """Return how the set of training nodes changes; empty: it does not change."""
     said = formatting.few([f"{successor} takes the place of {node}" for node, successor in found.successors.items()])
     if found.dropped:
         there = (
@@ -44,7 +44,7 @@ def cut_off(node: str, unseen: bool) -> str:
 
 
 def left_alone(unseen: bool) -> str:
-    """Return why the leader does nothing about a node that is cut off."""
+    """Return why the leader does nothing about a node that is cut off from etcd."""
     if unseen:
         return f"nothing is done: {AT_WORK}"
     return (
@@ -53,7 +53,7 @@ def left_alone(unseen: bool) -> str:
 
 
 def back(nodes: Sequence[str]) -> str:
-    """Return that `nodes` are back; empty: there are none."""
+    """Return a text that `nodes` are back; empty: there are no nodes."""
     return f"{formatting.listed(nodes)} {'is' if len(nodes) == 1 else 'are'} back" if nodes else ""
 
 
@@ -98,7 +98,7 @@ def out_of_line(ranks: Sequence[Rank]) -> str:
 
 
 def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went: str = "went") -> str:
-    """Return what the ranks did, or (`went`: "go") would do. live: in the same processes."""
+    """Return what the ranks did in a rewind or, with `went`: "go", would do. live: the ranks rewind in the same processes."""
     what = _DONE.get(remedy, "")
     if window:
         what = f"leave out {formatting.batches(window)}"
@@ -117,12 +117,12 @@ _DONE = {
 
 
 def would(plan: str) -> str:
-    """Return what would be done about an incident that was only observed."""
+    """Return what the program would have done about an incident that was only observed."""
     return f"nothing is done while observing; what would be: {plan}"
 
 
 def ordered(to: int, skip: int, live: bool) -> str:
-    """Return what the ranks do because of an order to go back."""
+    """Return what the ranks do because of an order to rewind."""
     left_out = {0: "", 1: ", and the batch after it is left out"}.get(
         skip, f", and the {skip} batches after it are left out"
     )
@@ -131,7 +131,7 @@ def ordered(to: int, skip: int, live: bool) -> str:
 
 
 def gone_back(incident: Incident) -> str:
-    """Return the answer to the operator who ordered a rewind."""
+    """Return the answer to an operator's order to rewind."""
     done, window = f"step {incident.resume_step} is restored on all ranks", incident.window
     if window is None:
         return done
@@ -149,7 +149,7 @@ def wish(request: Request) -> str:
 
 
 def remedies(done: Sequence[Remedy]) -> str:
-    """Return, for example, `2 replays of the same data and 1 window of data left out`."""
+    """Return a summary such as `2 replays of the same data and 1 window of data left out`."""
     skips = sum(remedy in SKIPS for remedy in done)
     blind = sum(remedy in BLIND for remedy in done)
     replays = len(done) - skips - blind
@@ -162,7 +162,7 @@ def remedies(done: Sequence[Remedy]) -> str:
 
 
 def mismatch(found: Mismatch) -> str:
-    """Return what differs on which ranks, and which of them are known to be wrong."""
+    """Return which replicas differ in which tensors, and which ranks are known to be wrong."""
     more = f" and {found.count - len(found.tensors)} more" if found.count > len(found.tensors) else ""
     since = f", as they had at step {found.agreed}" if found.agreed >= 0 else ""
     if found.wrong and not found.replayed:
@@ -176,7 +176,7 @@ def mismatch(found: Mismatch) -> str:
 
 
 def parted(found: Parted) -> str:
-    """Return which nodes differ, and which of them are known to be wrong."""
+    """Return which nodes' replicas differ, and which nodes are known to be wrong."""
     who = "which of them is wrong cannot be said of so few copies"
     if found.wrong:
         who = f"{formatting.listed([*found.wrong])} differ{'s' if len(found.wrong) == 1 else ''} from the others"
@@ -190,12 +190,12 @@ _PARTED = "fingerprint_mismatch:nodes:"
 
 
 def parted_signature(found: Parted) -> str:
-    """Return a signature that is equal for the same snapshot, whichever nodes are wrong."""
+    """Return a signature that depends only on the snapshot, not on which nodes are wrong."""
     return f"{_PARTED}{'.'.join(map(str, found.seen))}"
 
 
 def on_purpose(signature: str) -> str:
-    """Return what to do if nodes diverge on purpose; empty: the signature is of another fault."""
+    """Return advice for a training whose nodes diverge on purpose; empty: the signature is of another fault."""
     if not signature.startswith(_PARTED):
         return ""
     return "; where the training lets nodes go apart on purpose (local SGD, say): --set stability.compare_nodes=false"
@@ -213,7 +213,7 @@ _LOST = {
 
 
 def straggling(found: Straggler) -> tuple[str, ...]:
-    """Return what shows a straggler, and where its time goes."""
+    """Return the evidence for a straggler, and where its additional time goes."""
     own, peers = formatting.seconds(found.own_s), formatting.seconds(found.peers_s)
     before = f"{found.usual:.2f} times as long as its peers' before"
     return (
@@ -229,7 +229,7 @@ def shortage(found: Shortage, node: str) -> str:
 
 
 def growth(found: Shortage) -> tuple[str, ...]:
-    """Return how fast memory shrinks, and which process takes it."""
+    """Return how fast the free memory shrinks, and which process takes it."""
     whose = "no rank, nor the agent, grows so fast: another process does, or what is in shared memory and files"
     if found.grows:
         whose = f"{found.grows} grows by {formatting.size(found.grows_per_s)} a second"
@@ -246,5 +246,5 @@ def convicted(found: Mismatch) -> str:
 
 
 def mismatch_signature(found: Mismatch) -> str:
-    """Return a signature that is equal for the same tensors at the same step, whichever ranks are wrong."""
+    """Return a signature that depends on the step and the tensors that differ, not on which ranks are wrong."""
     return f"fingerprint_mismatch:{found.onset}:{found.count}:{','.join(found.tensors)}"
