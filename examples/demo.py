@@ -38,9 +38,7 @@ def undisturbed() -> str:
     command = [*TRAINING[:1], "--standalone", *TRAINING[1:]]
     done = subprocess.run(command, env=QUIET, text=True, capture_output=True)
     found = DIGEST.search(done.stdout)
-    if (
-        not found
-    ):  # its exit code does not matter: gloo's threads abort the interpreter's teardown now and then (torch 2.13)
+    if not found:  # the exit code is ignored: gloo's threads sometimes abort the interpreter's teardown (torch 2.13)
         sys.exit(f"the undisturbed run failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     print(done.stdout.splitlines()[-2], found[0], sep="\n")
     return found[1]
@@ -56,7 +54,7 @@ def start(run: Path, output: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_step(agent: subprocess.Popen[bytes], run: Path, step: int) -> NodeStatus:
-    """Return what the node says once all its ranks have finished `step` steps."""
+    """Return the node's status once all its ranks have finished `step` steps."""
     while agent.poll() is None:
         world = explain.look(RunDirectory(run))
         for now in world.status.values() if world else ():
@@ -67,7 +65,7 @@ def wait_for_step(agent: subprocess.Popen[bytes], run: Path, step: int) -> NodeS
 
 
 def wait_for_warm(agent: subprocess.Popen[bytes], run: Path) -> None:
-    """Wait until the next start can be forked: in a job of days it always can."""
+    """Wait until the warm process is ready, so that the next start can be forked. In a job that runs for days, it always is."""
     deadline = time.time() + 60
     while (
         agent.poll() is None
@@ -78,7 +76,7 @@ def wait_for_warm(agent: subprocess.Popen[bytes], run: Path) -> None:
 
 
 def kill_everything(agent: subprocess.Popen[bytes]) -> None:
-    """Kill the agent and all its descendants, with SIGKILL, at once."""
+    """Kill the agent and all its descendants with SIGKILL, immediately."""
     everybody = [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
     for process in everybody:
         try:

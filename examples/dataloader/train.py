@@ -1,4 +1,4 @@
-"""A training over epochs with a DataLoader, as people write it; the two lines that `session.batches` changes are marked.
+"""A training over epochs with a DataLoader, as usually written. Comments mark the two lines that `session.batches` changes.
 
 torchrun --standalone --nproc-per-node 2 examples/dataloader/train.py
 """
@@ -15,7 +15,7 @@ from mt_resilient import Session
 
 
 class Pictures(Dataset):
-    """Pictures made from their number, and varied a little each time: so the workers draw random numbers."""
+    """Pictures computed from their index, with a small random change at each load. So the workers draw random numbers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -52,7 +52,7 @@ def main() -> None:
     used = torch.zeros(len(pictures), dtype=torch.int64)
 
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler, used={"pictures": used})
-    # Before: for epoch in range(args.epochs): sampler.set_epoch(epoch); for batch in loader: …
+    # Without a Session: for epoch in range(args.epochs): sampler.set_epoch(epoch); for batch in loader: …
     for step, batch in session.batches(loader, epochs=args.epochs):
         time.sleep(args.step_delay)
         images, labels, numbers = batch
@@ -61,7 +61,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if session.epoch_ends:  # before: after the inner loop
+        if session.epoch_ends:  # without a Session: after the inner loop
             scheduler.step()
         session.report(loss=loss.item())
         if distributed.get_rank() == 0:
@@ -75,7 +75,7 @@ def main() -> None:
             print(f"each picture was used {' or '.join(map(str, used.unique().tolist()))} times", flush=True)
             print("final state sha256", hashlib.sha256(content).hexdigest(), flush=True)
     distributed.barrier()
-    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective, and destroying its group now may hang (torch 2.13)
     distributed.destroy_process_group()
 
 

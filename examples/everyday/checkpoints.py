@@ -1,4 +1,4 @@
-"""A script that saves, and resumes from, checkpoints of its own: torchrun --nproc-per-node 2 checkpoints.py"""
+"""A script that saves and resumes from its own checkpoints: torchrun --nproc-per-node 2 checkpoints.py"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the scripts in this folder share: a small task whose batches are a function of a number, and a SHA-256 of what was trained."""
+"""Code that the scripts in this folder share: a small task whose batches depend only on a number, and a SHA-256 of the trained state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def arguments() -> argparse.Namespace:
 
 
 def begin() -> torch.device:
-    """Make the process group, seed every rank alike, and return the device of this rank."""
+    """Create the process group, seed every rank alike, and return this rank's device."""
     device = pick_device()
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(1234)
@@ -39,14 +39,14 @@ def network(dropout: float = 0.1) -> nn.Module:
 
 
 def batch(number: int, device: torch.device | str, samples: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and targets of this rank's share of the batch: the same number gives the same batch."""
+    """Return inputs and targets of this rank's share of a batch. The same number gives the same batch."""
     seed = number * distributed.get_world_size() + distributed.get_rank()
     inputs = torch.randn(samples, 16, generator=torch.Generator().manual_seed(seed))
     return inputs.to(device), inputs.sin().sum(1, keepdim=True).to(device)
 
 
 def finish(*trained: nn.Module | torch.optim.Optimizer) -> None:
-    """Print one SHA-256 over weights, buffers and optimizer state of all ranks, and leave the process group."""
+    """Print one SHA-256 over weights, buffers and optimizer state of all ranks. Then leave the process group."""
     mine = hashlib.sha256()
     for thing in trained:
         states = [thing.state_dict()] if isinstance(thing, nn.Module) else thing.state.values()
@@ -57,5 +57,5 @@ def finish(*trained: nn.Module | torch.optim.Optimizer) -> None:
     distributed.all_gather_object(digests, mine.hexdigest())
     if distributed.get_rank() == 0:
         print("final state sha256", hashlib.sha256("".join(digests).encode()).hexdigest(), flush=True)
-    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective, and destroying its group now may hang (torch 2.13)
     distributed.destroy_process_group()

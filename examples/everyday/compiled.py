@@ -1,4 +1,4 @@
-"""torch.compile, within DistributedDataParallel: torchrun --nproc-per-node 2 compiled.py"""
+"""torch.compile inside DistributedDataParallel: torchrun --nproc-per-node 2 compiled.py"""
 
 import torch
 from common import arguments, batch, begin, finish, network

@@ -21,7 +21,7 @@ def main() -> None:
 
     session = Session(model=model, optimizer=optimizer)
     for step in session.steps(args.steps):
-        if distributed.get_rank() == 0 and step != expected:  # a start, or a step to compute again
+        if distributed.get_rank() == 0 and step != expected:  # the first step, or a step that is computed again
             writer = SummaryWriter(curves, purge_step=step, flush_secs=5)
         inputs, targets = batch(session.data_step, device)
         loss = nn.functional.mse_loss(model(inputs), targets)
@@ -31,7 +31,7 @@ def main() -> None:
         session.report(loss=loss)
         if writer is not None:
             writer.add_scalar("loss", loss, step)
-            writer.flush()  # a rank that is killed loses what it has not flushed
+            writer.flush()  # a killed rank loses the points that it has not flushed
             print(f"step {step} loss {loss.item()!r}", flush=True)
         expected = step + 1
 

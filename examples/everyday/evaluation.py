@@ -1,4 +1,4 @@
-"""Rank 0 evaluates every ten steps while the others wait: torchrun --nproc-per-node 2 evaluation.py"""
+"""Rank 0 evaluates every ten steps while the other ranks wait: torchrun --nproc-per-node 2 evaluation.py"""
 
 import torch
 from common import arguments, batch, begin, finish, network

@@ -1,4 +1,4 @@
-"""No Session: after a restart it continues from its own newest checkpoint: torchrun --nproc-per-node 2 plain.py"""
+"""No Session: after a restart the script continues from its own newest checkpoint: torchrun --nproc-per-node 2 plain.py"""
 
 import os
 

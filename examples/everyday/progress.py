@@ -1,4 +1,4 @@
-"""A progress bar of tqdm that goes back with the training: torchrun --nproc-per-node 2 progress.py"""
+"""A tqdm progress bar that moves back when the training is rewound: torchrun --nproc-per-node 2 progress.py"""
 
 import torch
 from common import arguments, batch, begin, finish, network
@@ -26,7 +26,7 @@ def main() -> None:
         optimizer.step()
         session.report(loss=loss)
         bar.set_postfix(loss=f"{loss.item():.4f}")
-        bar.update(step + 1 - bar.n)  # negative if the session has gone back
+        bar.update(step + 1 - bar.n)  # negative after a rewind
 
     finish(model, optimizer)
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer has its own loop: no Session. It continues from the newest of its own checkpoints:
+"""Lightning's Trainer has its own loop, so there is no Session. After a restart it continues from its own newest checkpoint:
 torchrun --nproc-per-node 2 trainer.py"""
 
 import os
@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 EPOCH = 10
-"""Steps in an epoch."""
+"""The number of steps in an epoch."""
 
 
 class Regression(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.network = network(dropout=0.0)  # Lightning's checkpoints leave out the random generators
+        self.network = network(dropout=0.0)  # Lightning's checkpoints leave out random generators, so no dropout
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
         inputs, targets = batch

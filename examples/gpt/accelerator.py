@@ -1,4 +1,4 @@
-"""Prepares, on import, the device that this script trains on: megatron-core looks at torch.cuda while it is being imported.
+"""Prepare the script's device on import, because megatron-core reads torch.cuda during its own import.
 
 Moore Threads' own `musa_patch`, of MT-MegatronLM, maps torch.cuda to torch.musa. With `--device cpu`, or without any accelerator,
 `cpu_shim` maps it to the CPU.
@@ -30,7 +30,7 @@ def _kind() -> str:
 
 KIND = _kind()
 BACKEND = {"cpu": "gloo", "cuda": "nccl", "musa": "mccl"}[KIND]
-"""For collectives."""
+"""The torch.distributed backend for collectives."""
 
 if KIND == "cpu":
     import cpu_shim

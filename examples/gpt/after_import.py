@@ -1,9 +1,10 @@
-"""Do something to a module as soon as it has been imported, whoever imports it.
+"""Change a module right after its import, whichever code imports it.
 
     @after_import("megatron.core.jit")
     def change(module): ...
 
-`watch()` starts it. Other import hooks on the same modules keep working, in either order. This module imports none of them itself.
+`watch()` starts the hook. Other import hooks on the same modules keep working, in either order. This file imports none of those modules
+itself.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from typing import Any
 Change = Callable[[Any], None]
 
 CHANGES: dict[str, list[Change]] = {}
-"""Module name → the changes to make to it."""
+"""Functions that change a module, by the module's name."""
 
 
 def after_import(module: str) -> Callable[[Change], Change]:
-    """Have the decorated function called with `module` right after its import."""
+    """Return a decorator: the decorated function is called with `module` right after the module's import."""
 
     return into(CHANGES.setdefault(module, []))
 
 
 def into(changes: list[Change]) -> Callable[[Change], Change]:
-    """Return a decorator that puts a function on the list `changes`."""
+    """Return a decorator that adds a function to the list `changes`."""
 
     def add(change: Change) -> Change:
         changes.append(change)
@@ -39,7 +40,7 @@ def into(changes: list[Change]) -> Callable[[Change], Change]:
 
 
 def wanted(change: Change) -> bool:
-    """Return False for a change that MCORE_CPU_SHIM_SKIP=name,name leaves out."""
+    """Return False if MCORE_CPU_SHIM_SKIP=name,name lists the change."""
     return change.__name__ not in os.environ.get("MCORE_CPU_SHIM_SKIP", "").split(",")
 
 
@@ -49,7 +50,7 @@ def apply(name: str, module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: asks all *other* finders, and extends the loader that they name."""
+    """Finds no module itself. It asks all *other* finders, and extends the loader that they return."""
 
     def __init__(self) -> None:
         self._asking: set[str] = set()
@@ -75,6 +76,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def watch() -> None:
-    """Start to watch imports. May be called twice. Modules that are already imported are left as they are."""
+    """Start to watch imports. It may be called twice. Modules that are already imported stay unchanged."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -1,11 +1,11 @@
-"""torch.cuda → CPU, so that unmodified Megatron code trains on CPU tensors with gloo.
+"""Map torch.cuda to the CPU, so that unmodified Megatron code trains on CPU tensors with gloo.
 
 Moore Threads maps torch.cuda to torch.musa with a similar patch. Call `install()` after `import torch` and before any import of Megatron.
-Modules of Megatron that are already imported are patched in place. `install()` reads nothing of its process, so a process that is forked
-later may become any rank.
+Modules of Megatron that are already imported are patched in place. `install()` reads no rank or other fact about its process, so processes
+forked later may become any rank.
 
-Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out; this showed that all of them are needed.
-What gloo cannot do is in `cpu_shim_gloo.py`, what Megatron's own modules need in `cpu_shim_megatron.py`.
+Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out. Such runs showed that all patches are
+needed. Patches for gloo's limits are in `cpu_shim_gloo.py`, patches of Megatron's own modules in `cpu_shim_megatron.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 import after_import
 
 PATCHES: list[after_import.Change] = []
-"""The changes that `install` makes to torch, beside those of cpu_shim_gloo."""
+"""The changes that `install` makes to torch, besides those of cpu_shim_gloo."""
 patch = after_import.into(PATCHES)
 
 
 def install() -> None:
-    """Map torch.cuda to the CPU in this process. May be called twice."""
+    """Map torch.cuda to the CPU in this process. It may be called twice."""
     import torch
     import torch.distributed
 
@@ -57,16 +57,17 @@ def _is_cuda(device: Any) -> bool:
 
 @patch
 def device_queries(torch: Any) -> None:
-    """Megatron passes current_device() on as `device=…`, so that has to be a CPU device.
+    """Megatron passes the result of current_device() on as `device=…`, so it has to be a CPU device.
 
-    Each query gets a function of its own: torch._dynamo, which torch.optim imports, keeps a table of them and accepts none twice.
+    Each query gets a function of its own: torch._dynamo, which torch.optim imports, keeps a table of these functions and accepts each only
+    once.
     """
     cuda, cpu = torch.cuda, torch.device("cpu")
     cuda.is_available = lambda: True
     cuda.is_initialized = lambda: True
     cuda._lazy_init = lambda: None
     cuda._lazy_call = lambda callback, **_: callback()
-    cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # read late: forked ranks get it after us
+    cuda.device_count = lambda: int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # forked ranks get it after `install`
     cuda.current_device = lambda: cpu
     cuda.set_device = lambda device: None
     cuda.synchronize = lambda device=None: None
@@ -80,7 +81,7 @@ def device_queries(torch: Any) -> None:
 
 @patch
 def accelerator(torch: Any) -> None:
-    """Otherwise a CUDA build of torch on a machine without a driver would now report an accelerator."""
+    """Report no accelerator. Without this, a CUDA build of torch on a machine without a driver would now report one."""
     if torch.backends.cuda.is_built():
         torch.accelerator.is_available = lambda: False
         torch.accelerator.current_accelerator = lambda *_, **__: None
@@ -121,7 +122,8 @@ class _Stream(contextlib.nullcontext[None]):
 
 @patch
 def streams(torch: Any) -> None:
-    """MoE dispatchers and optimizer offload order their work by streams; on a CPU everything already is in order."""
+    """Replace streams by empty ones. MoE dispatchers and optimizer offload use streams to order their work, but on a CPU work runs in
+    program order."""
     cuda, default = torch.cuda, _Stream()
     cuda.Stream, cuda.Event = _Stream, _Event
     cuda.current_stream = lambda device=None: default
@@ -135,7 +137,7 @@ def streams(torch: Any) -> None:
 
 @patch
 def rng(torch: Any) -> None:
-    """The device's generator is the CPU's: dropout draws from it. Megatron's tracker swaps whole states, so sharing is sound."""
+    """Use the CPU's generator as the device's: dropout draws from it. Sharing is safe, because Megatron's tracker swaps whole states."""
     cuda = torch.cuda
 
     def get(device: Any = None) -> Any:
@@ -144,7 +146,7 @@ def rng(torch: Any) -> None:
     def put(state: Any, device: Any = None) -> None:
         torch.set_rng_state(state)
 
-    def seed(value: int) -> None:  # not torch.manual_seed: that calls torch.cuda.manual_seed_all
+    def seed(value: int) -> None:  # not torch.manual_seed, which calls torch.cuda.manual_seed_all
         torch.default_generator.manual_seed(int(value))
 
     class Generators(tuple):  # Megatron indexes it with current_device()
@@ -165,7 +167,8 @@ def rng(torch: Any) -> None:
 
 @patch
 def loader_rng(torch: Any) -> None:
-    """iter(DataLoader) draws a seed from the CPU generator, which is dropout's here: loaders get a generator of their own."""
+    """Give loaders a generator of their own. Otherwise iter(DataLoader) would draw a seed from the CPU generator, which dropout uses
+    here."""
     from torch.utils.data import DataLoader
 
     init = DataLoader.__init__
@@ -184,7 +187,7 @@ def loader_rng(torch: Any) -> None:
 
 @patch
 def tensor_moves(torch: Any) -> None:
-    """`.cuda()`, `.to("cuda")`, `.pin_memory()` leave tensors where they are."""
+    """Make `.cuda()`, `.to("cuda")` and `.pin_memory()` leave tensors where they are."""
     torch.Tensor.cuda = torch.nn.Module.cuda = torch.Tensor.pin_memory = lambda self, *_, **__: self
     to = torch.Tensor.to
 
@@ -201,7 +204,7 @@ def tensor_moves(torch: Any) -> None:
 
 @patch
 def factories(torch: Any) -> None:
-    """`torch.zeros(…, device="cuda")` and similar functions make CPU tensors."""
+    """Make `torch.zeros(…, device="cuda")` and similar functions create CPU tensors."""
     plain = "tensor zeros ones empty full arange linspace rand randn randint randperm"
     likes = "as_tensor zeros_like ones_like empty_like full_like rand_like randn_like"
 
@@ -225,7 +228,8 @@ def factories(torch: Any) -> None:
 
 @patch
 def legacy_types(torch: Any) -> None:
-    """Optimizers sort parameters by `p.type() == "torch.cuda.FloatTensor"`; clipping builds torch.cuda.FloatTensor([…])."""
+    """Support the old type names. Optimizers sort parameters by `p.type() == "torch.cuda.FloatTensor"`; clipping builds
+    torch.cuda.FloatTensor([…])."""
     for name in ("Float", "Half", "BFloat16", "Double", "Int", "Long", "Byte", "Bool"):
         setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
     original = torch.Tensor.type
@@ -241,7 +245,7 @@ def legacy_types(torch: Any) -> None:
 
 @patch
 def is_cuda(torch: Any) -> None:
-    """Megatron's checkpoint writer and MoE permutation ask for it."""
+    """Make `is_cuda` true, because Megatron's checkpoint writer and MoE permutation check it."""
     torch.Tensor.is_cuda = property(lambda self: True)
 
 
@@ -250,11 +254,11 @@ def is_cuda(torch: Any) -> None:
 
 @patch
 def no_compiler(torch: Any) -> None:
-    """Compiling a toy model takes longer than training it, and needs a C++ compiler."""
+    """Turn compilation off: compiling a toy model takes longer than training it, and needs a C++ compiler."""
 
     def identity(function: Any = None, *_: Any, **__: Any) -> Any:
         return function if function is not None else lambda decorated: decorated
 
     torch.compile = torch.jit.script = identity
-    if "torch._dynamo" in sys.modules:  # Megatron was imported, and its functions decorated, before
+    if "torch._dynamo" in sys.modules:  # Megatron was imported earlier, and its functions are decorated already
         torch.compiler.set_stance("force_eager")

@@ -1,4 +1,4 @@
-"""Patches where Megatron relies on NCCL and gloo behaves differently."""
+"""Patches for code in Megatron that relies on NCCL and for which gloo behaves differently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ patch = after_import.into(PATCHES)
 
 @patch
 def uneven_collectives(torch: Any) -> None:
-    """NCCL takes lists of unequal sizes (MoE with TP > 1: tokens per expert); gloo does not."""
+    """Support lists of unequal sizes (MoE with TP > 1: tokens per expert), which NCCL accepts and gloo does not."""
     from torch.distributed import distributed_c10d as c10d
 
     gather, scatter = c10d.all_gather, c10d.reduce_scatter
@@ -50,7 +50,8 @@ def uneven_collectives(torch: Any) -> None:
 
 @patch
 def isend_owns_buffer(torch: Any) -> None:
-    """The interleaved pipeline frees a sent activation while isend still reads it. NCCL's allocator forgives; gloo sends NaN."""
+    """Let isend send a copy. The interleaved pipeline frees an activation while isend still reads it. That is harmless with NCCL's
+    allocator, but gloo sends NaN."""
     from torch.distributed import distributed_c10d as c10d
 
     isend = c10d.isend
@@ -64,7 +65,8 @@ def isend_owns_buffer(torch: Any) -> None:
 
 @patch
 def groups_end_with_the_process(torch: Any) -> None:
-    """Megatron ≥ 0.17 leaves its groups open; gloo's threads then abort a good run at exit, now and then (SIGABRT)."""
+    """Close groups at the process's end. Megatron ≥ 0.17 leaves them open, and gloo's threads then sometimes abort a good run at exit
+    (SIGABRT)."""
     from torch.distributed import distributed_c10d as c10d
 
     atexit.register(lambda: c10d.is_initialized() and c10d.destroy_process_group())

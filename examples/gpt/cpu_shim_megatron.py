@@ -1,4 +1,4 @@
-"""What Megatron's own modules need beside `cpu_shim` where Transformer Engine, Apex and a compiler are absent."""
+"""Patches that Megatron's own modules need, besides `cpu_shim`, if Transformer Engine, Apex and a compiler are absent."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from after_import import after_import
 
 @after_import("megatron.core.transformer.moe.moe_utils")
 def moe_without_te(module: Any) -> None:
-    """0.15 and 0.16 test `te_general_gemm is not None`: a NameError where Transformer Engine is absent."""
+    """Define `te_general_gemm`. Megatron 0.15 and 0.16 test `te_general_gemm is not None`, a NameError without Transformer Engine."""
     if not hasattr(module, "te_general_gemm"):
         module.te_general_gemm = None
 
 
 @after_import("megatron.core.optimizer.distrib_optimizer")
 def adam_of_torch_can_load(module: Any) -> None:
-    """Lets DistributedOptimizer load a checkpoint over torch's own Adam, whose state exists only after the first step.
+    """Let DistributedOptimizer load a checkpoint over torch's own Adam, whose state exists only after the first step.
 
-    Without this, state_dict() asserts that there is one `step`; load_state_dict() gives all parameters the same step tensor, which then
-    grows by n_params a step; and the restored step is overwritten by the fresh optimizer's 0.
+    Without this patch, state_dict() asserts that there is one `step`. load_state_dict() gives all parameters the same step tensor, which
+    then grows by n_params in each step. And the fresh optimizer's 0 overwrites the restored step.
     """
     import torch
 
@@ -61,8 +61,8 @@ def adam_of_torch_can_load(module: Any) -> None:
 
 @after_import("megatron.core.transformer.torch_norm")
 def torch_norm_under_sequence_parallel(module: Any) -> None:
-    """WrappedTorchNorm asserts that there is no sequence parallelism. All that it needs is the mark by which finalize_model_grads
-    reduces."""
+    """Allow WrappedTorchNorm with sequence parallelism, which it asserts to be off. It needs only the mark that finalize_model_grads uses
+    for its reduction."""
     new = module.WrappedTorchNorm.__new__
 
     def __new__(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,14 +78,14 @@ def torch_norm_under_sequence_parallel(module: Any) -> None:
 
 @after_import("megatron.core.dist_checkpointing.validation")
 def old_names_of_numpy(module: Any) -> None:
-    """Up to 0.12 saving calls np.product, which numpy 2 no longer has."""
+    """Restore np.product, which Megatron up to 0.12 calls in saving, and which numpy 2 no longer has."""
     if not hasattr(module.np, "product"):
         module.np.product = module.np.prod
 
 
 @after_import("megatron.core.dist_checkpointing.strategies.filesystem_async")
 def old_writer_on_new_torch(module: Any) -> None:
-    """Up to 0.12 the writer calls torch's private _write_item with the arguments of an older torch."""
+    """Adapt the writer of Megatron up to 0.12. It calls torch's private _write_item with the arguments of an older torch."""
     from torch.distributed.checkpoint import filesystem
 
     if "serialization_format" in inspect.getsource(module):
@@ -100,7 +100,8 @@ def old_writer_on_new_torch(module: Any) -> None:
 
 @after_import("megatron.core.datasets.utils")
 def helpers_are_built(module: Any) -> None:
-    """Packages ship the compiled data set helpers without their Makefile; megatron.training runs make all the same."""
+    """Build the data set helpers only if they are missing. Packages contain them compiled, without a Makefile, but megatron.training runs
+    make."""
     compile_helpers = module.compile_helpers
 
     def compile_if_missing() -> None:
@@ -114,5 +115,5 @@ def helpers_are_built(module: Any) -> None:
 
 @after_import("megatron.legacy.fused_kernels")
 def no_fused_kernels(module: Any) -> None:
-    """load() calls nvcc."""
+    """Skip load(), which calls nvcc."""
     module.load = lambda args: None

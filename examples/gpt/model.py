@@ -1,6 +1,6 @@
 """A small GPT (dense or mixture of experts) on megatron-core with TP, PP, EP, data parallelism and the distributed optimizer.
 
-Import `accelerator` before this.
+Import `accelerator` before this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
         expert_model_parallel_size=args.ep,
-        sequence_parallel=args.moe and args.tp > 1,  # megatron-core asks for it with experts
+        sequence_parallel=args.moe and args.tp > 1,  # megatron-core requires it with experts
         pipeline_dtype=torch.float32,
         add_bias_linear=not args.moe,
         num_moe_experts=EXPERTS if args.moe else None,
@@ -44,7 +44,7 @@ def transformer_config(args: argparse.Namespace) -> TransformerConfig:
         moe_router_load_balancing_type="aux_loss" if args.moe else "none",
         moe_aux_loss_coeff=0.01 if args.moe else 0.0,
         moe_token_dispatcher_type="alltoall",
-        gradient_accumulation_fusion=False,  # this and the following need Apex or Transformer Engine
+        gradient_accumulation_fusion=False,  # this and the following options need Apex or Transformer Engine
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import accelerator  # before anything of Megatron
+import accelerator  # import this before anything of Megatron
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.distributed import finalize_model_grads
@@ -64,7 +64,8 @@ def sample(index: int, length: int, vocabulary: int) -> torch.Tensor:
 
 
 def poison_once(args: argparse.Namespace, model: Any, number: int) -> None:
-    """Do what --poison-gradient orders. The marker keeps a replay of the batch, or a restarted rank, from doing it again."""
+    """Set one gradient to NaN, as --poison-gradient says. The marker file keeps a replay of the batch, or a restarted rank, from doing so
+    again."""
     if args.poison_gradient != f"{number}:{distributed.get_rank()}":
         return
     try:
@@ -77,7 +78,8 @@ def poison_once(args: argparse.Namespace, model: Any, number: int) -> None:
 def make_train_step(
     args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any
 ) -> Callable[[int], Any]:
-    """Return a function that computes one step: number of its batch → (mean loss, None except on the last stage; gradient norm)."""
+    """Return a function that computes one step. It takes the batch's number, and returns the mean loss (None except on the last stage) and
+    the gradient norm."""
     forward_backward = get_forward_backward_func()
     replicas, replica = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
     micro_batches = args.gbs // (args.mbs * replicas)
@@ -149,7 +151,7 @@ def main() -> None:
         print(
             "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
         )
-    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective, and destroying its group now may hang (torch 2.13)
     mpu.destroy_model_parallel()
     distributed.destroy_process_group()
 

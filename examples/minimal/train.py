@@ -56,7 +56,7 @@ def main() -> None:
         print(
             "final state sha256", hashlib.sha256(b"".join(bytes(d.tolist()) for d in digests)).hexdigest(), flush=True
         )
-    time.sleep(0.2)  # gloo's threads still end the last collective; destroying its group now may hang (torch 2.13)
+    time.sleep(0.2)  # gloo's threads still end the last collective, and destroying its group now may hang (torch 2.13)
     distributed.destroy_process_group()
 
 
