@@ -1,4 +1,4 @@
-"""Runs two jobs in turn, one at a time: each figure of one job has a counterpart of the other job, taken a second away."""
+"""Run two jobs in turn, one at a time. Each measurement of one job has a counterpart of the other job, taken one second apart."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from jobs import Job
 
 SLICE_S, SETTLE_S = 1.0, 0.2
 QUIET_CORES = 0.2
-"""The most CPU that the rest of the machine may take, in each slice of a quiet round."""
+"""The most cores that the rest of the machine may use in each slice of a quiet round."""
 
 
 @dataclass(frozen=True)
 class Slice:
     times_s: list[float]
-    """The times of its steps, without those of the first moments."""
+    """The step times, without those of the slice's first moments."""
     foreign_cores: float
-    """CPU time of everything but the job in this slice, in seconds per second. The machine's other tenants are included."""
+    """CPU seconds per second that everything except the job used in this slice. Other guests on the same host are included."""
 
 
 class Alternating:
-    """One of the two jobs, which is stopped and continued in turn."""
+    """One of two jobs, which are stopped and continued in turn."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -50,7 +50,7 @@ class Alternating:
         self.halt()
         ran_s = time.monotonic() - started
         ranks_s, rest_s, all_s = (now - then for now, then in zip(self._clocks(), before, strict=True))
-        time.sleep(0.02)  # the last lines arrive
+        time.sleep(0.02)  # let the last lines arrive
         fresh = self.job.steps[known:]
         settled = [line.at_s for line in fresh if line.at_s > started + SETTLE_S]
         times_s = [after - before for before, after in pairwise(settled)]
@@ -70,7 +70,7 @@ class Alternating:
 
     @property
     def other_cpu_cores(self) -> float:
-        """The cores that launcher, agent, etcd, warm and drain process took together while the job ran."""
+        """Return the number of cores that launcher, agent, etcd, warm and drain process used together while the job ran."""
         return self.rest_cpu_s / self.ran_s
 
     def _clocks(self) -> tuple[float, float, float]:
@@ -96,10 +96,10 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """Two slices of each job, next to each other in time."""
+    """Two slices of each job, directly after each other."""
 
     ratio: float
-    """Step time with the runtime over step time without."""
+    """Step time with the runtime, divided by step time without."""
     quiet: bool
 
 

@@ -1,7 +1,8 @@
-"""Measures what a session's boundary costs its loop. `overhead.py` starts this script for two ranks behind `mt-resilient run`.
+"""Measure what a session's boundary (the work between two steps) costs its loop. `overhead.py` starts this script for two ranks under
+`mt-resilient run`.
 
-A step is 20 ms of arithmetic and an all-reduce. So the ranks' figures travel while the loop computes, as in a training.
-Rank 0 prints one line: `boundary`, and the microseconds of each boundary of all ranks as a JSON list.
+A step is 20 ms of arithmetic and an all-reduce. So the ranks exchange their figures while the loop computes, as in a training. Rank 0
+prints one line: `boundary`, and a JSON list with the microseconds of each boundary of all ranks.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ NEVER = 10**9
 
 
 class Way:
-    """A session of one version of the program, loaded as a package of its own name."""
+    """A session of one version of the program, loaded as a package with its own name."""
 
     def __init__(self, name: str, root: Path) -> None:
         of = program(name, root)
@@ -61,12 +61,12 @@ class Way:
         self._chance, self._step = random.Random(1), 0
 
     def boundary(self, around: Callable[[Callable[[], Any]], Any]) -> Any:
-        """Run one more step's boundary. `around` gets the call that is to be measured."""
+        """Run the boundary of one more step. `around` gets the function to be measured."""
         self._step += 1
         loss = 2 + 3 * (self._step + 100) ** -0.3 + 0.05 * self._chance.gauss(0, 1)
         figures = self._figures(loss, 1 + abs(self._chance.gauss(0, 1)))
         found = around(lambda: self._session.boundary(self._step, figures))
-        self._board[PAGE_BYTES + 1344 : PAGE_BYTES + 1600] = self._board[1344:1600]  # the peer's row
+        self._board[PAGE_BYTES + 1344 : PAGE_BYTES + 1600] = self._board[1344:1600]  # the peer's row is a copy of ours
         return found
 
 

@@ -1,4 +1,4 @@
-"""Runs our snapshots, their peers and the limits in turns on one state, and keeps what each took (`snapshot.py`)."""
+"""Run our snapshots, their peers and the limits in turn on the same state, and record the time that each takes (`snapshot.py`)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from states import State, same
 from mt_resilient.training import device
 
 TRAINED = ("DCP async, thread, stager", "DCP async, process, stager", "torchsnapshot", "orbax zarr3, uncompressed")
-"""The peers that also save beside a training, as ours does."""
+"""The peers that are also measured during training steps, as our snapshots are."""
 PAIRS = 2
-"""How often ours and the limits are measured in one round."""
+"""The number of measurements of our snapshots and of the limits in one round."""
 STEP_S = {"cpu": 0.15}
 DEVICE_STEP_S = 0.25
 
@@ -34,7 +34,7 @@ class Contest:
     def __init__(
         self, state: State, kind: str, place: Path, memory: Path | None, only: Sequence[str], seed: int
     ) -> None:
-        """memory: a directory on a tmpfs, for saves there as well."""
+        """memory: a directory on a tmpfs, for additional saves there."""
         self._state, self._kind, self._place, self._memory = state, kind, place, memory
         self._into = {name: torch.empty_like(tensor) for name, tensor in state.items()}
         self._chance = random.Random(seed)
@@ -69,7 +69,7 @@ class Contest:
             say(f"  {peer.name}: {time.perf_counter() - started:.1f} s")
 
     def rank_anew(self) -> None:
-        """Measure what a restarted rank does: the arena holds the state, but the rank has to register its memory first."""
+        """Measure a restarted rank's rewind: the arena contains the state, but the rank has to register its memory first."""
         for tensor in self._into.values():
             tensor.fill_(7)
         device.synchronize(self._into.values())
@@ -78,7 +78,7 @@ class Contest:
         self._compare(OURS)
 
     def in_memory(self) -> None:
-        """Measure saves to the tmpfs. This must come last: ours stays on the tmpfs."""
+        """Measure saves to the tmpfs. This must come last, because our snapshots stay on the tmpfs."""
         if self._memory is None:
             return
         memory, raw = self._memory, self._memory / "raw"
@@ -99,12 +99,12 @@ class Contest:
         for peer in self.peers:
             peer.close()
 
-    # -- one of a round ----------------------------------------------------------------------------------------------------
+    # -- one round ---------------------------------------------------------------------------------------------------------
 
     def _peer(self, peer: Peer, with_restore: bool) -> None:
         directory = self._place / "peer"
         self._note_all(peer.name, saved(peer, self._state, directory))
-        known = peer.name.startswith("DCP") and self._dcp_restored  # all its modes load in the same way
+        known = peer.name.startswith("DCP") and self._dcp_restored  # all modes of DCP load in the same way
         if with_restore and not known:
             self._note(peer.name, "restore", restored(peer, self._into, directory))
             self._compare(peer.name)
@@ -128,7 +128,7 @@ class Contest:
             self._compare(OURS)
 
         def write(name: str, file: Path, flags: int) -> None:
-            file.unlink(missing_ok=True)  # ours also writes new files
+            file.unlink(missing_ok=True)  # so that this writes a new file, as our snapshots do
             os.sync()
             self._note(name, "durable", timed(lambda: limits.write(file, flags)))
 
@@ -162,12 +162,12 @@ class Contest:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _beside(self, one: Callable[[], None], other: Callable[[], None]) -> None:
-        """Run both, in a random order. Raw files are there after the first."""
+        """Run both, in a random order. The raw file exists after the first pair."""
         for each in self._chance.sample([one, other], 2):
             each()
 
     def _attempt(self, peer: Peer, work: Callable[[], float | None]) -> float | None:
-        """Run `work` of a peer. A peer that fails is left out from then on, with a message; it does not end the benchmark."""
+        """Run `work` of a peer. If the peer fails, report that and leave it out from then on. The benchmark continues."""
         try:
             return work()
         except Exception as error:

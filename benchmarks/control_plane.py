@@ -74,7 +74,7 @@ OPERATIONS, CHANGE_S, TICK_S = 3_500.0, 2.0, 0.1
 
 
 class Head:
-    """The leader's process, and what it has reported."""
+    """The leader's process, and its reports."""
 
     def __init__(self, endpoint: str) -> None:
         command = [sys.executable, str(HERE / "head.py"), endpoint]
@@ -105,14 +105,14 @@ def wait_for(true: Callable[[], bool], within_s: float) -> None:
 
 
 def operations(endpoint: str) -> float:
-    """Return how many messages etcd has received from clients so far."""
+    """Return the number of messages that etcd has received from clients so far."""
     with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("grpc_server_msg_received_total{"))
 
 
 class Probe:
-    """Puts by a client that has nothing to do with the job."""
+    """Sends puts as a client outside the job."""
 
     def __init__(self, endpoint: str) -> None:
         self.store = EtcdStore([endpoint], deadline_s=30.0)
@@ -194,7 +194,7 @@ def _measured(
         while (
             generation + 1,
             "gather",
-        ) not in head.records:  # the simulated agent does not know, and says that all is well
+        ) not in head.records:  # the simulated agent does not know of the fault, and reports that all is well
             store.put(KEYS.status(name_of(0)), dumps(status(generation, nodes, exits=(gone,))))
             time.sleep(0.05)
         head.wait(generation + 1, "run")

@@ -1,4 +1,4 @@
-"""Measures what one save and one load cost a training loop, for any peer of `snapshot.py`. All figures are in seconds."""
+"""Measure the cost of one save and one load for a training loop, for any peer of `snapshot.py`. All results are in seconds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mt_resilient.training import device
 
 Costs = dict[str, float]
 ALONE = 6
-"""Steps without a save, before the save and after it."""
+"""The number of steps without a save, both before the save and after it."""
 KEPT = 8
-"""Steps with a snapshot in memory."""
+"""The number of steps with a snapshot in memory."""
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -29,10 +29,10 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Work:
-    """A training step's arithmetic: matrix products on the device in use. Each step waits for them, like a loop that prints its loss."""
+    """The arithmetic of a training step: matrix products on the used device. Each step waits for them, like a loop that prints its loss."""
 
     def __init__(self, kind: str, step_s: float) -> None:
-        """step_s: about how long a step should take."""
+        """step_s: the approximate seconds of a step."""
         dtype = torch.float32 if kind == "cpu" else torch.bfloat16
         self._products = 1
         for size in (1024, 2048, 4096, 8192):
@@ -49,12 +49,13 @@ class Work:
     def step(self) -> None:
         for _ in range(self._products):
             torch.mm(self._factor, self._factor)
-        if self._factor.device.type != "cpu":  # the loop's stream alone: copies on other streams go on
+        if self._factor.device.type != "cpu":  # wait for the loop's stream only: copies on other streams continue
             device.module(self._factor.device.type).current_stream().synchronize()
 
 
 def saved(peer: Peer, state: State, directory: Path) -> Costs:
-    """Return the costs of a save. stall: in the call; staged: until the state may be changed; durable: until everything is on disk."""
+    """Return the costs of a save. stall: seconds in the call. staged: seconds until the state may be changed. durable: seconds until all
+    data are on disk."""
     device.synchronize(state.values())
     os.sync()
     started = time.perf_counter()
@@ -70,7 +71,7 @@ def saved(peer: Peer, state: State, directory: Path) -> Costs:
 
 
 def restored(peer: Peer, into: State, directory: Path) -> float:
-    """Return the time to load files that this kernel does not cache, into live tensors that hold something else."""
+    """Return the seconds to load files that this kernel does not cache. The load fills live tensors that contain other values."""
     for tensor in into.values():
         tensor.fill_(7)
     drop_cached(directory)
@@ -84,9 +85,10 @@ def restored(peer: Peer, into: State, directory: Path) -> float:
 
 
 def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs:
-    """Return the costs of a save beside training steps. lost: training time that it costs, over the steps until it is durable. slower: a
-    step beside the save over a step without. slower staging: the same of the first step, beside which the state is staged. train stall: in
-    the call, between steps. Steps without a save are timed before and after, since a device under power changes its clock."""
+    """Return the costs of a save during training steps. lost: training time lost over the steps until the save is durable. slower: the time
+    of a step during the save, divided by that of a step without. slower staging: the same for the first step, during which the state is
+    staged. train stall: seconds in the call, between steps. Steps without a save are timed before and after, because a busy device changes
+    its clock rate."""
     work.step()
     os.sync()
     alone = [timed(work.step) for _ in range(ALONE)]
@@ -127,7 +129,7 @@ def trained(peer: AsyncPeer, state: State, directory: Path, work: Work) -> Costs
 
 
 def kept(keep: Callable[[], Saving], work: Work) -> list[Costs]:
-    """Return train stall and slower staging, as in `trained`, of each of several snapshots in memory alone, one a step."""
+    """Return train stall and slower staging, as in `trained`, for each of several snapshots in memory only, one in each step."""
     work.step()
     alone, found = [timed(work.step) for _ in range(ALONE)], []
     for _ in range(KEPT):

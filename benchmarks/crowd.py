@@ -1,10 +1,11 @@
-"""Simulated agents for `control_plane.py`: one process that sends etcd what many agents would send, and does nothing else of theirs.
+"""Simulate agents for `control_plane.py`: one process sends etcd what many agents would send, and does none of their other work.
 
     python crowd.py ENDPOINT FIRST COUNT NODES CONNECTIONS
 
-Agents FIRST to FIRST + COUNT of a job of NODES, evenly over CONNECTIONS connections. Each has a lease and renews it on the one stream of
-its connection. It writes its status as often as `write_rates.pace` says. When the record that its connection watches changes, it writes
-that it is ready, or that it runs, and its status. Prints `ready` when all are registered, and ends with its standard input.
+The process simulates COUNT agents from FIRST on, of a job of NODES nodes, spread evenly over CONNECTIONS connections. Each agent has a
+lease and renews it on its connection's stream. It writes its status as often as `write_rates.pace` says. When the job's record changes,
+each agent writes that it is ready or running, and its status. The process prints `ready` when all agents are registered, and exits when its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mt_resilient.resilience.store.write_rates import jittered, pace
 
 KEYS = Keys("bench")
 AT_ONCE = 16
-"""The most calls under way on one connection."""
+"""The most concurrent calls on one connection."""
 OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
 
 
@@ -48,7 +49,7 @@ def instance_of(number: int) -> str:
 
 
 def status(generation: int, nodes: int, **more: Any) -> NodeStatus:
-    """Return the status of one of `nodes` nodes, with eight ranks that train. Each generation has come further than the one before."""
+    """Return the status of one of `nodes` nodes, with eight ranks that train. Each generation has a higher step than the previous one."""
     step, now = Step(100 * generation), time.time()
     marks = {f"{mark}_s": now for mark in ("attached", "built", "restored", "stepped", "replayed")}
     said: dict[str, Any] = {
@@ -77,7 +78,7 @@ class Agent:
 
 @dataclass
 class Line:
-    """A connection, as a relay or an agent has one."""
+    """One connection to etcd, as a relay or an agent has."""
 
     channel: grpc.aio.Channel
     agents: list[Agent] = field(default_factory=list)
@@ -131,10 +132,10 @@ class Crowd:
         self.running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             print(f"a simulated agent has failed: {task.exception()!r}", file=sys.stderr, flush=True)
-            os._exit(1)  # else the figures would be those of fewer agents
+            os._exit(1)  # otherwise the results would be those of fewer agents
 
     async def _register(self, agent: Agent) -> None:
-        # The first lease is long: ten thousand registrations take longer than a lease.
+        # The first lease is long, because ten thousand registrations take longer than a lease.
         await self.entering.acquire()
         agent.lease = (await agent.line.ask("Lease", "LeaseGrant", TTL=self.pace.lease_ttl_s + 60)).ID
         agent.renewal = method("Lease", "LeaseKeepAlive").request(ID=agent.lease).SerializeToString()
@@ -145,7 +146,7 @@ class Crowd:
         self.entering.release()
 
     async def _repeat(self) -> None:
-        """Send renewals and statuses, each when it is due."""
+        """Send each renewal and status when it is due."""
         now = time.monotonic()
         due = [(now + random.random() * self.pace.keepalive_s, agent.number, True, agent) for agent in self.agents]
         due += [(now + random.random() * self.pace.status_s, agent.number, False, agent) for agent in self.agents]
@@ -180,7 +181,7 @@ class Crowd:
         async for heard in stream:
             for event in heard.events:
                 revision = event.kv.mod_revision
-                if revision > self.record[0]:  # each real agent parses it; here it is parsed once for all
+                if revision > self.record[0]:  # each real agent parses the record, but here one parse serves all
                     self.record = (revision, loads(GenerationRecord, event.kv.value))
                 record = self.record[1]
                 if record and revision == self.record[0]:

@@ -52,7 +52,7 @@ def victim(job: Cluster, kind: str, turn: int) -> str:
 
 
 def strike(job: Cluster, kind: str, name: str) -> float:
-    """Cause one fault on that node. Return the seconds until the next generation was decided on."""
+    """Cause one fault on this node. Return the seconds until the controller decided on the next generation."""
     world = job.world()
     assert world
     before = job.number()
@@ -68,13 +68,13 @@ def strike(job: Cluster, kind: str, name: str) -> float:
     assert world
     assert world.record
     told = [each for each in world.incidents if each.generation == before]
-    for each in told:  # when any agent first saw it
+    for each in told:  # the time when any agent first saw the fault
         say(f"    {each.cause}, seen after {1000 * (each.at_s - since_s):.0f} ms; {each.evidence[0]}")
     return world.record.opened_s - since_s
 
 
 def mend(job: Cluster, kind: str, name: str) -> None:
-    """Wait until all are at work again, and a spare stands by."""
+    """Wait until all nodes train again, and a spare stands by."""
     if kind != "rank":
         job.net.kill(name)
         job.until(lambda: name not in job.members(), 30, "a spare takes the place")

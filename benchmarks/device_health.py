@@ -1,8 +1,9 @@
-"""Shows what the probe of NVIDIA devices reports on this machine: nvidia-smi's own words, our conclusions, and how long it takes.
+"""Show the report of the NVIDIA device probe on this machine: nvidia-smi's output, our conclusions, and the time that the probe takes.
 
     python benchmarks/device_health.py        on a machine with nvidia-smi; needs no torch
 
-Exit code 0: each device reports its memory errors, its remapped rows and what slows it down. 1: some field is unknown, and is named.
+Exit code 0: each device reports its memory errors, its remapped rows and the causes of slowdown. 1: a field is unknown; the output names
+it.
 """
 
 from __future__ import annotations

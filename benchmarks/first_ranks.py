@@ -24,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from measure import Result, report, say
-from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend that connects nobody)
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend that connects nothing)
 
 from mt_resilient.agent.launch.ports import free_port
 from mt_resilient.resilience.inprocess.tally import ROW
@@ -35,7 +35,7 @@ MARKS = ("born", "there", "exchange_ms")
 
 
 def come_together(nodes: int, most_in_one: int) -> tuple[float, float, float]:
-    """Return the seconds until all are connected, the MB over loopback, and the median of an exchange's milliseconds."""
+    """Return the seconds until all nodes are connected, the MB sent over loopback, and the median of an exchange in milliseconds."""
     port = free_port()
     server = multiprocessing.get_context("fork").Process(target=_store, args=(port,), daemon=True)
     server.start()
@@ -61,7 +61,8 @@ def come_together(nodes: int, most_in_one: int) -> tuple[float, float, float]:
 
 
 def _store(port: int) -> None:
-    """Serve the store for ever, in its own process: a child that is forked while threads of torch look up a name waits for their lock."""
+    """Serve the store forever, in its own process. A child that is forked while torch's threads resolve a host name would wait for their
+    lock."""
     serving = dist.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
     time.sleep(3600)
     del serving
@@ -86,7 +87,7 @@ def _node(node: int, nodes: int, most_in_one: int, port: int, marks: dict[str, n
 
 
 def _all(marks: np.ndarray) -> None:
-    """Wait until every node has made its mark."""
+    """Wait until every node has set its mark."""
     while not marks.all():
         time.sleep(0.1)
 

@@ -1,8 +1,8 @@
-"""The leading agent for `control_plane.py`: the real controller on the real store, called as the agent's loop would call it.
+"""The leader for `control_plane.py`: the real controller on the real store, called as the agent's loop calls it.
 
     python head.py ENDPOINT
 
-Prints a line of JSON for each tick and for each record that it has written; ends with its standard input.
+The script prints a line of JSON for each tick and for each record that the controller writes. It exits when its standard input ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mt_resilient.resilience.store.etcd.client import EtcdStore
 from mt_resilient.resilience.store.poll import readable
 
 AT_MOST_S = 1.0
-"""The longest time between two rounds of the agent's loop while nothing comes."""
+"""The most seconds between two rounds of the agent's loop while no event arrives."""
 
 
 def told(decision: Decision) -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         if 0 in readable((0, *controller.fds()), 0 if heard else AT_MOST_S):
             return
         began_s, heard = time.monotonic(), False
-        with suppress(StoreUnavailable):  # the round is lost
+        with suppress(StoreUnavailable):  # this round is skipped
             more = True
             while more:
                 begin_s = time.thread_time()

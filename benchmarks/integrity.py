@@ -69,7 +69,7 @@ FORMATS = (
 OURS = "mt-resilient"
 FLIPS = 8
 WINDOW = 32
-"""A position is inside a tensor's data if this many bytes around it are found in some tensor."""
+"""The number of bytes around a position that must occur in some tensor. Then the position is inside a tensor's data."""
 
 
 class Outcome(StrEnum):
@@ -80,7 +80,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Format:
-    """Writes a state to a new directory, and fills a state from it."""
+    """One format: writes a state to a new directory, and fills a state from there."""
 
     version: str
     save: Callable[[State, Path], None]
@@ -91,11 +91,11 @@ class Format:
 class Damage:
     name: str
     do: Callable[[Path], None]
-    """Called with the file to be damaged."""
+    """A function that damages the file whose path it gets."""
 
 
 def save_ours(state: State, directory: Path) -> None:
-    """Save `state` into `directory`, which must not exist yet: stage it into a slot of an arena, and drain that."""
+    """Save `state` into `directory`, which must not exist yet: stage it into a slot of shared memory, and drain the slot to disk."""
     stager = Stager()
     layout, encoded, leaves = stager.plan(state, torch.is_tensor)
     described = Header(
@@ -138,7 +138,7 @@ def largest_file(directory: Path) -> Path:
 def flip_positions(file: Path, state: State, count: int, rng: random.Random) -> list[int]:
     """Return seeded byte positions inside tensor data.
 
-    If the file has no tensor's bytes as they are, it is compressed. Then positions anywhere in its middle half serve: that is data, too.
+    If no tensor's bytes occur in the file, it is compressed. Then the positions may be anywhere in its middle half, which is data too.
     """
     content, tensors = file.read_bytes(), [as_bytes(tensor).numpy().tobytes() for tensor in state.values()]
     drawn = [rng.randrange(len(content) // 4, 3 * len(content) // 4) for _ in range(4 * count)]
@@ -176,7 +176,7 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def judge(one: Format, state: State, directory: Path) -> tuple[Outcome, str]:
-    """Return how a load ends, and what it raised if it did."""
+    """Return the outcome of a load, and the error that it raised, if any."""
     live = {name: torch.full_like(tensor, 7) for name, tensor in state.items()}
     try:
         one.load(live, directory)
@@ -186,17 +186,17 @@ def judge(one: Format, state: State, directory: Path) -> tuple[Outcome, str]:
 
 
 Tally = dict[str, Counter[Outcome]]
-"""Outcomes, by the damage's name."""
+"""The number of each outcome, by the damage's name."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One format after all damages."""
+    """One format's results after all damages."""
 
     version: str
     tally: Tally
     told: tuple[str, ...]
-    """A sentence for each damage."""
+    """One sentence for each damage."""
 
     @property
     def silent(self) -> int:
@@ -204,7 +204,8 @@ class Trial:
 
 
 def try_out(name: str, place: Path, flips: int, seed: int) -> Trial:
-    """Try all damages on one format. Raises RuntimeError if it is not installed, or does not load its own undamaged files rightly."""
+    """Apply all damages to one format. Raises RuntimeError if the format is not installed, or does not load its own undamaged files
+    correctly."""
     one, state = find(name), mixed_state(seed)
     place.mkdir()
     saved, copy = place / "saved", place / "copy"
@@ -226,13 +227,13 @@ def try_out(name: str, place: Path, flips: int, seed: int) -> Trial:
 
 
 def try_out_apart(name: str, place: Path, flips: int, seed: int) -> Trial:
-    """Run `try_out` in its own process, so that a crash, a stray thread or a torrent of tracebacks stays there."""
+    """Run `try_out` in its own process, so that a crash, a remaining thread or many tracebacks stay there."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=mute) as pool:
         return pool.submit(try_out, name, place, flips, seed).result()
 
 
 def mute() -> None:
-    """Discard stderr. What a load has raised comes back as a sentence; what its threads print besides does not matter."""
+    """Discard stderr. The error of a load is returned as a sentence, and the output of its threads does not matter."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
@@ -245,7 +246,7 @@ def say_table(trials: dict[str, Trial]) -> None:
 
 
 def results(trials: dict[str, Trial], cases: int) -> list[Result]:
-    """Return the results. The first row has the target, and compares with the best of the peers."""
+    """Return the results. The first row has the target, and compares our format with the best peer."""
     what, unit = "damage loaded silently", f"silent cases of {cases}"
     peers = {f"{name} ({trial.version})": trial.silent for name, trial in trials.items() if name != OURS}
     mine, best = trials[OURS].silent if OURS in trials else None, min(peers.values(), default=None)

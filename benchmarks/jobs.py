@@ -1,6 +1,6 @@
-"""Runs a training job for the benchmarks: starts it, stamps its lines as they arrive, finds its ranks, and stops it to the last process.
+"""Run a training job for the benchmarks: start it, record when each line arrives, find its ranks, and stop all its processes.
 
-The same script runs behind `mt-resilient run` and under plain torchrun. Both are measured by the clock of the thread here that reads them.
+The same script runs behind `mt-resilient run` and under plain torchrun. The thread that reads the output measures both with the same clock.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from mt_resilient.resilience.ipc.die_with_parent import adopt_orphans
 REPOSITORY = Path(__file__).resolve().parents[1]
 GPT = REPOSITORY / "examples" / "gpt" / "pretrain.py"
 BESIDE = Path(sys.executable).parent
-"""The folder of this environment's torchrun and mt-resilient."""
+"""The folder with this environment's torchrun and mt-resilient."""
 
 _STEP = re.compile(r"step (\d+) ")
 T = TypeVar("T")
 
 
 class JobFailed(RuntimeError):
-    """A job ended, or did not get far enough in time."""
+    """A job ended, or did not reach a condition in time."""
 
 
 @dataclass(frozen=True)
 class Stepped:
     at_s: float
-    """time.monotonic when the line arrived."""
+    """time.monotonic() when the line arrived."""
     step: int
 
 
 class Job:
-    """One running command. Its stderr goes to `directory/log`."""
+    """One running command. Its stderr is written to `directory/log`."""
 
     def __init__(
         self, command: Sequence[str], directory: Path, extra: dict[str, str], run_directory: Path | None
     ) -> None:
-        """directory: for all its files. run_directory: that of `mt-resilient run`; None under plain torchrun."""
+        """directory: for all files of the job. run_directory: the run directory of `mt-resilient run`; None under plain torchrun."""
         directory.mkdir()
         self.log = directory / "log"
         self.run_directory = run_directory
@@ -76,7 +76,7 @@ class Job:
                 self.steps.append(Stepped(at_s, int(found[1])))
 
     def wait_for(self, condition: Callable[[], T | None], within_s: float, what: str) -> T:
-        """Return the condition's first true answer. Raises JobFailed, with the end of the log, if the job ends or the time is over."""
+        """Return the condition's first true value. Raises JobFailed, with the end of the log, if the job ends or the time is up."""
         deadline = time.monotonic() + within_s
         while not (answer := condition()):
             ended = self.process.poll() is not None
@@ -87,11 +87,11 @@ class Job:
         return answer
 
     def wait_for_steps(self, count: int, within_s: float = 180.0) -> None:
-        """Wait until `count` step lines have come."""
+        """Wait until `count` step lines have arrived."""
         self.wait_for(lambda: len(self.steps) >= count, within_s, f"{count} steps")
 
     def journal(self) -> list[dict]:
-        """Return the journal of `mt-resilient run`."""
+        """Return the journal that `mt-resilient run` writes."""
         assert self.run_directory
         with suppress(FileNotFoundError):
             return [json.loads(line) for line in (self.run_directory / "journal.jsonl").read_text().splitlines()]
@@ -101,7 +101,7 @@ class Job:
         return any("the warm process is ready" in line.get("sentence", "") for line in self.journal())
 
     def rank_pids(self) -> list[int]:
-        """Return the ranks' pids, by local rank; empty until all are known."""
+        """Return the ranks' pids, by local rank. The list is empty until all are known."""
         if self.run_directory is None:
             return _plain_rank_pids(self.process.pid)
         said = subprocess.run(
@@ -120,7 +120,7 @@ class Job:
         return []
 
     def stop(self) -> None:
-        """Terminate the job; then kill what is left of it."""
+        """Terminate the job, then kill its remaining processes."""
         left = self.tree()
         for process in left:
             with suppress(psutil.NoSuchProcess):
@@ -148,14 +148,14 @@ def _plain_rank_pids(torchrun: int) -> list[int]:
 def plain(script: Sequence[str], directory: Path) -> Job:
     """Start two ranks of `script` under torchrun.
 
-    Without the variable, restarted ranks read their predecessors' addresses from the shared store, and 4 of 10 restarts fail.
+    Without the environment variable, restarted ranks read the former ranks' addresses from the shared store, and 4 of 10 restarts fail.
     """
     command = [str(BESIDE / "torchrun"), "--standalone", "--max-restarts", "3", "--nproc-per-node", "2", *script]
     return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None)
 
 
 def wrapped(script: Sequence[str], directory: Path, *options: str) -> Job:
-    """Start the same behind `mt-resilient run`, with `options` of that command."""
+    """Start two ranks of `script` under `mt-resilient run`, with `options` of that command."""
     ours = [str(BESIDE / "mt-resilient"), "run", "--run-dir", str(directory / "run"), "--metrics-port", "0", *options]
     theirs = [str(BESIDE / "torchrun"), "--standalone", "--nproc-per-node", "2", *script]
     return Job([*ours, "--", *theirs], directory, {}, directory / "run")
@@ -163,7 +163,7 @@ def wrapped(script: Sequence[str], directory: Path, *options: str) -> Job:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """Yield a temporary directory. However the context ends, no process started here is alive afterwards, and the directory is gone."""
+    """Yield a temporary directory. When the context ends, all processes started here are killed, and the directory is deleted."""
     adopt_orphans()  # orphans become children of this process
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))

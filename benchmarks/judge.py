@@ -1,4 +1,4 @@
-"""Compares what was measured with the targets (`snapshot.py`)."""
+"""Compare the measured times with the targets (`snapshot.py`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MEMORY_FILES = "limit: tmpfs, a file a core"
 LINK = "limit: link"
 
 Table: TypeAlias = dict[str, dict[str, list[float]]]
-"""The seconds of each round, by competitor and by measure."""
+"""The seconds of each round, by competitor and by measured quantity."""
 
 
 class Judge:
-    """Measured seconds → results, with the targets that were set before measuring."""
+    """Turns measured seconds into results. The targets were set before measuring."""
 
     def __init__(self, measured: Table, state: State, kind: str) -> None:
         self._measured, self._gib, self._on_device = measured, nbytes(state) / 1024**3, kind != "cpu"
@@ -79,7 +79,7 @@ class Judge:
         )
 
     def _best(self, family: str, measure: str = "durable") -> str:
-        """Return the fastest of a family, by the median."""
+        """Return the fastest competitor of a family, by the median."""
         found = {
             name: statistics.median(figures[measure])
             for name, figures in self._measured.items()

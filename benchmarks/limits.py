@@ -1,6 +1,6 @@
-"""The limits of a snapshot: moves a state's bytes, without a format, to a file and back, and over a device's link and back.
+"""The limits of a snapshot's speed: move a state's bytes, without any format, to a file and back, and over a device's link and back.
 
-The bytes lie in page-aligned host memory beforehand, pinned if there is a device. Nothing here measures time.
+The bytes are in page-aligned host memory beforehand, pinned if there is a device. This module does not measure time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mt_resilient.training import device
 
 PAGE = mmap.PAGESIZE
 WRITE, READ, READERS = 16 * MIB, 4 * MIB, 4
-"""Bytes of one request to write and to read, and the number of reads under way at a time. On a virtual disk, more writers do not write
-faster (measured), and more readers do not read faster. A memory file system takes one `write` to a file at a time."""
+"""The bytes of one write request and of one read request, and the number of concurrent reads. On a virtual disk, more writers do not write
+faster (measured), and more readers do not read faster. A memory file system accepts one `write` to a file at a time."""
 
 
 class Limits:
     def __init__(self, state: State, kind: str) -> None:
-        """kind: the type of the device that the state is on."""
+        """kind: the type of the state's device."""
         self._kind, self._nbytes = kind, nbytes(state)
         self._image = memoryview(mmap.mmap(-1, -(-self._nbytes // PAGE) * PAGE))
         ring = mmap.mmap(-1, READERS * READ, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -42,7 +42,7 @@ class Limits:
         _sync(file.parent)
 
     def write_files(self, directory: Path, files: int) -> None:
-        """Write through the page cache, in this many equal parts: a new file and a thread for each."""
+        """Write through the page cache, in this many equal parts, each with its own new file and thread."""
         part = -(-self._nbytes // files // PAGE) * PAGE
         parts = [self._image[at : at + part] for at in range(0, len(self._image), part)]
         directory.mkdir()
@@ -51,7 +51,7 @@ class Limits:
         _sync(directory)
 
     def read(self, file: Path, flags: int) -> None:
-        """Read into a few buffers, which are used over and over."""
+        """Read into a few buffers, which are used again and again."""
         descriptor = os.open(file, os.O_RDONLY | flags)
         size = os.fstat(descriptor).st_size
 
@@ -67,13 +67,13 @@ class Limits:
             os.close(descriptor)
 
     def down(self, state: State) -> None:
-        """Copy device → host, complete on return."""
+        """Copy from device to host. The copy is complete on return."""
         for host, tensor in self._pairs(state):
             host.copy_(tensor, non_blocking=True)
         device.synchronize(state.values())
 
     def up(self, state: State) -> None:
-        """Copy host → device, complete on return."""
+        """Copy from host to device. The copy is complete on return."""
         for host, tensor in self._pairs(state):
             tensor.copy_(host, non_blocking=True)
         device.synchronize(state.values())

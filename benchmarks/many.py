@@ -41,8 +41,8 @@ class Saver:
         self._step = 0
 
     def stage(self, tensors: int) -> float:
-        """Stage a state of this many tensors: collect it, lay it out, copy it. Return the seconds for which a rank's loop would stand
-        still."""
+        """Stage a state of this many tensors: collect it, lay it out, copy it. Return the seconds for which this would delay a rank's
+        loop."""
         self._step += 1
         state = {f"layers.{index:05}.weight": torch.zeros(8) for index in range(tensors)}
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The common part of the benchmarks: results, the machine they came from, and the one line of JSON that each prints at its end."""
+"""Common code of the benchmarks: results, facts about the machine, and the one line of JSON that each benchmark prints at its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("mt-resilient", "torch", "megatron-core", "tensorstore")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One figure. None: not applicable, or not measured."""
+    """One measured figure. The value None: not applicable, or not measured."""
 
     name: str
     ours: float | None
@@ -30,13 +30,14 @@ class Result:
     """The largest value of `ours` that meets the target."""
     unit: str
     target: str | None = None
-    """The target in words, as it was set before measuring."""
+    """The target in words, as set before measuring."""
     decided: bool = True
-    """False: on a machine under load, the figure scatters too much to tell on which side of the limit it is."""
+    """False: under the machine's load, the figure scatters too much to tell whether it meets the limit."""
 
     @property
     def met(self) -> bool | None:
-        """None if there is no target, or if the result is undecided. A figure that could not be measured does not meet its target."""
+        """Whether the result meets its target. None if there is no target, or if the result is undecided. A figure that could not be
+        measured does not meet its target."""
         if self.target is None or not self.decided:
             return None
         return self.ours is not None and self.limit is not None and self.ours <= self.limit
@@ -68,7 +69,8 @@ def versions() -> dict[str, str | None]:
 
 
 def program(name: str, root: Path) -> Callable[[str], Any]:
-    """Load the program in the checkout `root` as the package `name`. Return what gives its modules, such as `training.state.sources`."""
+    """Load the program in the checkout `root` as the package `name`. Return a function that imports a module of it, such as
+    `training.state.sources`."""
     spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
     assert spec
     assert spec.loader
@@ -78,12 +80,13 @@ def program(name: str, root: Path) -> Callable[[str], Any]:
 
 
 def say(sentence: str) -> None:
-    """Print progress on stderr: stdout is for the line of JSON."""
+    """Print progress on stderr, because stdout is for the line of JSON."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 def report(benchmark: str, results: Sequence[Result], **more: str) -> None:
-    """Print the line. `machine.load` is the load at the end, and tells how far to trust the figures. more: facts about the machine."""
+    """Print the line of JSON. `machine.load` is the load at the end, and shows how reliable the figures are. more: facts about the
+    machine."""
     rows = [{**{name: value for name, value in asdict(r).items() if name != "decided"}, "met": r.met} for r in results]
     line = {"benchmark": benchmark, "machine": machine() | more, "versions": versions(), "results": _rounded(rows)}
     print(json.dumps(line), flush=True)

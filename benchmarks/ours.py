@@ -1,7 +1,8 @@
-"""Our snapshots as one more peer: a rank's `Tape` on an arena that this process owns, as an agent does, and the real drain process.
+"""Our snapshots as one of the peers: a rank's `Tape` on an arena (shared memory) that this process owns as an agent does, and the real
+drain process.
 
-The state is given to the tape in the form of Megatron's mixed precision: bf16 parameters in a module; fp32 copies and both moments in an
-optimizer. Sealing needs no exchange between ranks here, since there is one rank.
+The tape gets the state in the form of Megatron's mixed precision: bf16 parameters in a module; fp32 copies and both moments in an
+optimizer. Sealing needs no exchange between ranks here, because there is only one rank.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from mt_resilient.training.state.sources import source_of
 
 RUN = "beac4000"
 PATIENCE_S = 60.0
-"""The time for memory to be made ready, before the first save."""
+"""The most seconds to wait until memory is ready, before the first save."""
 
 
 class Ours(AsyncPeer):
     package = "mt-resilient"
 
     def __init__(self, root: Path, slots: int = 3) -> None:
-        """root: where snapshots go; only one is kept."""
+        """root: the directory of snapshots. Only one snapshot is kept."""
         super().__init__("mt-resilient")
         self.root = root
         self.last: dict[str, Any] = {}
-        """What the drain process has reported of the last snapshot."""
+        """The drain process's report about the last snapshot."""
         self._slots = arena.create(1, slots)
         self._step = 0
         self._training: tuple[State, Tape, torch.optim.Optimizer] | None = None
@@ -65,8 +66,8 @@ class Ours(AsyncPeer):
     # -- saving ------------------------------------------------------------------------------------------------------------
 
     def warm_up(self, state: State) -> None:
-        """Save once into each slot. A slot's first snapshot makes its memory ready. The drain process maps that, and tries out both writers
-        before."""
+        """Save once into each slot. A slot's first snapshot prepares its memory. Before that, the drain process maps the memory and tries
+        both writers."""
         for number in range(len(self._slots[0])):
             started = time.perf_counter()
             self.save(state, self.root)
@@ -76,13 +77,13 @@ class Ours(AsyncPeer):
             )
 
     def save_async(self, state: State, directory: Path) -> Saving:
-        """directory: not used; snapshots go to `root`."""
+        """directory: not used, because snapshots are written to `root`."""
         self._record(state, durable=True)
         step = self._step
         return Saving(self._staged, lambda: self._durable(step), self._before_update, self._settle)
 
     def keep(self, state: State) -> Saving:
-        """Take a snapshot in memory alone."""
+        """Take a snapshot in memory only."""
         self._record(state, durable=False)
         return Saving(self._staged, self._staged, self._before_update, self._settle)
 
@@ -92,7 +93,7 @@ class Ours(AsyncPeer):
         saving.done()
 
     def drain_to(self, root: Path, state: State) -> None:
-        """Send snapshots to this root from now on. On return, one snapshot from each slot has been written there."""
+        """Write snapshots to this root from now on. On return, one snapshot from each slot has been written there."""
         self.close()
         self.root, self._draining = root, self._drain(root)
         for _ in self._slots[0]:
@@ -118,14 +119,14 @@ class Ours(AsyncPeer):
         self._settle()
 
     def _settle(self) -> None:
-        """Do what a boundary does once all ranks know of each other."""
+        """Apply the outcome of the latest snapshots, as a boundary does when all ranks know it."""
         assert self._training is not None
         newest, earlier = self._training[1].held
         judgement = Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier)
         self._training[1].settle(judgement)
 
     def _before_update(self) -> None:
-        """Call the hook that torch calls before an optimizer's step. There are no gradients, so nothing is changed."""
+        """Call the hook that torch calls before an optimizer's step. There are no gradients, so the step changes nothing."""
         assert self._training is not None
         self._training[2].step()
 
@@ -141,7 +142,7 @@ class Ours(AsyncPeer):
         raise RuntimeError("the drain process says nothing")
 
     def settle_down(self) -> None:
-        """Wait until the snapshot before the last one is deleted."""
+        """Wait until the older snapshot is deleted."""
         until_s = time.monotonic() + PATIENCE_S
         while len(catalog.committed(Files(self.root))) > 1 and time.monotonic() < until_s:
             time.sleep(0.01)
@@ -164,17 +165,17 @@ class Ours(AsyncPeer):
     # -- loading -----------------------------------------------------------------------------------------------------------
 
     def load(self, state: State, directory: Path) -> None:
-        """Load from disk, as a rank does that is new on this machine."""
+        """Load from disk, like a rank that is new on this machine."""
         if self._restarted is None or self._restarted[0] is not state:
             self._restarted = state, self._new_tape(state, arena.create(1, 1))[0]
         self._restarted[1].go_back(self._step)
 
     def rewind(self, state: State) -> None:
-        """Rewind in place, from the arena. state: the one that was saved."""
+        """Rewind in place, from the arena. state: the state that was saved."""
         self._tape(state).go_back(self._step)
 
     def rank_anew(self, state: State) -> Callable[[], None]:
-        """Return a function that loads the last snapshot into `state`, as a rank does that is started after another one's death. The arena
+        """Return a function that loads the last snapshot into `state`, like a rank that was restarted after another rank's death. The arena
         exists, but its memory is neither mapped nor registered."""
         tape = self._new_tape(state, self._slots)[0]
         return lambda: tape.go_back(self._step)
@@ -209,7 +210,7 @@ def _model(state: State) -> nn.Module:
 
 
 def _optimizer(state: State) -> Any:
-    """Return an optimizer, wrapped as Megatron's mixed precision wraps Adam: its parameters are the fp32 copies."""
+    """Return an optimizer that is wrapped as Megatron's mixed precision wraps Adam. Its parameters are the fp32 copies."""
     main = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in _named(state, "optimizer.main.")}
     adam = torch.optim.Adam(main.values())
     for part in ("exp_avg", "exp_avg_sq"):

@@ -45,18 +45,18 @@ from mt_resilient.training.attach.board import claim
 
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 SIZE = ("--layers", "2", "--hidden", "192", "--seq", "128", "--mbs", "4")
-"""A step of 70 ms on one core of the machine that this was written on."""
+"""Options for a step of 70 ms on one core of the author's machine."""
 SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", *SIZE)
 ROUNDS = 10
-"""Rounds of four slices, ABBA, in each repeat: this many quiet ones, or twice as many in all."""
+"""Rounds of four slices, ABBA, in each repeat: this many quiet rounds, or twice as many rounds in all."""
 LEAST_QUIET = 8
-"""With fewer quiet rounds than this, the ratio of all rounds is reported, and nothing is decided."""
+"""The least number of quiet rounds for a decision. With fewer, the ratio of all rounds is reported as undecided."""
 STEP_LIMIT = 1.01
 BEAT_LIMIT_US = 20.0
 
 
 def compare_steps(place: Path, rounds: int) -> Comparison:
-    """Return the comparison of the jobs after `rounds` quiet rounds, but at most twice as many rounds in all."""
+    """Return the comparison of the jobs after `rounds` quiet rounds, or at most twice as many rounds in all."""
     jobs = [wrapped(SCRIPT, place / "with", *NEVER), plain(SCRIPT, place / "without")]
     try:
         for job in jobs:
@@ -74,7 +74,7 @@ def compare_steps(place: Path, rounds: int) -> Comparison:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median, from order statistics (the sign test inverted). It assumes no distribution."""
+    """Return the 95 % confidence interval of the median, from order statistics (the inverted sign test). It assumes no distribution."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low, high = math.floor(len(ordered) / 2 - half), math.ceil(len(ordered) / 2 + half) - 1
     return ordered[max(0, low)], ordered[min(len(ordered) - 1, high)]
@@ -136,7 +136,8 @@ def step_results(place: Path, repeats: int, rounds: int) -> list[Result]:
 
 
 def beat_result(batches: int) -> Result:
-    """Measure the heartbeat as a rank's boundary writes it, clock included, on a page of a real board; the median over batches of 100."""
+    """Measure the heartbeat as a rank's boundary writes it, clock included, to a page of real shared memory. The result is the median over
+    batches of 100."""
     board = Board(1)
     board.clear(1)
     handoff = Handoff(
@@ -152,7 +153,7 @@ def beat_result(batches: int) -> Result:
         for step in range(100 * batch, 100 * (batch + 1)):
             page.beat(step, 2.0, 1.0, monotonic_ns())
         took_us.append((time.perf_counter_ns() - started) / 100 / 1000)
-    assert board.pages[0].step == 100 * batches - 1  # the agent sees it
+    assert board.pages[0].step == 100 * batches - 1  # the agent sees the last step
     return Result(
         name="one heartbeat", ours=median(took_us), limit=BEAT_LIMIT_US, unit="us", target=f"<= {BEAT_LIMIT_US:.0f} us"
     )

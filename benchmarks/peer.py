@@ -1,4 +1,4 @@
-"""The interface of the peers of `snapshot.py` and `integrity.py`: ways to write a training's tensors to a local file system and read them.
+"""The interface of the peers in `snapshot.py` and `integrity.py`: ways to write a training's tensors to a local file system and read them.
 
 A peer saves a state durably into a new directory. It fills live tensors from there in place, as a restarted training would.
 """
@@ -18,20 +18,20 @@ from states import State
 
 @dataclass(frozen=True)
 class Saving:
-    """A save under way. Each function may be called more than once; `done` also by another thread than the loop's."""
+    """A save in progress. Each function may be called more than once. A thread other than the loop's may also call `done`."""
 
     staged: Callable[[], object]
-    """Returns when the state may be changed without changing what is saved."""
+    """Returns when the loop may change the state without changing the saved data."""
     done: Callable[[], object]
-    """Returns when all of it is durable. Raises the error of a failed save."""
+    """Returns when all data are durable. Raises the error of a failed save."""
     before_update: Callable[[], object] | None = None
-    """What a loop has to call before it changes the state; None: `staged`."""
+    """The function that a loop has to call before it changes the state. None: the loop calls `staged`."""
     boundary: Callable[[], object] = lambda: None
-    """What a loop has to call after each step."""
+    """The function that a loop has to call after each step."""
 
 
 class Peer(ABC):
-    """One way of saving. An object serves one training: its later saves use the buffers and processes that its first save makes."""
+    """One way of saving. An object serves one training: its later saves use the buffers and processes that its first save creates."""
 
     package = "torch"
 
@@ -44,18 +44,18 @@ class Peer(ABC):
 
     @abstractmethod
     def save(self, state: State, directory: Path) -> None:
-        """Save durably. This call makes the directory, which must not exist yet; its parent must."""
+        """Save durably. This call creates the directory, which must not exist yet. Its parent must exist."""
 
     @abstractmethod
     def load(self, state: State, directory: Path) -> None:
         """Fill the tensors of `state` in place."""
 
     def close(self) -> None:  # noqa: B027  most hold nothing
-        """Let go of threads and buffers."""
+        """Release threads and buffers."""
 
 
 class AsyncPeer(Peer):
-    """A peer that lets the training go on before its data are durable. The next save begins after the last one is done."""
+    """A peer that lets the training continue before its data are durable. The next save begins after the previous one is complete."""
 
     @abstractmethod
     def save_async(self, state: State, directory: Path) -> Saving: ...
@@ -65,7 +65,8 @@ class AsyncPeer(Peer):
 
 
 def sync_tree(directory: Path) -> None:
-    """fsync every file and directory below, the directory itself, and its parent. A second fsync of a file costs almost nothing."""
+    """fsync every file and directory below `directory`, the directory itself, and its parent. A second fsync of a file costs almost
+    nothing."""
     for root, _, files in os.walk(directory, topdown=False):
         for path in (*(Path(root, file) for file in files), Path(root)):
             _fsync(path)
@@ -81,10 +82,11 @@ def _fsync(path: Path) -> None:
 
 
 def drop_cached(directory: Path) -> bool:
-    """Make the next read of these files a cold one, by posix_fadvise(DONTNEED). It drops only clean pages, hence the fsync before.
+    """Drop these files from the page cache by posix_fadvise(DONTNEED), so that the next read is cold. The call drops only clean pages,
+    hence the fsync before.
 
-    Returns whether /proc/sys/vm/drop_caches could be written as well: without it names and inodes stay cached. Neither reaches a cache
-    below this machine's kernel.
+    Returns whether /proc/sys/vm/drop_caches could be written as well. Otherwise names and inodes stay cached. Neither affects a cache
+    outside this machine's kernel.
     """
     sync_tree(directory)
     for path in filter(Path.is_file, directory.rglob("*")):

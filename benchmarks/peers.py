@@ -1,9 +1,9 @@
 """The peers of our snapshots: other ways to write a training's tensors to a local file system and read them back.
 
-`gather()` makes each peer of the `ROSTER` whose package is installed, and says for every other one why it is missing. `snapshot.py` uses
-them (how fast), and `integrity.py` (which ones load wrong data). Nothing here measures time or judges.
+`gather()` creates each peer of the `ROSTER` whose package is installed, and gives the reason why each other peer is missing. `snapshot.py`
+measures their speed, and `integrity.py` tests whether they load wrong data. This module neither measures time nor judges.
 
-Each peer is set up as its own documentation says. If that left a choice, the faster one was taken.
+Each peer is set up as its own documentation says. If that leaves a choice, the faster setting is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 
 class TorchSave(Peer):
-    """torch.save, and torch.load with mmap, which avoids one copy of everything."""
+    """torch.save, and torch.load with mmap, which avoids one copy of all data."""
 
     def save(self, state: State, directory: Path) -> None:
         directory.mkdir()
@@ -60,7 +60,7 @@ class Safetensors(Peer):
 
 
 class Dcp(Peer):
-    """torch.distributed.checkpoint in one process, with this many threads that write, each into its own file."""
+    """torch.distributed.checkpoint in one process, with this many writer threads, each with its own file."""
 
     def __init__(self, name: str, threads: int) -> None:
         super().__init__(name)
@@ -75,10 +75,11 @@ class Dcp(Peer):
 
 
 class DcpAsync(AsyncPeer):
-    """dcp.async_save: by a thread or by a process, after a blocking copy or with the "zero overhead" stager.
+    """dcp.async_save: in a thread or in a process, after a blocking copy or with the "zero overhead" stager.
 
     The stager keeps its buffers from save to save (shared memory for a process, pinned if there is CUDA) and copies in its own thread.
-    `async_save` returns at once, and the state must not change until `staged`. Set up as torchtitan does (`async_with_pinned_mem`).
+    `async_save` returns immediately, and the state must not change until `staged` returns. The setup is torchtitan's
+    (`async_with_pinned_mem`).
     """
 
     def __init__(self, name: str, kind: AsyncCheckpointerType, zero_overhead: bool) -> None:
@@ -119,8 +120,9 @@ class DcpAsync(AsyncPeer):
 class _KeptStager(DefaultStager):
     """A stager that keeps its buffers until it is closed, as in torch 2.13.
 
-    In torch 2.11 each copy ends with `StateDictStager.close`, to break a reference cycle: the buffers are gone, and the next `stage` raises
-    KeyError. With this class the content is right. The first save is staged in 0.53 s, the second in 32 ms (0.94 GB, H200, torch 2.11).
+    In torch 2.11 each copy ends with `StateDictStager.close`, to break a reference cycle. Then the buffers are deleted, and the next
+    `stage` raises KeyError. With this class the content is correct. The first save is staged in 0.53 s, the second in 32 ms (0.94 GB, H200,
+    torch 2.11).
     """
 
     def __init__(self, options: StagingOptions) -> None:
@@ -189,7 +191,7 @@ class Orbax(AsyncPeer):
         self._checkpointer.close()
 
     def _array(self, tensor: torch.Tensor) -> Any:
-        """Return a numpy view of the tensor, or of its copy in host memory. numpy has bfloat16 only by ml_dtypes."""
+        """Return a numpy view of the tensor, or of its copy in host memory. numpy has bfloat16 only through ml_dtypes."""
         host = tensor.detach().cpu()
         return host.view(torch.int16).numpy().view(self._bfloat16) if host.dtype is torch.bfloat16 else host.numpy()
 
@@ -210,16 +212,16 @@ ROSTER: dict[str, Callable[[str], Peer]] = {
     "orbax zarr3": partial(Orbax, use_zarr3=True),
     "orbax zarr3, uncompressed": partial(Orbax, use_zarr3=True, use_compression=False),
 }
-"""All peers, by name, in the order of the tables: from the plain to the elaborate."""
+"""All peers by name, in the order of the tables: from simple to elaborate."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """The peers that are installed, and why the others are not."""
+    """The installed peers, and why the others are missing."""
 
     peers: tuple[Peer, ...]
     missing: dict[str, str]
-    """Name → reason."""
+    """The reason why each missing peer is missing, by name."""
 
 
 def gather(names: Sequence[str] = tuple(ROSTER)) -> Field:
@@ -228,6 +230,6 @@ def gather(names: Sequence[str] = tuple(ROSTER)) -> Field:
     for name in names:
         try:
             peers.append(ROSTER[name](name))
-        except Exception as error:  # an old package may fail on a new torch with any error
+        except Exception as error:  # an old package may fail with any error on a new torch
             missing[name] = f"{type(error).__name__}: {error}"
     return Field(tuple(peers), missing)

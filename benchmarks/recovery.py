@@ -35,12 +35,12 @@ SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", "--step-delay", "0.
 STEPS_BEFORE = 20
 BACK_WITHIN_S = 120.0
 LIMITS = {"warm": 0.12, "cold": 1.05}
-"""As shares of torchrun's time. A cold start should take as long as torchrun; these medians scatter by 5 %."""
+"""The limits, as shares of torchrun's time. A cold start should take as long as torchrun, and these medians scatter by 5 %."""
 PHASES = ("detect", "stop", "start", "build", "restore", "step")
 
 Figures = dict[str, float]
-"""Seconds by name: `total`; `gone` and `begun` (from the kill until the old ranks are gone, and until the first new rank begins); and the
-phases of our incident."""
+"""Seconds by name. `total`: the whole recovery. `gone` and `begun`: from the kill until the old ranks are gone, and until the first new
+rank begins. The others are the phases of our incident record."""
 
 
 def start(way: str, directory: Path) -> Job:
@@ -53,7 +53,7 @@ def start(way: str, directory: Path) -> Job:
 
 
 def measure(way: str, directory: Path) -> Figures:
-    """Cause one fault, and return its figures. Raises JobFailed if the job does not come back."""
+    """Cause one fault, and return its figures. Raises JobFailed if the job does not recover."""
     job = start(way, directory)
     try:
         job.wait_for_steps(STEPS_BEFORE)
@@ -72,7 +72,7 @@ def measure(way: str, directory: Path) -> Figures:
 
 
 def fault(job: Job, ranks: list[int]) -> Figures:
-    """Kill the last rank and watch. Rank 0 prints the lines: those that arrive after it is gone come from the new ranks."""
+    """Kill the last rank, and measure the recovery. Rank 0 prints the lines. Lines that arrive after its end come from the new ranks."""
     speaker = os.pidfd_open(ranks[0])
     killed_s = time.monotonic()
     os.kill(ranks[-1], signal.SIGKILL)
@@ -80,7 +80,7 @@ def fault(job: Job, ranks: list[int]) -> Figures:
         raise JobFailed("rank 0 survives the death of rank 1")
     gone_s = time.monotonic()
     os.close(speaker)
-    time.sleep(0.02)  # its last lines are through the pipe by then; no new rank is that quick
+    time.sleep(0.02)  # by then its last lines are through the pipe, and no new rank has printed yet
     known = len(job.steps)
     job.wait_for(lambda: len(job.steps) > known, BACK_WITHIN_S, "the first step after the fault")
     first = job.steps[known]
@@ -94,7 +94,7 @@ def _others(job: Job, old: list[int]) -> list[int]:
 
 
 def _began_s(pid: int) -> float:
-    """Return when a process began, on the monotonic clock. The kernel stamps it by the boot clock, which also runs while the machine
+    """Return when a process began, on the monotonic clock. The kernel records it on the boot clock, which also runs while the machine
     sleeps."""
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

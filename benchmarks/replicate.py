@@ -1,8 +1,10 @@
-"""A slot's copy to the buddy against a plain stream of the same bytes: `python benchmarks/replicate.py [MiB] [rounds]`, as root.
+"""Compare a snapshot's copy to another node with a plain stream of the same bytes: `python benchmarks/replicate.py [MiB] [rounds]`, as
+root.
 
-Source and keeper are two processes with an arena each. The plain stream is `sendall` out of the same slot, `recv_into` the same guest slot,
-and one byte back. Both ways run in turn, so that other work on the machine hits both. Over loopback, the processors are the limit. A copy
-needs more of them: checksums at both ends, fingerprints at one. Over a link of a given rate, the link is the limit.
+The source and the keeper (the receiver) are two processes, each with its own arena (shared memory). The plain stream is `sendall` from the
+same slot, `recv_into` the same guest slot, and one byte back. Both ways run in turn, so that other work on the machine slows both. Over
+loopback, the processors are the limit. A copy needs more CPU time: checksums at both ends, fingerprints at one end. Over a link of a given
+rate, the link is the limit.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ NEAR, FAR = "10.213.9.1", "10.213.9.2"
 
 
 def staged(slot: Slot, nbytes: int, step: int) -> None:
-    """Seal a snapshot of noise, in `TENSORS` tensors."""
+    """Seal a snapshot of random bytes, in `TENSORS` tensors."""
     table = tensor_table.plan({}, [(f"t{n}", "uint8", (nbytes // TENSORS,)) for n in range(TENSORS)])
     wanted = Header(generation=1, step=step, rank=0, world=1, pieces=TENSORS, payload_bytes=table.payload_bytes)
     view = slot.begin(wanted, table.to_json())
@@ -55,7 +57,7 @@ def staged(slot: Slot, nbytes: int, step: int) -> None:
 
 
 def keeper(rounds: int, host: str) -> None:
-    """Run the other process: listen, then take a copy and a plain stream in turn."""
+    """Run the keeper's process: listen, then receive a copy and a plain stream in turn."""
     fds = arena.create(1, 2)
     guests = [[Slot(path) for path in row] for row in arena.paths(fds, os.getpid())]
     with socket.create_server((host, 0)) as server:
@@ -77,14 +79,15 @@ def keeper(rounds: int, host: str) -> None:
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of a call, and its seconds of this process's CPU."""
+    """Return the seconds of a call, and the CPU seconds of this process in it."""
     cpu_s, started = time.process_time(), time.perf_counter()
     call()
     return time.perf_counter() - started, time.process_time() - cpu_s
 
 
 def measure(mebibytes: int, rounds: int, host: str, before: Sequence[str]) -> tuple[list[float], list[float]]:
-    """Return the seconds of each copy and each plain stream. host: where the keeper listens. before: the beginning of its command line."""
+    """Return the seconds of each copy and each plain stream. host: the address on which the keeper listens. before: the first words of its
+    command line."""
     fds = arena.create(1, 2)
     slots = [Slot(path) for path in arena.paths(fds, os.getpid())[0]]
     for step, slot in enumerate(slots):
@@ -108,7 +111,7 @@ def measure(mebibytes: int, rounds: int, host: str, before: Sequence[str]) -> tu
                 f"copy {gigabytes / ours:.2f} GB/s, {ours_cpu:.2f} s CPU; plain {gigabytes / bare:.2f} GB/s, {bare_cpu:.2f} s"
             )
     other.wait()
-    return ours_s[2:], plain_s[2:]  # the first two rounds allocated the guest slots' memory
+    return ours_s[2:], plain_s[2:]  # without the first two rounds, which allocated the guest slots' memory
 
 
 def given(copies: Connection, slot: Slot, view: View) -> None:
@@ -118,7 +121,8 @@ def given(copies: Connection, slot: Slot, view: View) -> None:
 
 @contextmanager
 def link(mbit_per_s: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield the address of the keeper's network namespace, behind a link of that rate, and what runs a command in it. Needs root."""
+    """Yield the address of the keeper's network namespace, behind a link of that rate, and the command prefix that runs a command in it.
+    Needs root."""
     name = f"mt-bench-{os.getpid()}"
     near, far = f"mtb{os.getpid()}", "veth0"
     commands = [

@@ -86,13 +86,13 @@ def one_node(place: Path, rounds: int) -> list[Result]:
 
 
 def _paired(ranks: Sequence[dict], way: str) -> float:
-    """Return the median difference of paired steps. They are paired block by block, in the order in which they ran."""
+    """Return the median difference of paired steps. Steps are paired block by block, in the order in which they ran."""
     differences = [a - b for rank in ranks for a, b in zip(rank["steps"][way], rank["steps"]["plain"], strict=True)]
     return statistics.median(differences)
 
 
 def several_nodes(place: Path, shape: Sequence[int], way: str, steps: int, pause_s: float) -> tuple[float, float]:
-    """Return two figures in microseconds: the median of all ranks at a boundary, and the processor time for one step on one rank."""
+    """Return two figures in microseconds: the median time of all ranks at a boundary, and the processor time of one step on one rank."""
     world = sum(shape)
     memory, told = mmap.mmap(-1, world * PAGE_BYTES), mmap.mmap(-1, world * 16)
     store = place / f"store-{way}-{'-'.join(map(str, shape))}-{pause_s}"

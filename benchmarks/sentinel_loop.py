@@ -1,9 +1,9 @@
-"""A training whose steps run plain, with a session, and with a peer, in turn: a script for two ranks, started by `sentinel.py`.
+"""A training whose steps run in turn plain, with a session, and with a peer. `sentinel.py` starts this script on two ranks.
 
-A step sleeps, computes a little and ends with an all-reduce, as a training's does. The ways alternate in blocks of steps, forth and back.
-The first step of a block is dropped, since work left from the block before falls into it. Rank 0 prints one line: `sentinel`, and a JSON
-object. It has the microseconds of each step, by way and rank, and those of each boundary's parts. The parts are timed in blocks of their
-own, since timing them makes the whole longer.
+A step sleeps, computes a little and ends with an all-reduce, as in a training. The ways alternate in blocks of steps, forwards and
+backwards. The first step of a block is dropped, because it contains work left from the previous block. Rank 0 prints one line: `sentinel`,
+and a JSON object. The object has the microseconds of each step, by way and rank, and those of each boundary's parts. The parts are timed in
+separate blocks, because timing them makes a boundary longer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def tell_apart(on: bool) -> None:
 
 
 def peer() -> Callable[[], None] | None:
-    """Return NVRx' heartbeat to its monitor process; None if it is not installed. The heartbeat pays for hang detection alone."""
+    """Return the function that sends NVRx' heartbeat to its monitor process; None if NVRx is not installed. The heartbeat serves only hang
+    detection."""
     try:
         from nvidia_resiliency_ext import fault_tolerance
     except ImportError:
@@ -85,7 +86,7 @@ def main() -> None:
     ways: dict[str, Callable[[], None]] = {"plain": lambda: None, "ours": timed("boundary", boundary), APART: boundary}
     if heartbeat is not None:
         ways["peer"] = timed("heartbeat", heartbeat)
-    for _ in range(200):  # figures from which spikes are judged
+    for _ in range(200):  # enough figures for the judgement of spikes
         boundary()
     parts.clear()
     matrix, ready = torch.randn(128, 128), torch.zeros(1)

@@ -1,4 +1,4 @@
-"""The states that the snapshot benchmarks save: names → dense, contiguous tensors, on the CPU or on one device."""
+"""The states that the snapshot benchmarks save: dense, contiguous tensors by name, on the CPU or on one device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def nbytes(state: State) -> int:
 
 
 def same(ones: State, others: State) -> bool:
-    """Whether two states are equal to the bit: NaNs count, and so does the sign of zero."""
+    """Whether two states are equal bit by bit, including NaNs and the sign of zero."""
     return all(torch.equal(as_bytes(ones[name]), as_bytes(others[name])) for name in ones)
 
 
@@ -28,10 +28,11 @@ LAYERS, VOCABULARY, POSITIONS = 12, 32_000, 1024
 
 
 def transformer_state(size: int, device: str = "cpu", seed: int = 0) -> State:
-    """Return 592 tensors of about `size` bytes: a GPT's parameters in bf16, and in fp32 their main copy and Adam's two moments.
+    """Return 592 tensors of about `size` bytes in all: a GPT's parameters in bf16, and in fp32 their main copy and Adam's two moments.
 
     Twelve layers of GPT-2's shape, 14 bytes a parameter, as in mixed-precision training (ZeRO, arXiv:1910.02054, section 3.1, less the
-    gradients). The width is the multiple of 16 that comes closest: 768 for 1474 MiB. Values are normal, so they do not compress.
+    gradients). The width is the multiple of 16 whose size is closest: 768 for 1474 MiB. Values are normally distributed, so they can't be
+    compressed.
     """
     hidden = min(range(16, 65_536, 16), key=lambda width: abs(14 * _parameters(width) - size))
     source = device if device == "cuda" else "cpu"
@@ -45,7 +46,8 @@ def transformer_state(size: int, device: str = "cpu", seed: int = 0) -> State:
 
 
 def mixed_state(seed: int) -> State:
-    """Return four layers of 16 MiB: a matrix in fp32, one in bf16, indices in int64 and a bias. All is random, so that nothing is zero."""
+    """Return four layers of 16 MiB: a matrix in fp32, one in bf16, indices in int64 and a bias. All values are random, so that none is
+    zero."""
     generator = torch.Generator().manual_seed(seed)
     state: State = {}
     for layer in range(4):

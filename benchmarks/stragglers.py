@@ -1,9 +1,10 @@
-"""Measures how often the rule for stragglers accuses wrongly, how soon it finds one, and what measuring own time costs a step.
+"""Measure how often the straggler rule accuses a clean rank, how soon it finds a slow rank, and how much its time measurement costs a step.
 
     python benchmarks/stragglers.py [SAMPLES]     100,000 by default, which takes some minutes
 
-Found (two cores, shared): two accusations in 100,000 samples of eight clean ranks; 93 % of ranks slowed by 15 % found, all by 20 % and 30
-%, after 10 samples in the median; 6 µs of processor time a step, 6 to 14 µs a backward pass, 1 µs a collective.
+Results (two cores, shared): two accusations in 100,000 samples of eight clean ranks. The rule found 93 % of the ranks slowed by 15 %, and
+all ranks slowed by 20 % and 30 %, after 10 samples in the median. The measurement costs 6 µs of processor time for each step, 6 to 14 µs
+for each backward pass, and 1 µs for each collective.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ KEPT = POLICY.baseline_samples + POLICY.window_samples
 
 
 def noisy(ranks: int, seed: int, uneven: bool) -> Iterator[Sample]:
-    """Yield samples with noise: 3 % from step to step, 2 % that lasts, 5 % shared by all ranks; one step in a hundred takes up to 3 times
-    as long."""
+    """Yield samples with noise: 3 % from step to step, 2 % that lasts over many steps, and 5 % shared by all ranks. One step in a hundred
+    takes up to 3 times as long."""
     rng = random.Random(seed)
     base = [rng.uniform(0.8, 1.2) if uneven else rng.uniform(0.98, 1.02) for _ in range(ranks)]
     lasting = [0.0] * ranks
@@ -40,7 +41,7 @@ def noisy(ranks: int, seed: int, uneven: bool) -> Iterator[Sample]:
 
 
 def accused(samples: int, ranks: int = 8, seed: int = 7) -> int:
-    """Return how often a clean rank is accused."""
+    """Return the number of times that a clean rank is accused."""
     source, history, standing, count = noisy(ranks, seed, True), deque[Sample](maxlen=KEPT), dict[int, float](), 0
     for _ in range(samples):
         history.append(next(source))
@@ -56,7 +57,7 @@ def accused(samples: int, ranks: int = 8, seed: int = 7) -> int:
 
 
 def delays(factor: float, tries: int = 200, within: int = 60) -> list[int]:
-    """Return after how many samples a rank slowed by `factor` was found, for those that were found."""
+    """Return, for each try that found the rank slowed by `factor`, the number of samples until then."""
     found = []
     for seed in range(tries):
         source = noisy(8, seed, False)
@@ -102,7 +103,7 @@ def cost() -> None:
 
 
 def _us(act: Callable[[], None], times: int = 2000) -> float:
-    """Return the processor time of one call: the best of seven rounds."""
+    """Return the processor time of one call in microseconds: the best of seven rounds."""
     best = float("inf")
     for _ in range(7):
         began = time.thread_time()

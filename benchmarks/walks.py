@@ -42,7 +42,7 @@ def training() -> dict[str, Any]:
 
 
 def look(of: Callable[[str], Any], given: dict[str, Any]) -> Callable[[], object]:
-    """Return what a snapshot begins with, for the program whose modules `of` gives."""
+    """Return a function that plans a snapshot as its first phase does, with the program whose modules `of` imports."""
     sources = of("training.state.sources").sources_of(given)
     stager = of("checkpoint.arena.staging").Stager()
     return lambda: stager.plan({name: source.collect() for name, source in sources.items()}, torch.is_tensor)
