@@ -1,1 +1,1 @@
-"""How an agent joins the job, and how it leaves with a last sentence."""
+"""How an agent joins the job, and how it exits with a final message."""

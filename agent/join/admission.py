@@ -1,8 +1,8 @@
-"""Decides what an agent does that comes to a job, from what it finds of the job in etcd. Pure.
+"""Decides what an agent that wants to join does, from the job's data in etcd. Pure functions.
 
-               other agents are there                none is
+               other agents are there                no other agent is there
 never begun    JOIN                                  BEGIN
-under way      JOIN                                  ALL_DEAD; JOIN if others have just decided so, or may train unheard
+under way      JOIN                                  ALL_DEAD; JOIN if others have just decided so, or may train cut off
 ended          LEAVERS; JOIN_LIFE if the command     NEXT_LIFE; JOIN_LIFE if others have just begun the next run; DONE
                was given again; DONE
 """
@@ -37,25 +37,25 @@ class Found:
     known: Spec
     record: GenerationRecord | None
     others: Mapping[NodeId, NodeRecord]
-    """Registered agents, except one of this node's name."""
+    """Registered agents, except an agent with this node's name."""
     incidents: tuple[Incident, ...]
     just: bool
-    """An agent has described the job within the last minute, for the first time or again."""
+    """An agent has written the job's description to etcd within the last minute, for the first time or again."""
 
     @property
     def over(self) -> Generation:
-        """Return the number of the generation with which the job ended; 0: it is not over."""
+        """Return the number of the generation with which the job ended; 0: the job has not ended."""
         return self.record.number if self.record and self.record.over else Generation(0)
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """Return the data windows that were skipped, by order or by the ranks' own judgement."""
+        """Return the data windows (skipped batches) of the job. An operator's orders or the ranks' own decisions skipped them."""
         turns = [*(self.record.turns if self.record else ()), *(incident.turn for incident in self.incidents)]
         return merged((*self.known.windows, *(turn.window for turn in turns if turn and turn.window)))
 
     def unheard(self, node: NodeId) -> bool:
-        """Return whether a member is known to be cut off from etcd alone. Its ranks may still train, and with them the other members'
-        ranks, though no agent was left to record that. False if `node` was a member."""
+        """Return whether an open incident says that a member is only cut off from etcd. Then its ranks and the other members' ranks may
+        still train, although no agent could record that. False if `node` is a member itself."""
         record = self.record
         if record is None or node in record.members:
             return False
@@ -64,7 +64,7 @@ class Found:
 
     def done(self, kept: int) -> bool:
         """Return whether the training is complete, its last state is on disk, and no agent has begun a new run. kept: the newest step on
-        disk; -1: there is none, and only the script's own checkpoints exist."""
+        disk; -1: there is no snapshot, and only the script's own checkpoints exist."""
         last = self.record
         if (
             last is None
@@ -77,8 +77,9 @@ class Found:
 
 
 def course(found: Found, node: NodeId, *, several: bool, finished: bool, kept: int) -> Course:
-    """Return what this agent does. several: the command is for more than one node. finished: this node's run directory says that the job is
-    finished. kept: the newest step on disk, -1 for none. Only the run directory knows whether a job of one node is finished."""
+    """Return the course: what this agent does. several: the command is for more than one node. finished: this node's run directory records
+    that the job is finished. kept: the newest step on disk; -1: none. Whether a job of one node is finished is recorded only in its run
+    directory."""
     if several and (finished or found.done(kept)):
         return Course.DONE
     if found.over:
@@ -94,5 +95,5 @@ def course(found: Found, node: NodeId, *, several: bool, finished: bool, kept: i
 
 
 def beside(found: Found, several: bool) -> bool:
-    """Return whether other nodes may be at work: the job has several nodes now, or had several in its last generation."""
+    """Return whether other nodes may be training: the job has several nodes now, or had several in its last generation."""
     return several or (found.record is not None and len(found.record.members) > 1)

@@ -1,9 +1,9 @@
-"""Collects what must be the same on all nodes: this program's version, and each option or configuration value of `run` that is not the
-default. Pure.
+"""Collects the settings that must be the same on all nodes: this program's version, and certain options and configuration values of `run`
+that differ from the default.
 
-At each boundary all ranks judge the same figures, and each rank by its own node's configuration. If configurations differ, some ranks
-rewind while others wait for them, or one node begins a snapshot that another never begins. Which batches are skipped decides what is
-trained. Agents of two versions may judge differently, or write to etcd differently.
+At each boundary (between two steps), all ranks judge the same figures, such as the loss. Each rank uses its own node's configuration. If
+configurations differ, some ranks rewind while others wait for them, or one node begins a snapshot that another never begins. The skipped
+batches must be the same, because they change the training. Agents of two versions may judge differently, or write to etcd differently.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SHARED: dict[str, tuple[str, ...]] = {
     "snapshots": ("every_steps", "durable_every_steps", "slots", "reach_steps"),
     "copies": ("every_s",),
 }
-"""By section: the keys that ranks must share, because they judge by them together. No key named: all keys."""
+"""By section: the keys that must be equal on all ranks, because all ranks judge together by them. An empty tuple means all keys."""
 
 
 def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | None, version: str) -> dict[str, str]:
-    """Return what must be the same on all nodes. windows: of data, that are skipped. origin: what --start-from names. version: this
-    program's."""
+    """Return the settings that must be the same on all nodes, by name. windows: the data windows that are skipped. origin: the value of
+    --start-from. version: this program's version."""
     told = {"the version of mt-resilient": version}
     for section, names in SHARED.items():
         policy = policies[section]
@@ -42,7 +42,7 @@ def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | 
 
 
 def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Return in words what differs between this node and the job's other nodes; empty: nothing."""
+    """Return in words which settings differ between this node and the job's other nodes; empty: none."""
     differ = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
     usual = "as it is by default"
     return "; ".join(f"{key} is {here.get(key, usual)} here, and {there.get(key, usual)} there" for key in differ)

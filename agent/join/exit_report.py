@@ -1,4 +1,4 @@
-"""An agent's last sentence: how the job has ended, and what the same command will do next."""
+"""An agent's final message: how the job has ended, and what the same command will do next."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ from ..run_directory import RunDirectory
 from ..snapshots.storage_worker import Urgent
 
 AT_THE_END_S = 20.0
-"""How long storage may take to list its snapshots at the end of a training. A stale list would make the last state look unwritten. That is
-two requests to an object store, each within its deadline."""
+"""Seconds that storage may take to list its snapshots at the end of a training. With an outdated list, the last state would seem not to be
+on disk. The time suffices for two requests to an object store, each within its deadline."""
 
 LEAVE_S = 30.0
-"""How long an agent may take to exit after its last sentence. It writes to etcd within 2 s, and kills processes within 5 s."""
+"""Seconds that an agent may take to exit after its final message. It writes to etcd within 2 s, and kills processes within 5 s."""
 
 _TELL_S = 5.0
-"""How long writing `log` may take: storage may be what hangs."""
+"""Seconds that writing `log` may take, because storage may be the cause of the hang."""
 
 
 def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
-    """Make sure that this process exits. If something hangs, write the stacks of all threads to `log` and exit with `code` after
-    `within_s`. A scheduler or an operator may be waiting for it, and has read that the job is over. (One agent of hundreds of tests did not
-    end.)"""
+    """Make sure that this process exits, because a scheduler or an operator may be waiting for that. If it still runs after `within_s`
+    seconds, write the stacks of all threads to `log` and exit with `code`. (In hundreds of tests, one agent did not exit.)"""
 
     def told() -> None:
         with log.open("a", encoding="utf-8") as file:
@@ -52,7 +51,7 @@ def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit at once. Nothing is left to do, and threads of libraries can block an interpreter's teardown."""
+    """Exit immediately. Nothing is left to do, and threads of libraries can block an interpreter's teardown."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             (stream.finish if isinstance(stream, Printing) else stream.flush)()
@@ -65,9 +64,10 @@ def through(pages: Sequence[Page]) -> bool:
 
 
 def unwritten(pages: Sequence[Page], durable_steps: Sequence[int], lost: str, asked: bool) -> str:
-    """Return why the last state of the ranks' loop is not on disk; empty: it is. Also empty: the script has no loop of ours, or has left
-    its loop without a snapshot. Also empty: memory for the last one was lacking (already reported), and all others are on disk. lost: why
-    the drain process could not write its snapshots. asked: a last snapshot is wanted, of whatever step the ranks have reached."""
+    """Return why the last state of the ranks' training loop is not on disk. Empty: it is on disk, or no snapshot of it was due. None was
+    due if the script has no loop that this program watches, or has left its loop early. The result is also empty if memory for the last
+    snapshot was lacking (already reported). lost: why the drain process could not write its snapshots. asked: a last snapshot is required,
+    of whatever step the ranks have reached."""
     over = (RankPhase.FINISHED, RankPhase.STOPPED)
     reached = max((page.step for page in pages if asked or page.phase in over), default=-1)
     if reached <= max(durable_steps, default=-1):
@@ -89,8 +89,8 @@ def say_the_end(
     drained: bool,
     through: bool,
 ) -> None:
-    """Print the last sentence, and mark a finished job. lost: why the training's last state is not on disk. newest: the newest step on
-    disk. drained: the job goes on without this node. through: this node's ranks have reached the end of the training."""
+    """Print the final message, and mark a finished job. lost: why the training's last state is not on disk. newest: the newest step on
+    disk. drained: the job continues without this node. through: this node's ranks have reached the end of the training."""
     again = "begins anew" if newest is None else f"goes on from step {newest}"
     ended = f"ended, {record.reason}" if record and record.over else "ended as asked"
     if drained and record:
@@ -117,7 +117,7 @@ def say_the_end(
             "bad",
         )
     elif code == 0 and record and record.complete:
-        # Other nodes have not said whether they could write their last state.
+        # Other nodes have not reported whether they could write their last state.
         if through or newest is None or newest >= record.replay_until:
             run.finished.touch()
         telling.say(record.reason, "good")

@@ -1,4 +1,4 @@
-"""The job's etcd, and this node's name and address: from our own options, a scheduler and torchrun's options."""
+"""The job's etcd, and this node's name and address: from mt-resilient's own options, a scheduler and torchrun's options."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class ControlPolicy:
 
 
 def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
-    """Return both policies, completed by what a scheduler and torchrun's options say. A job of one node keeps its run directory's name,
-    whatever a scheduler calls it: it may be submitted again. Raises UsageError if they contradict each other."""
+    """Return both policies, completed with the values from a scheduler and torchrun's options. A job of one node does not get the
+    scheduler's name for it, because that changes if it is submitted again. Raises UsageError if the values contradict each other."""
     asked = scheduler_env.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
     here = scheduler_env.place(asked, launch, os.environ, socket.gethostname())
     several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
@@ -97,8 +97,8 @@ def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[
 def counted(
     policy: NodesPolicy, control: ControlPolicy, agent: AgentPolicy, snapshots: str | None
 ) -> tuple[tuple[int, ...], int]:
-    """Return the allowed numbers of nodes, and the number of spares. snapshots: the place that was named. Raises UsageError if something is
-    missing that several nodes need."""
+    """Return the allowed numbers of nodes, and the number of spares. snapshots: the place that the user named; None: none. Raises
+    UsageError if an option is missing that several nodes need."""
     asked = policy.number or "1"
     numbers = sizes(asked)
     if max(numbers) == 1 and not policy.spares:
@@ -120,9 +120,9 @@ def counted(
 
 
 def named(address: str) -> str:
-    """Return this node's given address as an IP address: no agent has to resolve a name while ranks train. A name for a loopback address
-    stays a name: only this machine resolves it so (Debian's 127.0.1.1). Raises UsageError if the address is not that of one machine,
-    MachineError if it does not lead here."""
+    """Return this node's given address as an IP address, so that no agent has to resolve a name while ranks train. A name that resolves to
+    a loopback address stays a name, because only this machine resolves it so (Debian's 127.0.1.1). Raises UsageError if it is not the
+    address of one machine, MachineError if it is not this machine's."""
     try:
         family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM)[0]
         found = ip_address(place[0])
@@ -130,7 +130,7 @@ def named(address: str) -> str:
             raise UsageError(
                 f"--address {address} leads to no one machine; nothing was started. Name this node as the others reach it"
             )
-        with socket.socket(family, socket.SOCK_DGRAM) as here:  # node rank 0's ranks are to listen there, and copies
+        with socket.socket(family, socket.SOCK_DGRAM) as here:  # node rank 0's ranks and copies will listen there
             here.bind(place)
     except OSError as error:
         raise MachineError(
@@ -140,8 +140,8 @@ def named(address: str) -> str:
 
 
 def address(endpoints: Sequence[str]) -> str:
-    """Return this node's address on the route to etcd: its address in the cluster's network. All endpoints are tried, as the name of an
-    etcd member that is down may not resolve. Raises MachineError."""
+    """Return this node's address on the route to etcd, which is its address in the cluster's network. Try all endpoints, because the name
+    of an etcd member that is down may not resolve. Raises MachineError."""
     why: OSError | None = None
     for endpoint in endpoints:
         etcd = parse_endpoint(endpoint)
@@ -158,8 +158,8 @@ def address(endpoints: Sequence[str]) -> str:
 
 
 def one_cluster(store: EtcdStore, keys: Keys) -> None:
-    """Raise UsageError if some endpoint leads to another etcd than the one where this agent has just registered. Sooner or later, some
-    nodes would use the other one."""
+    """Raise UsageError if some endpoint belongs to another etcd cluster than the one where this agent has just registered. Otherwise some
+    nodes would sooner or later use the other cluster."""
     if others := store.elsewhere(keys.spec):
         raise UsageError(
             "--etcd names more than one cluster: what the first of them knows of this job, "
@@ -170,8 +170,8 @@ def one_cluster(store: EtcdStore, keys: Keys) -> None:
 def endpoints(
     control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
-    """Return the given endpoints if one of them answers; raise StoreUnavailable if none does. If none are given, start an etcd of our own,
-    and return it with its endpoint."""
+    """Return (None, the given endpoints) if one endpoint answers; raise StoreUnavailable if none does. If no endpoints are given, start an
+    own etcd, and return the server and its endpoint."""
     if control.etcd:
         given = control.etcd.split(",")
         silent = []

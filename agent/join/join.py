@@ -1,6 +1,6 @@
-"""How this node joins the job: it is checked, registers with the job, and learns what the job is.
+"""How this node joins the job: the agent checks the node, registers it with the job, and reads the job's description.
 
-checks of its own ──▶ registration (`registration.py`) ──▶ the same snapshots as the other nodes? ──▶ checks together ──▶ Joined
+checks of this node ──▶ `registration.py` ──▶ same snapshots as the other nodes? ──▶ checks with other nodes ──▶ Joined
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Places:
     endpoints: Sequence[str]
     """Endpoints of etcd."""
     root: Place
-    """The place that holds `snapshots/`."""
+    """The place (a directory or object store) that holds `snapshots/`."""
     run: RunDirectory
 
 
@@ -55,16 +55,16 @@ class Joined:
     me: NodeRecord
     spec: Spec
     over: Generation
-    """The generation with which the job had ended before; 0: none."""
+    """Number of the generation with which the job had ended before; 0: it had not ended."""
     neighbour: Neighbour | None
-    """None for a job of one node."""
+    """The watched next agent; None for a job of one node."""
     copies: Copies | None
     token: str
-    """The secret that the nodes of this job share, in hexadecimal digits; empty: they need none."""
+    """The secret that the nodes of this job share, in hexadecimal digits; empty: they need no secret."""
 
     @property
     def done(self) -> bool:
-        """Return whether the whole job is done: there is nothing to join."""
+        """Return whether the whole job is finished, so that there is nothing to join."""
         return self.over >= self.spec.first_generation
 
 
@@ -78,7 +78,7 @@ def join(
     telling: Telling,
     closing: ExitStack,
 ) -> Joined:
-    """Check this node and register it. Raises NodeUnfit, what `register` raises, and StoreUnavailable."""
+    """Check this node and register it. Raises NodeUnfit, the errors of `register`, and StoreUnavailable."""
     root, run, several = at.root, at.run, wanted.expected > 1
     checking: PreflightPolicy = policies["preflight"]
     places = (root, Files(run.root))
@@ -107,7 +107,7 @@ def join(
     spec = described(launch, wanted, secrets.token_hex(4), catalog.next_generation(root))
 
     def kept() -> int:
-        # Only the run directory knows whether a job of one node is done.
+        # Whether a job of one node is finished is recorded only in its run directory.
         durable = catalog.look(root).durable if several else ()
         return max((attempt.stamp.step for attempt in durable), default=-1)
 
@@ -120,7 +120,7 @@ def join(
     if checking.enabled and checking.links and several and _beginning(seat, spec, over):
         met = checks.together(checking, seat, me.address, wanted.expected, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
-        # That took time, and another agent may have described the job anew.
+        # The check took time, and another agent may have described the job anew.
         spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)
         joined = replace(joined, spec=spec, over=over)
     me = replace(me, fit=rules.unfit(seat.node, reasons))
@@ -130,17 +130,17 @@ def join(
 
 
 def _home(run: RunDirectory) -> str:
-    """Return what tells this agent's machine and run directory from others. Two containers of one machine may use the same path, but their
-    directories have different inodes."""
+    """Return a text that identifies this agent's machine and run directory. It contains the directory's inode, because two containers on
+    one machine may use the same path for different directories."""
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
 
 
 def _token(seat: Seat) -> str:
-    """Return the job's secret, which the first node drew. Raises StoreUnavailable."""
+    """Return the job's secret, which the first node to join generated. Raises StoreUnavailable."""
     return first_put(seat.store, seat.keys.token, secrets.token_hex(32).encode()).value.decode()
 
 
 def _beginning(seat: Seat, spec: Spec, over: int) -> bool:
-    """Return whether the nodes start together: no node trains yet, or any more."""
+    """Return whether the nodes start together: no node trains yet, or no node trains any more."""
     last = seat.store.get(seat.keys.generation)
     return over > 0 or last is None or loads(GenerationRecord, last.value).number <= spec.given_up

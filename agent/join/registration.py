@@ -1,5 +1,5 @@
-"""How an agent registers with its job in etcd, before anything else. It describes the job, lets a job that was stopped early continue, or
-finds that the job is done."""
+"""How an agent registers with its job in etcd. It writes the job's description, lets a job that was stopped early continue, or finds that
+the job is finished."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .admission import Course, Found, beside, course
 from .config_match import apart
 
 LEAVE_S = 15.0
-"""How long agents of an earlier run of the job may take to exit. A killed agent stays registered until its lease expires, so that time is
-added."""
+"""Seconds that agents of an earlier run of the job may take to exit. A lease's lifetime is added, because a killed agent stays registered
+until its lease expires."""
 SOME = 64
-"""At most this many other agents are read. If thousands start at once and each reads all others, etcd sends gigabytes."""
+"""The most other agents that are read from etcd. If thousands of agents start together and each reads all others, etcd sends gigabytes."""
 BEGIN_S = 60
-"""If a job has no generation and no agent this long after its description, it was given up before it began. The next agent describes it
-anew."""
+"""Seconds after its description within which a job must have a generation or an agent. Otherwise it was abandoned before it began, and the
+next agent describes it anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Wanted:
     """The options that must be the same on all nodes, in addition to the command."""
 
     numbers: Sequence[int]
-    """Numbers of nodes that the job may have."""
+    """The numbers of nodes with which the job may train."""
     spares: int = 0
     told: Mapping[str, str] = field(default_factory=dict)
-    """The other options, by name (`config_match.py`)."""
+    """The other settings, by name (`config_match.py`)."""
 
     @property
     def expected(self) -> int:
@@ -52,7 +52,8 @@ class Wanted:
 
 
 def described(launch: Launch, wanted: Wanted, run: str, first: int) -> Spec:
-    """Return the job as this agent's command line has it. first: number of the first generation, larger than that of any snapshot."""
+    """Return the job's description from this agent's command line. first: number of the first generation, which must be larger than that of
+    any snapshot."""
     return Spec(
         command=(*launch.program[-1:], *launch.options, *launch.script),
         sizes=tuple(wanted.numbers),
@@ -74,14 +75,14 @@ def register(
     kept: Callable[[], int] = lambda: -1,
     lease_s: Callable[[int], float] = lambda nodes: 0.0,
 ) -> tuple[Spec, Generation]:
-    """Describe the job in etcd, or find that it is the job known there. Let a job that was stopped early begin a new run.
+    """Write the job's description into etcd, or check that it matches the one there. Let a job that was stopped early begin a new run.
 
-    Return the job as it is known, and the number of the generation with which it had ended; 0: it had not. `first_generation` is at most
-    that number if a job of several nodes is done. Then a scheduler has started one node again, and there is nothing to do.
+    Return the valid description, and the number of the generation with which the job had ended; 0: it had not ended. If a job of several
+    nodes is finished, this number is at least `first_generation`. Then a scheduler has restarted a node, and there is nothing to do.
 
     Raises UsageError for another command, another number of ranks or nodes, a finished job of one node, and a name that another agent uses.
-    pause: waits for that many seconds, while other agents exit or return. kept: returns the newest step on disk. lease_s: returns the
-    duration of a lease among that many nodes.
+    pause: sleeps for the given seconds, while other agents exit or return. kept: returns the newest step on disk. lease_s: returns a
+    lease's lifetime in seconds for a given number of nodes.
     """
 
     def anew() -> tuple[Spec, Generation]:
@@ -107,7 +108,7 @@ def register(
         raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
-        # It may be this machine's agent from before a reboot: then its lease expires.
+        # The record may be from this machine's agent before a reboot. Then its lease expires.
         stays = (
             f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
             "with --node"
@@ -128,7 +129,7 @@ def register(
     reached(me, others)
     if what is Course.JOIN:
         return known, found.over
-    # Agents whose ranks train may only have lost etcd, and be about to return.
+    # Agents whose ranks train may have lost only their connection to etcd, and may soon return.
     waits_s = ttl_s if what is Course.ALL_DEAD and beside(found, several) else 0.0
     if _waited(lambda: not _others(seat), pause, waits_s):
         return anew()
@@ -136,10 +137,10 @@ def register(
     there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
     changed = known
     if what is Course.NEXT_LIFE:
-        if found.windows != known.windows:  # before the incidents that name them are deleted
+        if found.windows != known.windows:  # first, because the incidents that name them are deleted next
             store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
-        _forget_life(seat, known, found.over)  # the journal keeps it
+        _forget_life(seat, known, found.over)  # the journal keeps these data
         first = Generation(max(known.first_generation, spec.first_generation, found.over + 1))
         changed = replace(spec, run=known.run, first_generation=first, windows=known.windows)
     elif not several or what is Course.ALL_DEAD:
@@ -151,15 +152,15 @@ def register(
 
 
 def forget_leaving(store: Store, keys: Keys) -> None:
-    """Delete all requests to stop or drain an agent: they were not meant for its successor."""
+    """Delete all requests to stop or drain an agent, because they were not meant for the node's next agent."""
     for key, asked in store.range(keys.requests).items():
         if loads(Request, asked.value).kind in LEAVING:
             store.delete(key)
 
 
 def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
-    """Return whether `still` becomes false within `most_s`. `still` is called seldom, as thousands of nodes may wait at once, and ask
-    etcd."""
+    """Return whether `still` becomes false within `most_s` seconds. Call `still` seldom, because it asks etcd, and thousands of nodes may
+    wait at the same time."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
     while still():
         if wait_s >= most_s:
@@ -170,13 +171,13 @@ def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: f
 
 
 def _wait_for(gone: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
-    """Wait until `gone` is true. Raise UsageError, with the message `stays`, if that takes longer than `most_s`."""
+    """Wait until `gone` is true. Raise UsageError, with the message `stays`, if that takes longer than `most_s` seconds."""
     if not _waited(lambda: not gone(), pause, most_s):
         raise UsageError(stays)
 
 
 def _others(seat: Seat) -> dict[NodeId, NodeRecord]:
-    """Return the registered agents, except one of this node's name; at most `SOME` are read."""
+    """Return the registered agents, except an agent with this node's name. At most `SOME` are read."""
     keys, mine = seat.keys, seat.keys.node(seat.node)
     found = seat.store.range(keys.nodes, limit=SOME)
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != mine}
@@ -194,8 +195,8 @@ def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Foun
 
 
 def _leavers_alone(seat: Seat, known: Spec) -> bool:
-    """Return whether agents of a run that is over are registered, and no agent has begun the next run since. Otherwise they belong to that
-    next run."""
+    """Return whether agents of a finished run are still registered. False if an agent has begun the next run since, because registered
+    agents then belong to that run."""
     last, entry = _last(seat), seat.store.get(seat.keys.spec)
     given_again = entry is not None and loads(Spec, entry.value).first_generation > known.first_generation
     return bool(last and last.over and not given_again and _others(seat))
@@ -207,7 +208,7 @@ def _last(seat: Seat) -> GenerationRecord | None:
 
 
 def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
-    """Delete from etcd the run that is over, and the place of a next run that never began."""
+    """Delete from etcd the data of the run that is over. Also delete the place for snapshots of a next run that never began."""
     store, keys = seat.store, seat.keys
     for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
         store.delete_prefix(prefix)
@@ -216,19 +217,19 @@ def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
 
 
 def _begun_anew(seat: Seat, spec: Spec) -> None:
-    """Describe the job anew if its first description is from an agent that left before the job began. Also forget that agent's place for
-    snapshots."""
+    """Describe the job anew if its first description is from an agent that exited before the job began. Also delete that agent's place for
+    snapshots from etcd."""
     store, keys = seat.store, seat.keys
     entry = store.get(keys.spec)
     if entry is None or store.get(keys.described) or store.get(keys.generation):
         return
     if not store.range(keys.nodes, limit=1):
-        store.delete(keys.place(loads(Spec, entry.value).first_generation))  # no run can have begun with it
+        store.delete(keys.place(loads(Spec, entry.value).first_generation))  # no run can have begun with that place
         _describe(seat, spec, ModifiedAt(keys.spec, entry.mod_revision))
 
 
 def _describe(seat: Seat, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
-    """Write the description of the job. Return False if another agent was faster."""
+    """Write the description of the job into etcd. Return False if another agent was faster."""
     store, keys = seat.store, seat.keys
     lease = store.grant(BEGIN_S)
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
@@ -242,7 +243,8 @@ _HEEDLESS = (
 
 
 def _same(known: Spec, spec: Spec, otherwise: str) -> None:
-    """Raise UsageError if this node has other options than the other nodes. otherwise: what to do if no other node is there."""
+    """Raise UsageError if this node's settings differ from the other nodes'. otherwise: the end of the message, which says what to do if no
+    other node is there."""
     if known.sizes != spec.sizes:
         raise UsageError(
             f"the job was started for {formatting.listed(known.sizes)} nodes, and this command says {formatting.listed(spec.sizes)}; "
@@ -261,8 +263,8 @@ def _same(known: Spec, spec: Spec, otherwise: str) -> None:
 
 
 def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
-    """Raise UsageError if one of two machines has a loopback address, which leads each machine to itself. That happens on etcd's machine if
-    its `--etcd` names such an address."""
+    """Raise UsageError if this node or a node on another machine has a loopback address, because other machines cannot reach it. A node on
+    etcd's machine has such an address if its `--etcd` names one."""
     machine = me.home.partition(":")[0]
     for name, other in others.items():
         if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
@@ -281,7 +283,7 @@ def _own(address: str) -> bool:
 
 
 def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> None:
-    """Raise UsageError if `spec` is another job than `known`."""
+    """Raise UsageError if `spec` describes another job than `known`."""
     if known.command != spec.command and several:
         raise UsageError(
             f"the job was started with another command ({' '.join(known.command)}); nothing was started. Give the same one on all nodes, "

@@ -1,9 +1,9 @@
-"""Checks by a mark in storage that this node's place for snapshots is the same as the other nodes'.
+"""Checks, with a marker file in storage, that this node's place for snapshots is the same as the other nodes'.
 
-    the first agent of a run of the job: a mark into the place, its name into etcd    every other agent: etcd's name, and a look
+    first agent of a run of the job: writes a marker into the place, its name into etcd ──▶ every other agent: looks for the marker
 
-A directory of that name may exist on every node, and be another one on each. Without this check, that shows only after the first fault: no
-node finds the other nodes' parts of a snapshot.
+A directory with the given path may exist on every node, but be a different directory on each. Without this check, the problem appears only
+after the first fault: no node finds the other nodes' parts of a snapshot.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PREFIX = ".seen-"
 
 
 def agree(seat: Seat, life: int, snapshots: Place) -> None:
-    """Leave the mark, or check that it is here. life: number of the first generation since the job was started, or started again. Raises
-    UsageError if the mark is not here, MachineError if storage fails, and StoreUnavailable."""
+    """Write the marker if this is the first agent; otherwise check that the marker is here. life: number of the first generation of this
+    run of the job. Raises UsageError if the marker is not here, MachineError if storage fails, and StoreUnavailable."""
     store, node = seat.store, seat.node
     key = seat.keys.place(life)
     if (known := store.get(key)) is None:
         mine = PREFIX + secrets.token_hex(4)
-        snapshots.write(mine, str(node).encode())  # before any agent looks for it
+        snapshots.write(mine, str(node).encode())  # before any agent looks for the marker
         known = first_put(store, key, f"{mine} {node}".encode())
         if known.value.startswith(mine.encode()):
             return
