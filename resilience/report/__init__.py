@@ -1,1 +1,1 @@
-"""What people and Prometheus see: explain, status, journal, metrics."""
+"""The output for people and Prometheus: explain, status, journal, metrics."""

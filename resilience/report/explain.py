@@ -1,4 +1,4 @@
-"""Sentences about an incident, for the terminal, `status` and `explain`. No program parses them."""
+"""Sentences about an incident, for the terminal and the commands `status` and `explain`. No program parses them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _OTHER = "either this training does not repeat to the bit, or its snapshots lack
 
 
 def _computed_again(incident: Incident) -> str:
-    # No agent has reported what a node's ranks did after the last report of its lost agent.
+    # No agent knows how many steps a node's ranks did after the last report of its lost agent.
     least = "at least " if incident.cause in (Cause.AGENT_RESTARTED, Cause.AGENT_LOST) else ""
     return f"{least}{formatting.steps(incident.lost_steps)} {_COMPUTED_AGAIN[incident.repeated]}"
 
 
 def recovered(incident: Incident) -> str:
-    """Return one line for an incident that is over."""
+    """Return one line about an incident from which the job has recovered."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {concluded(incident)}" if incident.origin else ""
     other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
@@ -53,7 +53,7 @@ def recovered(incident: Incident) -> str:
 
 
 _LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
-"""Causes of alerts that are over when they are no longer seen."""
+"""Causes of incidents that are over when the program no longer sees the cause."""
 
 
 def outcome(incident: Incident) -> str:
@@ -70,7 +70,7 @@ def outcome(incident: Incident) -> str:
 
 
 def struck(incident: Incident) -> str:
-    """Return when in the training the incident struck."""
+    """Return the step after which the incident struck."""
     return "before any step was told" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
 
 
@@ -85,7 +85,7 @@ _CONCLUSIONS = {
 
 
 def concluded(incident: Incident) -> str:
-    """Return where the fault came from, as far as the remedy has shown; empty: it has not."""
+    """Return where the fault came from, as far as the remedy has shown; empty: it has shown nothing."""
     said = _CONCLUSIONS.get(incident.origin, "")
     if incident.origin == Origin.TRANSIENT and incident.repeated is Repeated.OTHER:
         return "it did not come again, but neither did the steps before it come out as they had: its origin is unknown"
@@ -98,17 +98,18 @@ def concluded(incident: Incident) -> str:
 
 
 def launched(how: str) -> str:
-    """Return `warm` or `cold`, without the reason."""
+    """Return `warm` or `cold`, without the reason that may follow."""
     return how.partition(":")[0]
 
 
 def resumed(step: int, beginning: str = "the job's beginning") -> str:
-    """Return from where the ranks resumed. beginning: words for the script's own start, or for another job's snapshot."""
+    """Return a text on the state from which the ranks resumed. beginning: words for the script's own start, or for another job's
+    snapshot."""
     return f"from {beginning}" if step < 0 else f"from step {step}"
 
 
 def lines(incident: Incident, when: str, number: str) -> list[str]:
-    """Return the lines that `explain` shows for an incident. when: the time it struck; number: what to call it."""
+    """Return the lines that `explain` shows for an incident. when: the time at which it struck; number: the number to show for it."""
     lines = [f"incident {number}, {when}, generation {incident.generation}: {incident.summary}"]
     if len(incident.evidence) > 1 or incident.evidence[:1] != (incident.summary,):
         lines += [f"  seen       {text}" for text in _flat(incident.evidence) if text != incident.summary]
@@ -148,7 +149,7 @@ _RIVALS = {
 
 
 def weighed(rival: Weighed) -> str:
-    """Return a sentence on another explanation, and what speaks against it."""
+    """Return a sentence on a rejected explanation, and why it was rejected."""
     what = _RIVALS.get(rival.cause, rival.cause.replace("_", " "))
     what = f"{what} of {formatting.ranks(rival.ranks)}" if rival.ranks else what
     when = f"{formatting.seconds(abs(rival.by_s))} {'later' if rival.by_s >= 0 else 'earlier'}"

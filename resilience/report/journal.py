@@ -1,4 +1,5 @@
-"""The journal: one JSON line for each event, in the run directory. It outlives etcd, and `explain` reads it when no agent is running."""
+"""The journal: one JSON line for each event, in the run directory. It remains when etcd's data is gone, and `explain` reads it when no
+agent is running."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 
 class Journal:
-    """Appends to `path`; a full disk loses lines, never the job."""
+    """Appends events to the file `path`. If the disk is full, lines are lost, but the job continues."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +33,7 @@ class Journal:
             self.lost += 1
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of all whole lines, oldest first. A torn last line, and lines that are no event, are skipped."""
+        """Yield the events of all whole lines, oldest first. An incomplete last line, and lines that are no event, are skipped."""
         if not self.path.is_file():  # reading a pipe would block
             return
         for line in self.path.read_bytes().splitlines():

@@ -1,6 +1,6 @@
-"""Prometheus metrics: what happened to the job, and what it cost. The only module that imports prometheus_client.
+"""Prometheus metrics of faults, their costs, and the training's progress. The only module that imports prometheus_client.
 
-Every label combination exists at 0 from the start, or `increase()` would miss the first recovery.
+Every label combination exists with value 0 from the start, because otherwise `increase()` would miss the first recovery.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..errors import MachineError
 from ..model.cause import Cause
 from ..model.incident import PHASES, Incident
 
-disable_created_metrics()  # they would double the page
+disable_created_metrics()  # they would double the size of /metrics
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 RUNGS = ("0", "1", "2", "3", "4", "6")
@@ -107,7 +107,8 @@ class Metrics:
             metric.labels(job)
 
     def serve(self, port: int) -> int:
-        """Serve /metrics on loopback and all other addresses of this node. Returns the port (a free one for 0). Raises MachineError."""
+        """Serve /metrics on loopback and all other addresses of this node. Return the port; for 0, a free port is chosen. Raises
+        MachineError."""
         try:
             server, _ = start_http_server(port, registry=self.registry)
         except OSError as error:
@@ -128,24 +129,24 @@ class Metrics:
         self._bytes.labels(self._job).inc(size_bytes)
 
     def copied(self) -> None:
-        """Count a snapshot that was copied into another node's memory."""
+        """Count one snapshot that was copied into another node's memory."""
         self._snapshots.labels(self._job, "copied").inc()
 
     def failed(self) -> None:
-        """Count a snapshot that could not be written to disk."""
+        """Count one snapshot that could not be written to disk."""
         self._snapshots.labels(self._job, "failed").inc()
 
     def suspected(self) -> None:
-        """Count a suspected hang: all ranks were silent for longer than their budgets."""
+        """Count one suspected hang: all ranks were silent for longer than their budgets."""
         self._suspicions.labels(self._job).inc()
 
     def staged(self, memory: int, skipped: int) -> None:
-        """Count further snapshots that all local ranks together staged and skipped."""
+        """Add the numbers of new snapshots that all local ranks together copied into memory, and that they skipped."""
         self._snapshots.labels(self._job, "memory").inc(memory)
         self._snapshots.labels(self._job, "skipped").inc(skipped)
 
     def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
-        """Set the number of local stragglers and the ranks' own step times. own_s: by rank."""
+        """Set the number of local stragglers and each rank's own time for a step, in seconds. own_s: by rank."""
         self._stragglers.labels(self._job).set(stragglers)
         for rank, seconds in own_s.items():
             self._own.labels(self._job, str(rank)).set(seconds)

@@ -1,4 +1,4 @@
-"""What `status` shows of a job: World → sentences, and a row for each node. Pure; no program parses them."""
+"""Makes the output of `status` from the World: sentences, and a table row for each node. Pure; no program parses them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from . import explain
 COLUMNS = ("node", "role", "ranks alive", "step", "in memory", "on disk", "started", "said")
 _DOING = {Phase.GATHER: "gathering", Phase.LAUNCH: "starting", Phase.RUN: "training"}
 _LONG_S = 120.0
-"""From this age on, a time of day is shown instead of the age."""
+"""From this age in seconds on, a status's time of day is shown instead of its age."""
 
 
 def headline(world: World, now: float) -> str:
-    """Return what the job does, and after which event it began; empty: nothing is known. now: wall-clock seconds."""
+    """Return what the job is doing, and the event because of which its generation began; empty: nothing is known. now: wall-clock
+    seconds."""
     record = world.record
     if (waits := awaited(world, now)) or record is None or not world.begun:
         return waits
@@ -35,7 +36,7 @@ def headline(world: World, now: float) -> str:
 
 
 def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
-    """Return the sentences above the table. now: wall-clock seconds; when: formats such seconds as a time."""
+    """Return the sentences above the table. now: wall-clock seconds; when: formats wall-clock seconds as a time."""
     said, record = [headline(world, now)], world.record
     if len(world.nodes) > 1:
         said.append(f"{leader(world) or 'nobody'} leads")
@@ -79,7 +80,7 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
 
 
 def rows(world: World, now: float, when: Callable[[float], str]) -> list[tuple[str, ...]]:
-    """Return the cells of `COLUMNS` for each node. If the agent is gone, its ranks and memory are not shown."""
+    """Return the table's cells for each node, as in `COLUMNS`. If a node's agent is gone, the node's ranks and memory are not shown."""
     found = []
     for node, role in roles(world, now).items():
         said = world.status.get(node)
@@ -106,8 +107,8 @@ def _steps(kept: tuple[int, ...]) -> str:
 
 
 def awaited(world: World, now: float, join_s: float | None = None) -> str:
-    """Return for which nodes the job waits before it begins, or begins again; empty: it does not wait. now: wall-clock seconds. join_s: how
-    long it waits although enough nodes are there; None: not known."""
+    """Return for which nodes the job waits before it begins, or begins again; empty: it does not wait. now: wall-clock seconds. join_s:
+    seconds that it still waits when enough nodes are there; None: not known."""
     spec = world.spec
     if _unheard(world):
         return f"waiting for {formatting.listed(world.members)}, which do not reach etcd: {sentences.AT_WORK}"
@@ -132,13 +133,13 @@ def awaited(world: World, now: float, join_s: float | None = None) -> str:
 
 def _short(world: World, now: float) -> bool:
     """Whether the present number of nodes is not allowed: too few have come since the command was given again, or the script does not start
-    on that number."""
+    with that number."""
     record = world.record
     return record is not None and not record.over and not rank_assignment.will_do(world, record.members, now)
 
 
 def _unheard(world: World) -> bool:
-    """Whether all members are cut off and the job must wait for them. `awaited` tells this to a node that joins now."""
+    """Whether all members are cut off and the job must wait for them. Then `awaited` reports this to a node that joins."""
     cut = {
         n
         for i in world.incidents
@@ -149,8 +150,8 @@ def _unheard(world: World) -> bool:
 
 
 def compared(replicas: Sequence[Sequence[str]], own: Sequence[str]) -> str:
-    """Return a sentence on which nodes' replicas are compared with each other, and which nodes are not compared; empty: none are.
-    replicas: by model."""
+    """Return a sentence on which nodes' replicas are compared with each other, and which nodes are not compared; empty: no nodes are.
+    replicas: the compared nodes, by model; own: nodes that hold something else."""
     if not replicas:
         return ""
     who = (
