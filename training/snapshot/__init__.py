@@ -1,1 +1,1 @@
-"""Snapshots of a rank: taken into the arena, and restored."""
+"""A rank's snapshots: copied into shared memory, and restored."""

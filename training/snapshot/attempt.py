@@ -1,4 +1,4 @@
-"""This rank's part in one snapshot, from its beginning until all ranks know its outcome."""
+"""This rank's part in one snapshot, from its start until all ranks know its outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .device_copy import Job
 
 @dataclass
 class Attempt:
-    """This rank's part of one snapshot, which all ranks have begun at the same step."""
+    """This rank's part of one snapshot, which all ranks have started at the same step."""
 
     step: int
     wanted: Wanted
@@ -18,7 +18,7 @@ class Attempt:
     missed: bool = False
     unsavable: bool = False
     bound: str = ""
-    """Why only this process can go back to the snapshot; empty if a new process can."""
+    """The reason why only this process can restore the snapshot; empty if a new process can restore it too."""
     settled: bool = False
     """Whether all ranks know the snapshot's outcome."""
 

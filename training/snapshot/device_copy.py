@@ -1,10 +1,11 @@
-"""Copy from device to slot on a separate stream. The loop continues at once, and waits only before it would write into what is copied.
+"""Copy a rank's state from the device to a slot (shared memory for its part of a snapshot), on a separate stream. The loop continues
+immediately. It waits only before it would overwrite a tensor whose copy is not complete.
 
     boundary:  what the forward pass writes is copied first, and the loop's stream waits for this small copy
     thread:    the rest: fingerprints on the device, then copies; when they have arrived, the slot is staged
     optimizer: its first step after the boundary waits, on the device, for the copies (by a hook of torch)
 
-Only that last wait holds up the loop. If a step takes longer than its snapshot, the wait is over before it begins.
+Only the optimizer's wait delays the loop. If a step takes longer than its snapshot, the copies are complete before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -35,53 +36,55 @@ from .pinned_memory import PIECE_BYTES, Pinned
 from .strided_copy import Strip, Transfer
 
 _FIRST_S = 0.5
-"""How long the first snapshot waits for its memory. With a large state, it is missed."""
+"""Seconds that the first snapshot waits for its memory. With a large state, the rank then misses this snapshot."""
 _LOOK_S = 0.005
-"""The pause between looks for memory that is being made ready."""
+"""Seconds between two checks whether memory is ready."""
 _LOOK_BYTES = 256 << 20
-"""The bytes copied back before another stream takes their fingerprints. A device does that fifty times as fast as bytes arrive."""
+"""The bytes copied to the device before another stream takes their fingerprints. A device takes fingerprints fifty times as fast as it
+receives bytes."""
 
 Copy = tuple[torch.Tensor, Sequence[Strip]]
-"""A tensor on the device, and where its bytes go in its slot's image."""
+"""A tensor on the device, and the positions of its bytes in the slot's image (the slot's copy of the state)."""
 
 
 @dataclass
 class Job:
-    """One snapshot on its way from the device to its slot."""
+    """One snapshot that is being copied from the device to its slot."""
 
     slot: Slot
     view: View
     early: list[tuple[int, Copy]]
-    """Copies of what the forward pass writes, by index of the piece."""
+    """Copies of tensors that the forward pass writes, each after the index of its piece."""
     late: Iterable[tuple[int, Copy]]
-    """Copies of what only the optimizer writes. The thread iterates over them."""
+    """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
     checked: list[torch.Tensor]
-    """Tensors that may not hold NaN or Inf: trained parameters."""
+    """Tensors that must not contain NaN or Inf: trained parameters."""
     begun_s: float = field(default_factory=monotonic_s)
     took_s: float = 0.0
-    """The time from the boundary until everything had arrived."""
+    """Seconds from the boundary (the moment between two steps) until all copies have arrived."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
     finite: bool = True
     issued: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     begun: Any = None
-    """An event of the loop's stream: the state is complete."""
+    """The event of the loop's stream after which the state is complete."""
     arrived: Any = None
-    """An event of the copying stream: all copies have arrived."""
+    """The event of the copying stream after which all copies have arrived."""
     words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
     sources: list[torch.Tensor] = field(default_factory=list)
-    """The tensors that copies read, held until these have arrived. For a tensor with gaps, this is a separate copy."""
+    """The tensors that the copies read, referenced until the copies have arrived. For a tensor with gaps, it is a separate copy."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def give_up(self) -> None:
-        """Give the snapshot up, since one rank has missed it. It is not staged from now on. Its slot says whether it already was."""
+        """Abandon the snapshot because one rank has missed it. From now on it will not be staged. The slot's state tells whether it already
+        is."""
         with self._turn:
             self.given_up = True
 
     def conclude(self) -> None:
-        """Stage the slot, or free it, once everything has arrived."""
-        with self._turn:  # if given up between check and staging, it would stay staged for good
+        """Once all copies have arrived, mark the slot as staged, or free it."""
+        with self._turn:  # if `give_up` ran between check and staging, the slot would stay staged forever
             if self.finite and not self.given_up:
                 self.slot.staged()
                 self.held = Held.WHOLE
@@ -92,20 +95,20 @@ class Job:
 
 class Offload:
     def __init__(self, kind: str, arena: RankArena) -> None:
-        """kind: the kind of device that this process uses."""
+        """kind: the device type that this process uses."""
         self._module = device.module(kind)
         self._device = self._module.current_device()
         self._stream, self._reading = self._module.Stream(), self._module.Stream()
-        """Streams for the copies, and for the kernels that read the state meanwhile: on one stream, kernels would hold up later copies."""
+        """Streams for the copies, and for the kernels that read the state meanwhile. On one stream, kernels would delay later copies."""
         self._transfer = Transfer(kind, PIECE_BYTES)
         self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
         self._asked: tuple[int, int] = (0, 0)
         self._again = False
-        """Whether the memory asked for could not be had."""
+        """Whether the last request for memory failed."""
         self.starved = False
-        """Whether there was not enough memory for a slot."""
+        """Whether there was too little memory for a slot."""
         self._under_way: list[Job] = []
         register_optimizer_step_pre_hook(self._before_update)
         for work in (self._carry, self._make_room):
@@ -114,8 +117,8 @@ class Offload:
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
     def room(self, wanted: Header, table_bytes: int) -> list[Slot]:
-        """Return the slots that can take such a snapshot now. A thread makes missing memory ready meanwhile. If the state has just
-        grown, wait a little: the memory of a small state is ready before the step is over."""
+        """Return the slots that can store such a snapshot now. A thread prepares missing memory meanwhile. If the state has just grown,
+        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
         larger = asked[0] > self._asked[0] or asked[1] > self._asked[1]
@@ -131,7 +134,7 @@ class Offload:
             sleep(_LOOK_S)
 
     def start(self, job: Job) -> None:
-        """Take over `job`, whose slot is begun. The state is complete at this point of the loop's stream."""
+        """Start to copy `job`, whose slot is claimed. The state is complete at this point of the loop's stream."""
         job.begun = self._module.Event()
         job.begun.record(self._module.current_stream())
         if job.early:
@@ -148,16 +151,17 @@ class Offload:
         return self._under_way
 
     def finish(self) -> None:
-        """Wait until all copies under way have arrived."""
+        """Wait until the copies of all jobs have arrived."""
         for job in self.under_way():
             job.over.wait()
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
-        """Return where the bytes of each piece lie in a slot's image."""
+        """Return the positions of each piece's bytes in a slot's image."""
         return self._transfer.plan(layout)
 
     def fill(self, slot: Slot, view: View, layout: Layout, into: Mapping[str, torch.Tensor]) -> None:
-        """Fill tensors from a slot, as `fill.fill` does. Copy each as soon as its memory is registered, and take fingerprints meanwhile."""
+        """Fill tensors from a slot, as `fill.fill` does. Copy each tensor as soon as its memory is registered, and take fingerprints
+        meanwhile."""
         pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
         self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
         here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}
@@ -185,10 +189,10 @@ class Offload:
                 found = fingerprint.gather(words).tolist() if words else []
             arrived(layout, dict(zip(away, found, strict=True)), view.fingerprints)
         finally:
-            self._stream.synchronize()  # nothing reads the slot any more
+            self._stream.synchronize()  # after this, nothing reads the slot
 
     def _before_update(self, *_: Any) -> None:
-        """Make the loop's stream wait for the copies before it continues."""
+        """Make the loop's stream wait for all copies before the optimizer's step."""
         for job in self.under_way():
             job.issued.wait()
             if job.arrived is not None:
@@ -203,7 +207,7 @@ class Offload:
         stream.wait_event(event)
 
     def _look(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
-        """Take fingerprints on the device, where the state is."""
+        """Take fingerprints on the device that has the state."""
         with self._module.stream(self._reading):
             self._reading.wait_event(job.begun)
             job.words += [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
@@ -222,7 +226,7 @@ class Offload:
             job = self._jobs.get()
             try:
                 self._carry_one(job)
-            except Exception:  # an error of the device, which the loop meets as well
+            except Exception:  # an error of the device, which the loop gets as well
                 traceback.print_exc()
                 job.slot.free()
                 job.held = Held.MISSED
@@ -259,5 +263,5 @@ class Offload:
             for pinned in chosen:
                 try:
                     pinned.prepare(wanted, table_bytes, considerate=considerate)
-                except MachineError:  # the next snapshot asks again
+                except MachineError:  # the next snapshot requests memory again
                     self._again = self.starved = True

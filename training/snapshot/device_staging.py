@@ -1,6 +1,7 @@
-"""Hand over a snapshot of a state on a device. The part on the CPU is copied at once, the rest by `Offload`.
+"""Start the copy of a state on a device. The part on the CPU is copied immediately, the rest by `Offload`.
 
-What the forward pass writes goes first. What only an optimizer's step writes follows, since that step can be made to wait.
+Tensors that the forward pass writes are copied first. Tensors that only an optimizer's step writes follow, because a hook can make that
+step wait.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ..state.sources import Modules, Source
 from .device_copy import Job, Offload
 
 Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
-"""A layout's pieces, then the indices: of those on the CPU, of those that the forward pass writes, and of the optimizer's alone."""
+"""A layout's pieces, then three lists of indices: pieces on the CPU, pieces that the forward pass writes, and pieces that only the
+optimizer writes."""
 
 
 class HandingOver:
@@ -29,12 +31,13 @@ class HandingOver:
         """Whether there is an optimizer whose step can be made to wait."""
         self._sides: Sides = ((), [], [], [])
         self._written: list[tuple[bool, frozenset[str]]] = []
-        """What the forward pass writes in each model, as of the last division into `_sides`."""
+        """The tensors that the forward pass writes in each model, as of the last division into `_sides`."""
 
     def begin(
         self, offload: Offload, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any]
     ) -> Job:
-        """Begin the snapshot. state: as collected, by source. leaves: its tensors, in the order of the layout's pieces."""
+        """Start the snapshot and return its job. state: as collected, by source. leaves: its tensors, in the order of the layout's
+        pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
         written = [(model.gathered, model.buffers) for model, _ in models]
         if self._sides[0] is not layout.pieces or self._written != written:
@@ -43,7 +46,7 @@ class HandingOver:
             self._sides = _divided(leaves, layout, steady if self._hooked else ())
         _, here, early, late = self._sides
         self._stager.stage(leaves, layout, view, here)
-        self._stager.runs(layout, view.memory)  # its gaps are zero, whatever it held before
+        self._stager.runs(layout, view.memory)  # fill the gaps with zeros, whatever they contained before
         strips = offload.plan(layout)
         judged = (tensor for model, collected in models for tensor in model.judged(collected))
         job = Job(
@@ -58,7 +61,8 @@ class HandingOver:
 
 
 def _divided(leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> Sides:
-    """steady: ids of the tensors that only an optimizer's step writes, if that step can be made to wait."""
+    """Return the layout's pieces, divided. steady: ids of tensors that only an optimizer's step writes, if that step can be made to
+    wait."""
     away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
     late = [index for index in away if id(leaves[index]) in steady]
     return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late

@@ -1,7 +1,7 @@
-"""Make a slot's memory ready for a device: grow, map, and register it piece by piece, so that copies need not wait for all of it.
+"""Prepare a slot's memory for copies from a device: grow it, map it, and register it piece by piece. A copy waits only for its own pieces.
 
-For 1 GB on an H200's host, growing costs 0.2 s, mapping its pages 0.5 s, and registering 0.04 s, or 0.4 s if pages are not mapped yet.
-That takes seconds for a large state, so a thread does it (`device_copy.py`).
+On an H200's host, 1 GB takes 0.2 s to grow, 0.5 s to map its pages, and 0.04 s to register, or 0.4 s if its pages are not mapped yet. A
+large state takes seconds, so a thread does this work (`device_copy.py`).
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from ...resilience.clock import monotonic_s, sleep
 from .. import device
 
 PIECE_BYTES = 16 * STRIDE_BYTES
-"""The bytes registered at a time, from the image's start on. No chunk lies in two pieces: a copy may not cross pieces."""
+"""The bytes registered in one call, counted from the image's start. No chunk lies in two pieces, because a copy must not cross pieces."""
 
 
 class Pinned:
-    """The memory of one slot, as this process has mapped it. One thread prepares, others wait."""
+    """The memory of one slot, as mapped in this process. One thread prepares it, and others wait for it."""
 
     def __init__(self, kind: str, slot: Slot) -> None:
-        """kind: the kind of device."""
+        """kind: the device type."""
         self._kind, self._slot = kind, slot
         self._memory: memoryview | None = None
         self._pieces: list[memoryview | None] = []
-        """The registered pieces. None: the runtime refused to register this piece."""
+        """The registered pieces. None stands for a piece that the runtime refused to register."""
         self._turn = threading.Condition()
         self._ready_bytes = 0
         self._failed = False
         self._head_bytes = 0
-        """The bytes before the image."""
+        """The number of bytes before the image."""
 
     def prepare(self, wanted: Header, table_bytes: int, *, considerate: bool) -> None:
-        """Make room for such a snapshot and register it. considerate: take longer, with pauses for the loop, which can launch nothing
-        while the runtime registers. Raises MachineError if there is not enough memory."""
+        """Allocate memory for such a snapshot and register it. considerate: take longer, with pauses, because the loop can't launch kernels
+        while the runtime registers memory. Raises MachineError if there is too little memory."""
         try:
             self._prepare(wanted, table_bytes, considerate)
         except BaseException:
@@ -49,9 +49,9 @@ class Pinned:
         if self._memory is None or device.address(memory) != device.address(self._memory):
             self._release()
         self._memory = memory
-        self._head_bytes = head_bytes  # after the release: `ready` may not see the new head with the old memory
+        self._head_bytes = head_bytes  # after the release: `ready` must not see the new head with the old memory
         if self._ready_bytes >= len(memory):
-            return  # register nothing anew: copies may be under way
+            return  # register nothing again, because copies may be running
         for start in range(self._ready_bytes // PIECE_BYTES * PIECE_BYTES, len(memory), PIECE_BYTES):
             piece = memory[start : start + PIECE_BYTES]
             if considerate:
@@ -64,17 +64,17 @@ class Pinned:
                 self._turn.notify_all()
 
     def ready(self, wanted: Header, table_bytes: int) -> bool:
-        """Whether this slot can take such a snapshot at once."""
+        """Whether this slot can store such a snapshot immediately."""
         fits = self._head_bytes >= image_offset(table_bytes, wanted.pieces)
         return fits and self._ready_bytes >= wanted.image.memory_bytes
 
     def wait(self, nbytes: int) -> None:
-        """Wait until the first `nbytes` of the image are ready or have failed. Copies without registration also work, but block."""
+        """Wait until the first `nbytes` of the image are ready, or preparing failed. Copies to unregistered memory also work, but block."""
         with self._turn:
             self._turn.wait_for(lambda: self._failed or self._ready_bytes >= nbytes)
 
     def _replace(self, number: int, piece: memoryview) -> None:
-        """Register `piece`, replacing the shorter last piece of a smaller image."""
+        """Register `piece`. It replaces the shorter last piece of a smaller image."""
         if number < len(self._pieces):
             self._unregister(self._pieces.pop())
         self._pieces.append(piece if device.register(self._kind, piece) else None)

@@ -1,4 +1,4 @@
-"""The steps to which this rank can go back: those sealed in memory, and those on disk."""
+"""The steps that this rank can restore: steps sealed in memory, and steps on disk."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from ...resilience.errors import MachineError
 
 
 class Reachable:
-    """The steps to which this rank can go back. Other ranks may have fewer or older ones."""
+    """The steps that this rank can restore. Other ranks may have fewer or older steps."""
 
     def __init__(self, arena: RankArena, snapshots: str) -> None:
         """snapshots: the address of the snapshots on disk."""
         self._arena, self._snapshots = arena, snapshots
 
     def newest(self, at_most: int) -> int:
-        """Return the newest step up to `at_most` that is sealed in memory, or else on disk; -1 if none. Other ranks may have older ones."""
+        """Return the newest step up to `at_most` that is sealed in memory. If there is none, return the newest on disk, or else -1. Other
+        ranks may have older steps."""
         for kept in (self._in_memory, self._on_disk):
             if older := [step for step in kept() if step <= at_most]:
                 return max(older)
         return -1
 
     def oldest(self, at_least: float) -> float:
-        """Return the oldest step from `at_least` on that is sealed in memory or on disk; infinite if none. Other ranks may differ."""
+        """Return the oldest step from `at_least` on that is sealed in memory or on disk; infinite if none. Other ranks may return another
+        step."""
         kept = (*self._in_memory(), *self._on_disk())
         return min((step for step in kept if step >= at_least), default=math.inf)
 
     def keeps(self, step: int) -> bool:
-        """Whether this rank can go back to `step`, from memory or disk."""
+        """Whether this rank can restore `step` from memory or disk."""
         return step in self._in_memory() or step in self._on_disk()
 
     def _in_memory(self) -> list[int]:
@@ -38,7 +40,7 @@ class Reachable:
         return [header.step for header in headers if header.state in (State.SEALED, State.LIVE)]
 
     def _on_disk(self) -> list[int]:
-        """Return the committed steps; no steps if storage does not answer."""
+        """Return the committed steps. The list is empty if storage does not answer."""
         try:
             return [a.stamp.step for a in catalog.look(place.at(self._snapshots)).durable]
         except MachineError:

@@ -1,6 +1,7 @@
-"""The values of a snapshot of another parallel layout that have no place in a global tensor: taken over if they are equal on all ranks.
+"""Restore values from another parallel layout that have no position in a global tensor. They are restored only if they are equal on all
+ranks.
 
-A value that differs from rank to rank belongs to the former ranks, and cannot be taken over. The error names it, and nothing is restored.
+A value that differs between ranks belongs to the former ranks, so it can't be restored. The error names it, and nothing is restored.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from ..state.sharding import WRAPPED, model_parts
 from ..state.tensors.in_place import Nested
 
 _GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
-"""Keys that identify Megatron's groups (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too), not the layout."""
+"""Keys that identify Megatron's groups (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too). They do not depend on
+the layout."""
 
 
 def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:
-    """Return the states of the sources `names`, which have to be the same on all ranks."""
+    """Return the states of the sources (saved objects) `names`. Each must be the same on all ranks."""
     found = {}
     for name in sorted(names):
         if any(_node(manifest, (name,)) for manifest in saved.manifests):
@@ -53,8 +55,8 @@ def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> d
 
 
 def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
-    """Return the attributes of the modules in the source `name`, by these modules' present names. Empty if ranks held different ones:
-    these start afresh, as a module may count for its own rank."""
+    """Return the attributes of the modules in the source `name`, under these modules' present names. The result is empty if ranks had
+    different values. Then the attributes start afresh, since a module may count for its own rank."""
     try:
         kept = agreed(saved, name, ATTRIBUTES, everywhere=True)
     except LayoutError:
@@ -65,13 +67,13 @@ def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
     tag, told = kept
     own = {
         name: name if name[:1] == "." else here.get(_within(name)) for name in told
-    }  # a dot: entries of parameters and hooks
+    }  # a name with a dot in front: a parameter, or hooks
     return pytree.Tagged((tag, {own[name]: each for name, each in told.items()})) if None not in own.values() else {}
 
 
 def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") -> Any:
-    """Return the value at `path`, on which all ranks that have one agree; None if no rank has one. Raises LayoutError if they disagree
-    or, with `everywhere`, if a rank has none. but: a key below `path` to leave out."""
+    """Return the value at `path`. All ranks that have one must agree; None if no rank has one. Raises LayoutError if they disagree or, with
+    `everywhere`, if a rank has none. but: a key below `path` to leave out."""
     told = [(manifest, node) for manifest in saved.manifests if (node := _node(manifest, path, but)) is not None]
     if everywhere and len(told) < len(saved.manifests):
         raise _refused(saved, f"{_named(path)} is not on all ranks")
@@ -89,8 +91,8 @@ def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") ->
 
 
 def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
-    """Return the extra state of the modules in the source `name`, and their changes, by their present names. A parameter is found by its
-    place in the whole, and a module by its name inside the outer wrappers."""
+    """Return the extra state of the modules in the source `name`, and their changes, under their present names. A parameter is identified
+    by its position in the global tensor, and a module by its name inside the outer wrappers."""
     frozen: dict[str, bool] = {}
     modes: dict[str, bool] = {}
     extra: Nested = {}
@@ -128,7 +130,7 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
 
 
 def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
-    """Report buffers that differed between the ranks that held them. (Parameters are equal: replicas are compared while they train.)"""
+    """Report buffers that differ between ranks. (Parameters are equal: replicas are compared during the training.)"""
     if all(getattr(chunk, "broadcast_buffers", False) for chunk in modules.chunks) or not _speaks():
         return
     parts = model_parts(modules.chunks)
@@ -149,7 +151,7 @@ def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
 
 
 def tell_of_sums(saved: Saved) -> None:
-    """Report that the snapshot holds accumulated gradients."""
+    """Report that the snapshot contains accumulated gradients, which are lost."""
     if _speaks() and any(
         described.get(RANDOMNESS, {}).get("gradients", {}).get("sums") for described in saved.described
     ):
@@ -166,12 +168,13 @@ def _speaks() -> bool:
 
 
 def _within(module: str) -> str:
-    """Return the module's name inside the module that DistributedDataParallel and the like wrap."""
+    """Return the module's name inside the module that a wrapper such as DistributedDataParallel wraps."""
     return ".".join(dropwhile(WRAPPED.__contains__, module.split(".")))
 
 
 def has_places(saved: Saved, name: str) -> bool:
-    """Whether the parameters' places locate all that the saved optimizer keeps: each state has a tensor, and each tensor a place."""
+    """Whether the positions of parameters determine the position of the saved optimizer's whole state. Each state must have a tensor, and
+    each tensor a position."""
     for part in optimizer_parts(saved, name):
         for state in part.state.values():
             held = list(pieces(state))
@@ -183,7 +186,8 @@ def has_places(saved: Saved, name: str) -> bool:
 
 
 def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], kept: Nested) -> None:
-    """Put into `kept` the values that the saved optimizer has for the same parameters: of groups, of states, and of the loss scaler."""
+    """Put into `kept` the values that the saved optimizer has for the same parameters: values of groups, of states, and of the loss
+    scaler."""
     values, loose = parameter_values(saved, name), loose_groups(saved, name)
     for (index, key), parts in owned.items():
         number = int(key.split(".")[0])
@@ -201,7 +205,8 @@ def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], 
 
 
 def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the saved group with the same multipliers, as Megatron finds a group. A group without them must be the only one."""
+    """Return the saved group with the same multipliers, which also identify groups in Megatron. A group without multipliers must be the
+    only one."""
     kind = {key: group[key] for key in _GROUP_KINDS if key in group}
     same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
     same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))
@@ -209,7 +214,7 @@ def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[
 
 
 def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str, Any]:
-    """Return the values of a group that has no state yet, if all ranks have the same ones in its place."""
+    """Return the values of a group without a state, if the groups of this number are equal on all ranks."""
     parts = (described.get(name, {}).get(index, {}).get("groups", []) for described in saved.described)
     told = [groups[number] for groups in parts if number < len(groups)]
     if any(exactly(each) != exactly(told[0]) for each in told):
@@ -220,14 +225,14 @@ def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str,
 
 
 def _tells(said: Any) -> bool:
-    """Whether a module's extra state holds anything: in most modules, its method returns nothing."""
+    """Whether a module's extra state is not empty. The method of most modules returns an empty state."""
     if isinstance(said, Mapping):
         return any(map(_tells, said.values()))
     return bool(said.nbytes) if isinstance(said, Piece) else said not in (None, b"")
 
 
 def _node(manifest: RankManifest, path: Collection[str], but: str = "") -> Any:
-    """Return what lies at `path` in a rank's skeleton."""
+    """Return the node at `path` in a rank's skeleton."""
     node = manifest.table.skeleton
     for key in path:
         node = next((inner for name, inner in (node or {}).get("dict", ()) if name == key), None)
@@ -247,7 +252,7 @@ def _pieces(manifest: RankManifest, path: Collection[str], but: str = "") -> lis
 
 
 def _values(manifest: RankManifest, node: Any, path: Collection[str], but: str = "") -> dict[str, Any]:
-    """Return all values at `path`, with fingerprints for tensors."""
+    """Return all values at `path`, with fingerprints in place of tensors."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     return dict(pytree.values(node)) | {piece.name: prints[piece.name] for piece in _pieces(manifest, path, but)}
 
@@ -271,6 +276,6 @@ def _refused(saved: Saved, why: str) -> LayoutError:
 
 def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
     dtype = getattr(torch, piece.dtype)
-    if not content.size:  # torch can't view an empty one as another type
+    if not content.size:  # torch can't view an empty tensor as another type
         return torch.empty(piece.shape, dtype=dtype, device="cpu")
     return torch.from_numpy(content).view(dtype).view(piece.shape)

@@ -1,4 +1,4 @@
-"""Fill the live state of a rank from a snapshot: from a slot, from disk, or from another job.
+"""Fill the live state of a rank from a snapshot: from a slot (shared memory), from disk, or from another job.
 
 table → tensors made ready (`Preparing`) → bytes into the live tensors → the small values into their sources
 """
@@ -29,20 +29,20 @@ from ..state.sources import Preparing, Source, Unfilled, put_back
 from .restore_resharded import parts_of, restore_elsewhere
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""The pauses between tries to read from failing storage. Then the worker group restarts, as often as the budget allows."""
+"""Seconds between two attempts to read from failing storage. After the last, the worker group restarts, as often as the budget allows."""
 
 
 class Unrestorable(SnapshotError):
-    """This rank cannot restore the state that the agent chose. The agent rejects it and chooses another one."""
+    """This rank can't restore the state that the agent chose. The agent then rejects this state and chooses another."""
 
     def __init__(self, step: int, snapshot: str, why: str) -> None:
-        """snapshot: its name; empty for a snapshot in memory."""
+        """snapshot: the snapshot's name; empty for a snapshot in memory."""
         super().__init__(f"cannot restore step {step}: {why}")
         self.farewell = {"kind": "snapshot", "step": step, "snapshot": snapshot}
 
 
 class Unreadable(MachineError):
-    """Storage does not return the state that the agent chose. The state may be intact, and is kept."""
+    """Storage does not return the state that the agent chose. The state may be intact, so it is kept."""
 
     def __init__(self, step: int, why: str) -> None:
         super().__init__(f"cannot read the snapshot of step {step}: {why}")
@@ -57,8 +57,8 @@ class Restorer:
         self._kept_randomness: Any = None
 
     def from_store(self, root: Place, step: int) -> None:
-        """Restore what this rank wrote at `step`, or its part of the whole if the job then had another number of ranks. Retry failing
-        storage for a while. Raises Unrestorable, Unreadable, LayoutError or FormatError."""
+        """Restore this rank's state at `step`. If the job then had another number of ranks, restore this rank's part of the global state.
+        Retry failing storage for a while. Raises Unrestorable, Unreadable, LayoutError or FormatError."""
 
         def ask() -> None:
             snapshot = _durable(root, step)
@@ -73,7 +73,7 @@ class Restorer:
         _patiently(step, ask)
 
     def start_from(self, snapshot: Place) -> int:
-        """Restore a snapshot of another job, whatever its parallel layout. Return its step. Raises as `from_store` does."""
+        """Restore a snapshot of another job, in any parallel layout. Return its step. Raises the same errors as `from_store`."""
         attempt = Attempt.parse(snapshot.name)
         assert attempt
         step = attempt.stamp.step
@@ -93,7 +93,8 @@ class Restorer:
         return step
 
     def _from_own(self, snapshot: Place, parts: Mapping[str, Sequence[Part]] = MappingProxyType({})) -> None:
-        """Restore this rank's own part. parts: the present parts of live tensors. Raises LayoutError if one was another part."""
+        """Restore this rank's own part. parts: the present parts of live tensors. Raises LayoutError if the snapshot has a different part
+        of a tensor."""
         with commit.reading(snapshot):
             manifest = open_rank(snapshot, self._rank, self._world)
             for piece in manifest.table.pieces:
@@ -107,8 +108,8 @@ class Restorer:
             restore_elsewhere(snapshot, self._sources, alone={RANDOMNESS}, optional={COURSE})
 
     def fill(self, table: Table, bring: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        """Let `bring` fill the live tensors in place, and hand the rest to the sources. Raises LayoutError, before any state changes, if
-        something does not fit. Raises Unfilled if a source then refuses its values all the same."""
+        """Let `bring` fill the live tensors in place, then give the other values to the sources (saved objects). Raises LayoutError, before
+        any state changes, if something does not fit. Raises Unfilled if a source then still refuses its values."""
         described = table.described()
         if described.keys() != self._sources.keys():
             raise LayoutError(
@@ -116,7 +117,7 @@ class Restorer:
             )
         preparing = {name: source for name, source in self._sources.items() if isinstance(source, Preparing)}
         for name in sorted(preparing, key=lambda name: isinstance(preparing[name], Optimizers)):
-            preparing[name].prepare(described[name])  # optimizers last: they hold the parameters of models
+            preparing[name].prepare(described[name])  # optimizers last, because they contain the parameters of models
         _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
         leaves = destinations(table, dict(live))
         bring(leaves)
@@ -125,14 +126,14 @@ class Restorer:
         self._kept_randomness = kept[RANDOMNESS]
 
     def restore_randomness(self) -> None:
-        """Restore generators again, right before the first step: building data iterators after a restore draws from the CPU generator."""
+        """Restore generators again, right before the first step. Building data iterators after a restore draws from the CPU generator."""
         if self._kept_randomness is not None:
             self._randomness.restore(self._kept_randomness)
             self._kept_randomness = None
 
 
 def _patiently(step: int, ask: Callable[[], None]) -> None:
-    """Retry `ask` if storage or memory fails, then raise Unreadable. Only data that was read and found wrong counts as damaged."""
+    """Retry `ask` if storage or memory fails, then raise Unreadable. Only data that was read and is wrong counts as damaged."""
     for pause_s in (*_PAUSES_S, 0.0):
         try:
             ask()

@@ -1,8 +1,8 @@
 """Restore a state that was saved in another parallel layout into this layout's live tensors.
 
-Tensors are matched by their places in global tensors, and the values of parameter groups by the parameters in them. Values that are equal
-on all ranks (counters, schedulers, a model without known places) come from rank 0. Generators have no place in another layout: they stay as
-the script has seeded them.
+Tensors are matched by their positions in global tensors, and the values of parameter groups by the parameters in them. Values that are
+equal on all ranks (counters, schedulers, a model without known positions) come from rank 0. Random generators can't be restored in another
+layout: they keep the script's seeds.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Parts = dict[str, list[Part]]
 
 
 def parts_of(sources: Mapping[str, Source]) -> Parts:
-    """Return the places of all live tensors, by their names in a snapshot; no places if a model does not give them."""
+    """Return the positions of all live tensors, by their names in a snapshot. The result is empty if a model does not give them."""
     try:
         return _parts_of(sources)
-    except Exception as error:  # third-party code, on models that it may not know
+    except Exception as error:  # third-party code, which may not know these models
         say(
             f"where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
             "snapshots can be restored in the same parallel layout only"
@@ -66,7 +66,7 @@ def _parts_of(sources: Mapping[str, Source]) -> Parts:
 
 
 def trained_of(sources: Mapping[str, Source]) -> set[str]:
-    """Return the names in a snapshot of the parameters that optimizers hold directly (Megatron's may hold shards of their own instead)."""
+    """Return the names in a snapshot of the parameters that optimizers contain directly. (Megatron's may contain shards instead.)"""
     optimizers = [source for source in sources.values() if isinstance(source, Optimizers)]
     listed = {id(each) for source in optimizers for *_, inner in source.parts() for _, each in parameters_of(inner)}
     models = (source.known_as(name) for name, source in sources.items() if isinstance(source, Modules))
@@ -74,7 +74,8 @@ def trained_of(sources: Mapping[str, Source]) -> set[str]:
 
 
 def _owned(source: Optimizers, sources: Mapping[str, Source]) -> dict[tuple[str, str], list[Part]]:
-    """Return the parts of the model's parameter to which each of the optimizer's own parameters belongs."""
+    """Return, for each of the optimizer's own parameters, the parts (boxes in a global tensor) of the model's parameter to which it
+    belongs."""
     places: dict[int, list[Part]] = {}
     for name, model in sources.items():
         if isinstance(model, Modules):
@@ -90,10 +91,10 @@ def _prefixed(name: str, parts: Sequence[Part]) -> list[Part]:
 def restore_elsewhere(
     snapshot: Place, sources: Mapping[str, Source], alone: Collection[str], optional: Collection[str]
 ) -> None:
-    """Fill `sources` with the state in `snapshot`, whatever layout it was saved in. alone: names of sources to leave as they are. optional:
-    names of sources that the snapshot may lack.
+    """Fill `sources` with the state in `snapshot`, saved in any layout. alone: names of sources that stay unchanged. optional: names of
+    sources that the snapshot may lack.
 
-    Raises LayoutError, with only tensors changed, if the snapshot does not hold all of the state. Raises SnapshotError, MachineError or
+    Raises LayoutError, after only tensors have changed, if the snapshot lacks a part of the state. Raises SnapshotError, MachineError or
     OSError as `load.open_rank` does.
     """
     saved = Saved(snapshot)
@@ -140,8 +141,8 @@ def restore_elsewhere(
 
 
 def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved: Saved) -> bool:
-    """Whether the tensors of a model, or of its optimizer, have known places here and in the snapshot. Those of a plain module on
-    several ranks have none. Raises LayoutError if only some parameters have none: they would stay as the script made them."""
+    """Whether the tensors of a model, or of its optimizer, have known positions here and in the snapshot. Tensors of a plain module on
+    several ranks have none. Raises LayoutError if only some parameters have none, because these would keep the script's initial values."""
     if isinstance(source, Modules):
         placed = model_parts(source.chunks)
         names = [key for key in source.tensors() if key not in source.buffers]
@@ -167,7 +168,7 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
 
 
 def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], saved: Saved) -> None:
-    """Create the states of parameters that the snapshot has and a fresh optimizer lacks."""
+    """Create the states of parameters that are in the snapshot but not yet in a fresh optimizer."""
     owned = _owned(source, sources)
     states = {key.split("/")[1] for key in saved.boxes if key.startswith(f"{name}/")} - {"main"}
     for index, _, inner in source.parts():

@@ -1,4 +1,4 @@
-"""Measure what snapshots in memory cost this rank's loop, and derive the stride that it can afford."""
+"""Measure how much time snapshots in memory cost this rank's loop, and derive an affordable number of steps between them."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from ...checkpoint.durable.save_interval import AUTO, stride
 
 _KEPT = 9
 _ENOUGH = 3
-"""The measurements of each kind that a conclusion needs: the first ones are slow, so the median of the last `_KEPT` counts."""
+"""The least number of measurements of each kind for a conclusion. The first are slow, so the median of the last `_KEPT` is used."""
 _WINDOW = 0.9
-"""The share of a step from a boundary to the optimizer's update. Copies from a device may take so long without holding anything up."""
+"""The share of a step between the boundary (the moment between two steps) and the optimizer's update. Copies from a device that take no
+longer than this delay nothing."""
 
 
 class Pace:
     def __init__(self, every_steps: int) -> None:
-        """every_steps: the interval that the user has fixed, or AUTO."""
+        """every_steps: the interval that the user has set, or AUTO."""
         self._fixed = every_steps
         self.stride = 1 if every_steps == AUTO else every_steps
-        """The steps from one snapshot to the next, according to the latest measurement."""
+        """The number of steps between two snapshots, according to the latest measurement."""
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
         self._held_s: deque[float] = deque(maxlen=_KEPT)
         self._copied_s: deque[float] = deque(maxlen=_KEPT)
 
     def stepped(self, took_s: float) -> None:
-        """Record the time of one step of the loop, without the time spent in this program."""
+        """Record the seconds of one step of the loop, without the time spent in this program."""
         self._steps_s.append(took_s)
 
     def recorded(self, held_s: float) -> None:
-        """Record how long one snapshot has held the loop at its boundary."""
+        """Record the seconds for which one snapshot has delayed the loop at its boundary."""
         self._held_s.append(held_s)
         self.stride = self._affordable()
 
     def copied(self, took_s: float) -> None:
-        """Record how long a snapshot's copies from the device took, from the boundary on."""
+        """Record the seconds from the boundary until a snapshot's copies from the device have arrived."""
         self._copied_s.append(took_s)
         self.stride = self._affordable()
 
@@ -53,8 +54,8 @@ class Pace:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection within. Thousands of small objects come and go there, and could trigger a collection, whose time grows
-    with the whole process."""
+    """Disable garbage collection inside the block. The block creates and deletes thousands of small objects, which could trigger a
+    collection. Its time grows with the whole process."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""The tape of this rank: record the state of a step into the arena, seal it, go back to it.
+"""A rank's snapshots in memory (`Tape`): record the state of a step into a slot of shared memory, seal it, and restore it.
 
-Recording: state → leaves → slot. Going back: slot, or snapshot on disk → leaves → the same live state.
+Recording: state → leaves → slot. Restoring: slot, or snapshot on disk → leaves → the same live state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .restore_resharded import parts_of, trained_of
 from .snapshot_pace import Pace, uncollected
 
 _RETRY_S = 0.05
-"""The pause between looks for a slot, if a snapshot may wait for one."""
+"""Seconds between two checks for a free slot, if a snapshot may wait for one."""
 
 
 class Tape:
@@ -62,17 +62,17 @@ class Tape:
         self._attempts: list[Attempt] = []
         """The two latest attempts."""
         self.unsettled = False
-        """Whether not all ranks know the outcome of these attempts yet."""
+        """Whether some rank does not know the outcome of these attempts yet."""
         self._recorded = self._proved = False
         self._complaint = ""
         """The last reported reason why the state could not be saved."""
         self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
-        """The layout and table that this process put into each slot: they need no further check."""
+        """The layout and table that this process put into each slot. They need no further check."""
         self._objects: dict[Slot, dict[str, Any]] = {}
-        """The objects of which the models and optimizers then consisted, by slot."""
+        """The objects that made up the models and optimizers when each slot was filled, by slot."""
         self.rewinds = 0
         self.owed = Wanted.NOWHERE
-        """Where a snapshot is due for which no attempt is under way."""
+        """Where a snapshot is due that no attempt in progress will provide."""
 
     @property
     def on_device(self) -> bool:
@@ -82,7 +82,7 @@ class Tape:
 
     @property
     def held(self) -> tuple[Held, Held]:
-        """How far this rank is with the newest attempt, and with the attempt before."""
+        """The progress of this rank's newest attempt, and of its previous attempt."""
         newest, earlier = [*(attempt.held for attempt in reversed(self._attempts)), Held.WHOLE, Held.WHOLE][:2]
         return newest, earlier
 
@@ -92,7 +92,7 @@ class Tape:
         return self._offload is None or all(attempt.job is None or attempt.job.finite for attempt in self._attempts)
 
     def settle(self, judgement: Judgement) -> None:
-        """Apply what all ranks now know of the latest attempts: seal each, or give it up."""
+        """Apply the outcome on which all ranks agree: seal each of the latest attempts, or abandon it."""
         if not self.unsettled:
             return
         for attempt, held in zip(reversed(self._attempts), (judgement.newest, judgement.earlier), strict=False):
@@ -111,19 +111,21 @@ class Tape:
             slot = self._arena.holding(attempt.step)
             if slot is not None and slot.header().state is State.STAGED:
                 slot.free()
-            # A state that cannot be saved is not tried at each step: the next snapshot that is due will tell.
+            # A state that can't be saved is not tried again at each step: the next snapshot that is due tries it.
             if held is not Held.UNSAVABLE:
                 self.owed = max(self.owed, attempt.wanted)
         self.unsettled = not all(attempt.settled for attempt in self._attempts)
 
     def may_record(self) -> bool:
-        """Whether at most one attempt is unsettled, so that the next may begin. Equal on all ranks: it depends on what all know."""
+        """Whether the next attempt may begin: at most one is unsettled. All ranks get the same answer, because all know the same
+        outcomes."""
         return len(self._attempts) < 2 or self._attempts[-2].settled
 
     def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> bool:
-        """Begin a snapshot of the state after `step` steps, unless it exists. Return whether this rank's parameters on the CPU are finite.
-        Copies from a device continue afterwards (`finish` waits). A rank misses the snapshot if it is not `finite`, is halfway in its
-        gradients, or gets no slot or memory within `patience_s`. Its page counts misses."""
+        """Start a snapshot of the state after `step` steps, unless it exists. Return whether this rank's parameters on the CPU are finite.
+        Copies from a device continue after the return (`finish` waits for them). A rank misses the snapshot if it is not `finite`,
+        accumulates gradients internally, or gets no slot or memory within `patience_s` seconds. The rank's page (its block of shared
+        memory) counts misses."""
         first, self._recorded = not self._recorded, True
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
@@ -149,7 +151,7 @@ class Tape:
                 self._at.page.skipped += 1
                 return finite
             except SnapshotError as error:
-                if first:  # before the first step nothing is lost yet, and the script can be fixed
+                if first:  # before the first step nothing is lost yet, and the user can fix the script
                     raise StateError(str(error)) from None
                 attempt.unsavable = True
                 self._at.page.skipped += 1
@@ -168,23 +170,23 @@ class Tape:
         return finite
 
     def _parameters_finite(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank's parameters on the CPU are free of NaN and Inf, which the gradient norm does not tell. Megatron's norm
-        leaves out copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (met with TP2). Parameters on a
-        device are checked while they are copied (`device_copy.py`), so that the loop need not wait."""
+        """Whether this rank's parameters on the CPU contain no NaN or Inf, which the gradient norm does not show. Megatron's norm leaves
+        out copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (this happened with TP2). Parameters on a
+        device are checked during the copy (`device_copy.py`), so that the loop need not wait."""
         models = ((source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules))
         tensors = (tensor for model, collected in models for tensor in model.judged(collected))
         with torch.no_grad():
             return all_finite(sums(tensor for tensor in tensors if tensor.device.type == "cpu"))
 
     def _complain(self, why: str, meaning: str) -> None:
-        """Report once that the state can no longer be saved, or only for this process, and why. Training goes on."""
+        """Report once, with the reason, that the state can't be saved any more, or only for this process. Training continues."""
         self._at.page.unsaved = why
         if why != self._complaint:
             self._complaint = why
             say(f"{why}. {meaning}")
 
     def _keep_the_last_one(self) -> None:
-        """Send the newest sealed snapshot to disk: no later snapshot can serve a restart."""
+        """Request that the newest sealed snapshot is written to disk, because no later snapshot can be restored after a restart."""
         sealed = [slot for slot in self._arena.slots if slot.header().state is State.SEALED]
         newest = max(sealed, key=lambda slot: slot.header().stamp, default=None)
         if newest is not None and not newest.header().durable:
@@ -239,8 +241,8 @@ class Tape:
         return True
 
     def _prove(self, table: Table, leaves: Sequence[Any]) -> None:
-        """Check that the first snapshot returns what went into it, except tensors' bytes, which fingerprints check each time. Raises
-        SnapshotError if not."""
+        """Check that the first snapshot gives back the same values. Tensors' bytes are not checked here, because fingerprints check them
+        each time. Raises SnapshotError if a value differs."""
         named = {piece.name: leaf for piece, leaf in zip(table.pieces, leaves, strict=True)}
         kept = unflatten(table.skeleton, named, array=lambda leaf: leaf)
         for name, source in self._sources.items():
@@ -249,7 +251,7 @@ class Tape:
         self._proved = True
 
     def finish(self) -> None:
-        """Wait until every attempt is whole or missed."""
+        """Wait until each attempt is complete or missed."""
         if self._offload is not None:
             self._offload.finish()
 
@@ -265,8 +267,8 @@ class Tape:
         self._arena.drop_after(step)
 
     def _from_slot(self, slot: Slot) -> bool:
-        """Restore from memory. Return False if the slot does not hold this rank's state. Free a damaged slot: the next generation then
-        takes this step from the next tier, or another step."""
+        """Restore from memory. Return False if the slot does not contain this rank's state. Free a damaged slot: the next generation then
+        restores this step from other storage, or another step."""
         offload = self._offload
         with slot.reading() as view:
             if view is None or (view.header.rank, view.header.world) != (self._at.rank, self._at.world):
@@ -287,10 +289,10 @@ class Tape:
         return True
 
     def start_from(self, origin: Place) -> int:
-        """Fill the live state from `origin`, a snapshot of another job, whatever its parallel layout. Return its step. Raises as
-        `go_back` does."""
+        """Fill the live state from `origin`, a snapshot of another job in any parallel layout. Return its step. Raises the same errors as
+        `go_back`."""
         return self._restorer.start_from(origin)
 
     def restore_randomness(self) -> None:
-        """Restore generators again, right before the first step: building data iterators after a restore draws from the CPU generator."""
+        """Restore generators again, right before the first step. Building data iterators after a restore draws from the CPU generator."""
         self._restorer.restore_randomness()
