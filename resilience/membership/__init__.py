@@ -1,1 +1,1 @@
-"""Which nodes train, in which node rank, and which node holds whose copies. Pure."""
+"""Which nodes train, in which node rank, and which node holds whose snapshots. Pure."""

@@ -1,7 +1,7 @@
-"""Which copies in other nodes' memory are of use, and where each node's copy lies. Pure.
+"""Finds the copies in other nodes' memory that nodes can use, and the source of each node's part (the copy that it fetches). Pure.
 
-All nodes copy the same steps, the marked ones, each to its holder (`buddy_placement.holders`). If a node's memory is lost, the node with
-its node rank starts from the copy. All others start from the same step in their own memory, because they keep marked steps.
+All nodes copy the same steps, the marked ones, each to its holder (`buddy_placement.holders`). If a node's memory is lost, the node that
+gets its node rank starts from the copy. All others start from the same step in their own memory, because they keep marked steps.
 
     own memory of the members, statuses' copies ──`fetchable`──▶ what each could fetch ──`resume_point.choose`──▶ the step ──▶ its sources
 """
@@ -19,7 +19,7 @@ from . import buddy_placement
 
 @once_said
 def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
-    """Return, by present member, the steps in its own memory for the ranks that it has now. Those of other ranks are of no use to it."""
+    """Return, by present member, the steps in its memory that belong to its present ranks. It cannot use steps of other ranks."""
     members = world.record.members if world.record else {}
     count = len(members)
     found: dict[NodeId, tuple[Step, ...]] = {}
@@ -32,16 +32,16 @@ def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
 
 @once_said
 def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
-    """Return, by member, the steps that it lacks in memory while another member holds its part of them, and which member does.
+    """Return, by member, the steps that its memory lacks and whose copy another member holds, each with its source.
 
-    A copy counts only if it is of the same lineage as the members' own snapshots of that step: their stamps have the same generation and
-    number of rewinds. A step that no member has in its own memory is left to the disk.
+    A copy counts only if it has the same lineage as the members' own snapshots of that step: the same generation and number of rewinds. A
+    step that no member has in its own memory must come from disk.
     """
     members, held = world.members, own(world)
     if len(held) == len(members) and len({*held.values()}) == 1:
-        return {}  # no member lacks what another one has
+        return {}  # no member lacks a step that another member has
     lacking: list[tuple[NodeId, NodeId, Copy]] = []
-    """Owner, holder, and the copy that it holds."""
+    """The copy's owner, its holder, and the copy."""
     for node in held:
         for copy in world.status[node].copies:
             owner = members[copy.node_rank] if copy.nodes == len(members) > copy.node_rank else node
@@ -77,7 +77,7 @@ def apart(world: World) -> dict[NodeId, NodeId]:
 
 
 def holder(record: GenerationRecord, node: NodeId) -> NodeId | None:
-    """Return the node that holds the copies of a member's snapshots; None: the member trains alone."""
+    """Return the node that holds the copies of a member's snapshots; None: `node` is no member, or the only one."""
     members = [*record.members]
     if node not in record.members or len(members) < 2:
         return None
@@ -85,7 +85,7 @@ def holder(record: GenerationRecord, node: NodeId) -> NodeId | None:
 
 
 def words(sources: Mapping[NodeId, Source]) -> str:
-    """Return in words which node's part comes from which holder."""
+    """Return a text on which node's part comes from which holder; empty: there are no sources."""
     few = ", ".join(f"{node}'s part from {source.holder}" for node, source in [*sources.items()][:3])
     more = len(sources) - 3
     return f", {few}{f' and {more} more' if more > 0 else ''}" if sources else ""

@@ -1,4 +1,4 @@
-"""The role of each node in the job: World → which nodes train, stand by, are gone or must not train. Pure."""
+"""The role of each node in the job, from the World: it trains, stands by, is gone, or must not train. Pure."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ class Role(StrEnum):
     TRAINS = "trains"
     STANDS_BY = "stands by"
     CUT_OFF = "cut off"
-    """From etcd alone: the node still trains (`reachability`)."""
+    """The node does not reach etcd, but still trains (`reachability`)."""
     GONE = "gone"
-    """Its agent is gone, and its ranks died with it."""
+    """The node's agent is gone, and its ranks died with it."""
     DRAINED = "drained"
     SHUT_OUT = "shut out"
     NOT_FIT = "not fit"
 
 
 def roles(world: World, now: float) -> dict[NodeId, Role]:
-    """Return members' roles in the order of node ranks, then those of other present or past nodes by name. now: wall-clock seconds."""
+    """Return the members' roles, sorted by node rank, then those of other present or past nodes, sorted by name. now: wall-clock
+    seconds."""
     members = world.members if world.begun else ()
     others = sorted({*world.nodes, *world.status} - {*members}, key=rank_assignment.natural)
     return {node: _role(world, node, node in members, now) for node in (*members, *others)}
 
 
 def away(world: World, node: NodeId, role: Role) -> bool:
-    """Whether nothing that the node reported last is available any more, except what is on disk."""
-    if not world.begun:  # earlier agents reported it, not those that are here
+    """Whether nothing of what the node last reported still exists, except what is on disk."""
+    if not world.begun:  # earlier agents reported it, not the present ones
         return True
     return role is Role.GONE or (role is Role.DRAINED and node not in world.nodes)
 

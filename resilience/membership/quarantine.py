@@ -1,4 +1,4 @@
-"""Which nodes are in quarantine: the entries that are in force, and the policy that makes one. Pure."""
+"""The nodes in quarantine (which must not train for a while): the entries in force, and the policy for new entries. Pure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class QuarantinePolicy:
 
 
 def readmitted(by: str, now: float) -> Quarantine:
-    """Return a node's entry once `by` readmits it. now: wall-clock seconds."""
+    """Return the entry that ends a node's quarantine, because `by` readmits the node. now: wall-clock seconds."""
     return Quarantine(reason=f"readmitted by {by}", until_s=now, readmitted_s=now)
 
 
 def in_force(world: World, now: float) -> dict[NodeId, Quarantine]:
-    """Return the entries in force by node, in the order of names, of absent nodes too. now: wall-clock seconds."""
+    """Return the quarantines in force, by node and sorted by name. Absent nodes are included. now: wall-clock seconds."""
     nodes = sorted(world.quarantine, key=rank_assignment.natural)
     return {node: world.quarantine[node] for node in nodes if now < world.quarantine[node].until_s}

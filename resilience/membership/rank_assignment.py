@@ -1,8 +1,8 @@
-"""Which nodes train, and in which node rank: the nodes that are there → the members of the next generation. Pure.
+"""Chooses the members of the next generation and their node ranks, from the nodes that are present. Pure.
 
-A member keeps its node rank while it can: its memory holds the state of these ranks. A spare takes a vacant place. Without a spare, the job
-goes on with fewer nodes if that number is allowed. Otherwise it waits for the missing node. The job grows only if nothing was wrong
-(`planned_move`): after a fault the ranks resume from memory, which fits only the same number of nodes.
+A member keeps its node rank while it can, because its memory holds the state of these ranks. A spare takes a lost member's node rank.
+Without a spare, the job continues with fewer nodes if that number is allowed. Otherwise it waits for the missing node. The job grows only
+if there was no fault (`planned_move`): after a fault the ranks resume from memory, which fits only the same number of nodes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ..model.state_machine import Phase
 from ..model.types import NodeId
 
 MOST_NODES = 100_000
-"""A larger number is taken for a typing error."""
+"""The most nodes that a job may have. A larger number is probably a typing error."""
 TRUE_S = 3600.0
-"""Seconds for which a number of nodes counts as one on which the script does not start. A network or file server may have been away."""
+"""Seconds for which a number of nodes counts as one on which the script does not start. Then it is allowed again, because a network or file
+server may have been down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class NodesPolicy:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """`4`, `2:4` (2, 3 or 4) or `2,4` (2 or 4) → the numbers of nodes that a job may train on, ascending. Raises UsageError."""
+    """Return the numbers of nodes that a job may train on, ascending: `4`, `2:4` (2, 3 or 4) or `2,4` (2 or 4). Raises UsageError."""
     least, colon, most = text.partition(":")
     parts = text.split(",") if not colon else [least, most]
     if all(part.isdecimal() and 0 < int(part) <= MOST_NODES for part in parts):
@@ -69,7 +70,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 @cache
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts `node-10` behind `node-9`. It is cached, because every tick sorts thousands of names."""
+    """Return a key that sorts `node-10` after `node-9`. It is cached, because every tick sorts thousands of names."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
@@ -84,7 +85,7 @@ def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
 
 
 def unusable(world: World, node: NodeId, now: float) -> str:
-    """Return why this node, which is there, must not train; empty: it may."""
+    """Return why this node, which is present, must not train; empty: it may."""
     if world.record and world.nodes[node].instance in world.record.dismissed:
         return "it is drained"
     if world.nodes[node].fit:
@@ -102,8 +103,8 @@ def _shut_out(world: World, node: NodeId, now: float) -> str:
 
 
 def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> dict[NodeId, NodeRecord]:
-    """Return `here` with as many more nodes as the job cannot do without. Quarantined nodes come first, then drained ones that wait for
-    another node; in each group, members come first. Nodes that failed preflight stay out."""
+    """Return `here` with as many more nodes as the job lacks to train. Quarantined nodes come first, then drained ones that wait for
+    another node; in each group, members come first. Nodes that failed preflight are never added."""
     assert world.spec
     dismissed = _dismissed(world)
     others = [node for node, record in world.nodes.items() if node not in here and not record.fit]
@@ -114,8 +115,8 @@ def _with_mercy(world: World, here: Mapping[NodeId, NodeRecord], now: float) -> 
 
 @once
 def allowed(world: World, now: float) -> tuple[int, ...]:
-    """Return the allowed numbers of nodes, without those on which the script does not start (`left`). If there is no other, these are tried
-    in turn."""
+    """Return the allowed numbers of nodes, without those on which the script does not start (`left`). If too few nodes are present for any
+    other number, the excluded numbers are retried in turn."""
     if world.spec is None:
         return ()
     sizes, barred = world.spec.sizes, left(world, now)
@@ -130,8 +131,8 @@ def allowed(world: World, now: float) -> tuple[int, ...]:
 
 @once
 def left(world: World, now: float) -> tuple[int, ...]:
-    """Return the numbers of nodes on which the script has not started since the job was last started, the oldest finding first. If it
-    later trained on a number on which starts had failed, something else was wrong, and no number is to blame. Once it trains, findings
+    """Return the numbers of nodes on which the script has failed to start since the job was last started, the oldest finding first. If the
+    script later trained on a number on which it had failed, the number was not the reason, so none is returned. Once it trains, findings
     older than `TRUE_S` do not count either. now: wall-clock seconds."""
     if world.spec is None or world.record is None:
         return ()
@@ -157,8 +158,8 @@ def left(world: World, now: float) -> tuple[int, ...]:
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
-    """Return the members of the first generation; None: not all are there. Once no node has joined for `join_s`, it begins with fewer nodes
-    than expected, or with nodes in quarantine since before the job's last start."""
+    """Return the members of the first generation; None: not all nodes are there. Once no node has joined for `join_s`, it begins with fewer
+    nodes than expected. It may then also use nodes that have been in quarantine since before the job's last start."""
     assert world.spec
     here = usable(world, now)
     if not here:
@@ -166,7 +167,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
     if now - max(world.since_s.get(node, 0.0) for node in world.nodes) > policy.join_s:
         here = _with_mercy(world, here, now)
     size = _fitting(world.spec.sizes, len(here))
-    complete = len(world.nodes) >= world.spec.nodes  # nodes that must not train count too
+    complete = len(world.nodes) >= world.spec.nodes  # nodes that must not train are counted too
     quiet_s = now - max(world.since_s.get(node, 0.0) for node in here)
     if not size or not (complete or quiet_s > policy.join_s):
         return None
@@ -175,13 +176,13 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
 
 def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
     """Whether the expected nodes besides `members` are too few for a generation of their own. Then members whose ranks finish steps know
-    that no generation has begun without them, and let the ranks go on (`agent/peers/fencing.py`). If more nodes have come than expected,
-    `again` ensures this. sizes: numbers of nodes that may train."""
+    that no generation has begun without them, and let the ranks continue (`agent/peers/fencing.py`). If more nodes have come than expected,
+    `again` ensures this. sizes: the allowed numbers of nodes."""
     return max(sizes) + spares - members < min(sizes)
 
 
 def elders(world: World) -> set[NodeId]:
-    """Return the members of the last generation whose ranks may have begun; empty: these ranks are known to be dead."""
+    """Return the members of the last generation whose ranks may have started; empty: these ranks are known to be dead."""
     record, spec = world.record, world.spec
     assert record
     assert spec
@@ -192,16 +193,16 @@ def elders(world: World) -> set[NodeId]:
 
 
 def needed(world: World) -> set[NodeId]:
-    """Return the elders if a generation must have at least one of them; empty: it may begin without."""
+    """Return the elders (`elders`) if the next generation must have at least one of them; empty: it needs none."""
     known = elders(world)
     return known if known and world.spec and proves(world.spec.sizes, world.spec.spares, len(known)) else set()
 
 
 def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
-    """Return the members of a generation that follows another. settled_s: how long a node must have been there for the job to grow by it.
-    None, at a fault: the job does not grow, because memory fits only the same number of nodes. Then a drained node that is still there
-    stays, with its memory, until the ranks train (`planned_move`). It does not stay if it was `struck` before its ranks made a step, nor
-    while starts fail. If nodes are too few, other nodes that are there are added (`_with_mercy`)."""
+    """Return the members of a generation that follows another. settled_s: seconds for which a node must have been present before the job
+    grows by it. None, at a fault: the job does not grow, because memory fits only the same number of nodes. Then a drained node that is
+    still present remains a member, with its memory, until the ranks train (`planned_move`). It does not if it was `struck` before its ranks
+    made a step, or if starts fail. If nodes are too few, other present nodes are added (`_with_mercy`)."""
     assert world.record
     here = usable(world, now)
     if settled_s is None and world.record.dismissed and not world.record.idle:
@@ -215,8 +216,8 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
 
 
 def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
-    """Return `here` with one needed node, even if it is quarantined or drained, because it ends its old ranks. A node whose ranks may still
-    train comes first."""
+    """Return `here` with one of the `needed` nodes, even if it is quarantined or drained, because that node ends its old ranks. A node
+    whose ranks may still train is preferred."""
     assert world.record
     members, there, wanted = world.record.members, world.nodes, needed(world)
     elders = [node for node in members if node in wanted and node in there and not there[node].fit]
@@ -225,7 +226,7 @@ def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId
 
 
 def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
-    """Return the drained members that are healthy and have the same agent as before."""
+    """Return the drained members that are healthy and whose agent has not restarted."""
     assert world.record
     dismissed, there = _dismissed(world), world.nodes
     drained = [n for n, i in world.record.members.items() if i in dismissed and n in there and there[n].instance == i]
@@ -233,7 +234,7 @@ def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
 
 
 def without(world: World, now: float, settled_s: float | None = None) -> Seats:
-    """Return the members of the next generation, from usable nodes only."""
+    """Return the members of the next generation, chosen only from usable nodes."""
     return _again(world, usable(world, now), now, settled_s)
 
 
@@ -247,7 +248,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     successors = dict(zip(gone, spares, strict=False))
     vacant, spares = gone[len(spares) :], spares[len(gone) :]
     places = [successors.get(node, node) for node in before]
-    """By place: the node that gets it or, if it stays vacant, the node that had it."""
+    """For each node rank: the node that gets it or, if no node does, the node that had it."""
     filled = [node for node in places if node in here]
     size = _fitting(allowed(world, now), len(filled) + len(spares))
     if size == 0:
@@ -259,7 +260,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     settled = [node for node in spares if _settled(world, node, now, settled_s)]
     joined = tuple(settled[: _fitting(allowed(world, now), len(members) + len(settled)) - len(members)])
     if (wanted := needed(world)) and wanted.isdisjoint((*members, *joined)):
-        there = world.nodes  # quarantined nodes too: they begin again with their present agents
+        there = world.nodes  # quarantined nodes too: they start again with their present agents
         waiting = {node: there[node].instance if node in there else i for node, i in before.items()}
         return Seats(members=waiting, missed=tuple(gone), at_work=True)
     return Seats(
@@ -271,7 +272,8 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
 
 
 def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
-    """Whether the job may grow by `node`. It always may if its present number is no longer allowed: what memory held is of no use."""
+    """Whether the job may grow by `node`. It always may if its present number of nodes is no longer allowed, because then memory is of no
+    use."""
     assert world.record
     if not will_do(world, world.record.members, now):
         return True
@@ -279,10 +281,10 @@ def _settled(world: World, node: NodeId, now: float, settled_s: float | None) ->
 
 
 def will_do(world: World, members: Collection[NodeId], now: float) -> bool:
-    """Whether that many members are allowed. After all agents died, an operator may have given the command with other numbers."""
+    """Whether this number of members is allowed. After all agents died, an operator may have given the command with other numbers."""
     return world.spec is None or len(members) in allowed(world, now)
 
 
 def _fitting(sizes: Sequence[int], there: int) -> int:
-    """Return the largest allowed number of nodes that are there; 0: there is none."""
+    """Return the largest allowed number of nodes that is at most `there`; 0: there is none."""
     return max((size for size in sizes if size <= there), default=0)

@@ -1,18 +1,18 @@
 """Finds the members that do not reach etcd, but still train. Pure.
 
-An expired lease means that an agent is dead, or only cut off from etcd. Each step is an exchange of all ranks, and an agent's ranks die
-with it. So each step that the other members finish shows that a cut-off node's ranks are alive. To replace a node that trains would end
-all ranks for nothing. So it counts as present while steps complete:
+An expired lease means that an agent is dead, or only cut off from etcd. In each step all ranks exchange data, and an agent's ranks die with
+it. So each step that the other members finish shows that a cut-off node's ranks are alive. Replacing a node that trains would end all ranks
+for nothing. So a cut-off node counts as present while steps complete:
 
     no member reports that a rank ended, and steps do not stop
       and  the newest step is younger than half a lease           a dead agent died earlier: leases are renewed at a third
       or   it was finished long after the node's last status      a dead agent reported until it died
 
-If all members are gone, no node reports whether they make steps. If the nodes that are there may not begin without them
-(`rank_assignment.needed`), the members count as present: they go on where they are once they are back. Their leases expire one after the
-other. So the first ones to expire also count as present, while the other members have sent nothing for half a lease.
+If all members are gone, no node reports whether they finish steps. If the nodes that are present may not start without them
+(`rank_assignment.needed`), the members count as present, and they continue when they are back. Their leases expire one after the other. So
+the first members to expire also count as present, while the other members have sent nothing for half a lease.
 
-So this delays no detection of a node's death. A cut-off node reads no orders; that shows when it does not obey one
+So this delays no detection of a node's death. A cut-off node reads no orders, and this is detected when it does not obey an order
 (`rewind_orders.unheeded`).
 """
 
@@ -25,14 +25,14 @@ from ..model.types import NodeId
 from .rank_assignment import needed
 
 WORDS = 2.0
-"""A node is silent after this many times its interval between two statuses."""
+"""A node is silent if it sends no status for this many times its usual interval between two statuses."""
 STRIDES = 3.0
-"""Ranks stand still once a step takes this many times as long as the longest recent one."""
+"""Ranks count as stopped if a step takes this many times as long as the longest recent step."""
 
 
 def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
-    """Return the members that are cut off from etcd and count as present. now: wall-clock seconds; lease_s: how long a lease lives, 0:
-    not known."""
+    """Return the members that are cut off from etcd and count as present. now: wall-clock seconds; lease_s: a lease's lifetime in seconds,
+    0: not known."""
     record = world.record
     if record is None or record.phase is not Phase.RUN:
         return ()
@@ -53,8 +53,8 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
 
 
 def unseen(world: World, now: float, lease_s: float) -> bool:
-    """Whether no node reports if the members train, and the nodes that are there may not begin without them. All members are gone, or so
-    silent that their leases may expire next."""
+    """Whether no node reports if the members train, and the nodes that are present may not start without them. Every member is gone, or so
+    silent that its lease may expire next."""
     record = world.record
     if record is None or world.spec is None:
         return False
@@ -70,7 +70,7 @@ def _mute(world: World, node: NodeId, now: float, lease_s: float) -> bool:
 
 
 def standing_in(world: World, away: tuple[NodeId, ...]) -> dict[NodeId, NodeRecord]:
-    """Return the nodes that are there, and those that are `away`. Of the latter only the identity is known."""
+    """Return the present nodes, and the nodes in `away`. Of the latter only the identity is known."""
     assert world.record
     members, ranks = world.record.members, world.spec.ranks if world.spec else 0
     return {**world.nodes, **{n: NodeRecord(instance=members[n], host=n, pid=0, ranks=ranks) for n in away}}
@@ -82,8 +82,8 @@ def _trains(status: NodeStatus) -> bool:
 
 
 def _outlives(newest_s: float, last: NodeStatus | None, generation: int) -> bool:
-    """Whether steps were made long after that node's last status. Clocks that differ by seconds can mislead this. Then a death is detected
-    only once steps take too long."""
+    """Whether steps were finished long after that node's last status. Clocks that differ by seconds can make this wrong. Then a death is
+    detected only once steps take too long."""
     if last is None or last.generation != generation or not last.often_s:
         return False
     return newest_s - last.at_s > WORDS * last.often_s
