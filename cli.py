@@ -1,4 +1,4 @@
-"""The command line: takes its words, returns an exit code, and prints each error as one line."""
+"""The command line: parses the arguments, runs a command, returns an exit code, and prints each error as one line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .resilience.text.formatting import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, or the error's own (see resilience/errors.py)."""
+    """Run a command and return its exit code: the command's own, or that of its error (see resilience/errors.py)."""
     fill_standard()
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # paths may have any bytes, and a terminal any encoding
+        if isinstance(stream, io.TextIOWrapper):  # paths may contain any bytes, and a terminal may have any encoding
             stream.reconfigure(errors="backslashreplace")
     if words[:1] != ["run"]:
         return _told(words)

@@ -1,4 +1,4 @@
-"""Runs each command of the command line, with its options as arguments. Imports are inside functions, so that `--help` is quick."""
+"""Runs the commands of the command line. Imports are inside functions, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .resilience.errors import MachineError, UsageError
 
 
 def order(options: argparse.Namespace) -> int:
-    """Send an order to a running job: every `Wish` is a command."""
+    """Send an order to a running job. Each `Wish` (kind of order) is a command of the same name."""
     from .agent.cli import explain, send_request
     from .resilience.model.request import Request, Wish
     from .resilience.model.types import Step
@@ -109,7 +109,8 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
-    """Run a job, here or on the hosts of a hostfile. command: the words after the two dashes; words: those before."""
+    """Run a job, on this node or on the hosts of a hostfile. command: the arguments after the two dashes. words: the arguments between
+    `run` and the dashes."""
     from .agent.bootstrap import run_job
     from .agent.join.exit_report import leave
     from .agent.output.terminal import Terminal
@@ -145,7 +146,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
 
 
 def _standing() -> None:
-    """Raise MachineError if the working directory has been deleted: torch cannot be imported there."""
+    """Raise MachineError if the working directory has been deleted, because torch cannot be imported there."""
     try:
         os.getcwd()
     except OSError as error:
@@ -155,7 +156,7 @@ def _standing() -> None:
 
 
 def _policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:
-    """The configuration, by section."""
+    """Return the configuration's policies, by section."""
     from .agent.policies import SECTIONS
     from .resilience.config import load
 
@@ -231,4 +232,4 @@ COMMANDS = {
     "snapshots": _snapshots,
     "simulate": _simulate,
 }
-"""Commands that send no order. `run` is not among them: it also needs the words."""
+"""Commands that send no order. `run` is not among them, because it also needs the unparsed arguments."""

@@ -107,7 +107,7 @@ def _configuration_options(
 
 
 def hosts_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only the launching terminal uses."""
+    """Add the options that only a launch with `--hostfile` uses."""
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each of these hosts, by ssh")
     parser.add_argument(
         "--ssh-option", action="append", default=[], metavar="KEY=VALUE", help="as for ssh -o; may be given again"
@@ -118,7 +118,7 @@ def hosts_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
-    """Add the commands that order something from a running job."""
+    """Add the commands that send an order to a running job."""
     rewind = commands.add_parser("rewind", help="go back to a step that is kept, and wait until all ranks have")
     rewind.add_argument("--to", required=True, type=_count, metavar="STEP", help="the state after so many steps")
     rewind.add_argument(

@@ -1,1 +1,1 @@
-"""The agent, one per node: starts the ranks, watches them, ends them, and obeys the generation record. Imports no torch."""
+"""The agent, one process per node: starts, watches and ends the ranks, and obeys the generation record. It does not import torch."""

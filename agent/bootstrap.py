@@ -1,4 +1,4 @@
-"""Put one agent together, run it, take it apart: run directory, etcd, store, node, supervisor."""
+"""Creates the objects of one agent (run directory, etcd, store, node, supervisor), runs it, and closes them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from .run_directory import RunDirectory
 
 
 def default_directory(launch: Launch) -> Path:
-    """`mt-runs/<script>`, or the first of `mt-runs/<script>.2`, `.3` … that has not been finished."""
+    """Return `mt-runs/<script>`, or if that run is finished, the first of `mt-runs/<script>.2`, `.3` … that is not."""
     stem = Path(launch.script[0]).stem.rpartition(".")[2]
     base, ordinal = Path("mt-runs") / stem, 1
     path = base
@@ -80,8 +80,9 @@ def run_job(
     policies: Mapping[str, Any],
     terminal: Terminal,
 ) -> int:
-    """Run `command` to its end, through all faults, and return the exit code. Raises ResilientError if it cannot start; then nothing of it
-    runs. snapshots: a path or a URL (`place.address`); the run directory by default. windows: batches of data that are left out."""
+    """Run `command` to its end, through all faults, and return the exit code. Raises ResilientError if the job cannot start; then none of
+    its processes runs. snapshots: a path or a URL (`place.address`); None: the run directory. origin: a job whose newest snapshot the ranks
+    start from. windows: batches of data that are skipped."""
     search_seldom()
     hear_early(policies["preemption"])
     launch = python_check.checked(understand(command, os.environ), os.environ)
@@ -94,21 +95,21 @@ def run_job(
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
         agent: AgentPolicy = policies["agent"]
         beginning = None
-        if origin and (agent.observe or not catalog.look(root).durable):  # observe: never back to snapshots of its own
+        if origin and (agent.observe or not catalog.look(root).durable):  # with observe, never restore own snapshots
             beginning = _begun_from(origin, kept)
-        if beginning:  # all ranks and restarts read it; its job does not retire it meanwhile
+        if beginning:  # all ranks read this snapshot at each restart; its own job must not delete it meanwhile
             closing.enter_context(beginning.reading(paths.COMMIT))
         refused = kernel_features.check()
         numbers, spares = identity.counted(nodes, control, agent, snapshots)
         run.own(root / paths.SNAPSHOTS, control.job)
-        # This refuses a snapshot of another version. A damaged or unreadable one is found by a rank, which says what becomes of it.
+        # This refuses a snapshot from another version. A damaged or unreadable snapshot is found and reported by a rank.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
         journal = Notebook(run.journal)
         closing.callback(journal.finish)
         access = control.papers().access(os.environ)
-        os.environ.pop(PASSWORD, None)  # ranks must not have it
+        os.environ.pop(PASSWORD, None)  # ranks must not get the password
         server, endpoints = identity.endpoints(control, access, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
@@ -191,7 +192,7 @@ def run_job(
             steps = node.held.durable_steps() + ([] if asked else node.held.live_steps())
             lost = unwritten(node.board.pages, steps, node.drain.lost, asked)
         if lost and code == 0 and not (node.board.unsavable() and not asked):
-            code = MachineError.exit_code  # something that a person can mend
+            code = MachineError.exit_code  # a person can fix the cause
         newest = max(node.held.durable_steps(), default=None)
         say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through(node.board.pages))
         journal.write("end", wall_s(), code=code)
@@ -200,7 +201,7 @@ def run_job(
 
 
 def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
-    """Report that the job is finished already; return 0. A scheduler has restarted this node, and need not do so again."""
+    """Report that the job is already finished. Return 0, so that the scheduler that restarted this node does not do so again."""
     run.finished.touch()
     telling.say(
         f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "
@@ -211,8 +212,8 @@ def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
 
 
 def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
-    """The newest snapshot of the job that `origin` names: its run directory, or the place that holds its `snapshots/`. Raises UsageError
-    when there is none to start from."""
+    """Return the newest snapshot of another job. origin: that job's run directory, or the place that holds its `snapshots/`. Raises
+    UsageError if the job has no committed snapshot."""
     address = stores.address(origin, kept.endpoint, kept.region) if "://" in origin else ""
     root = stores.at(address) if address else RunDirectory(Path(origin)).kept()
     found = catalog.committed(root)

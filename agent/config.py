@@ -9,7 +9,8 @@ from ..resilience.errors import UsageError
 from ..resilience.store.write_rates import MOST_PER_S, pace, paced
 
 ALONE_S = 10
-"""Lifetime of the lease of a node that trains alone: no other could take over the job, so nothing depends on it."""
+"""Lifetime in seconds of the lease of a node that trains alone. No other node could take over the job, so no decision depends on this
+lease."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +36,14 @@ class AgentPolicy:
     long. 0: 3 s for up to 300 nodes, 5 s for up to 1,000, 10 s for up to 7,500, 15 s for up to 11,000, 30 s beyond.
     A node that trains alone has 10 s.
 
-    The agent renews it at a third of its life (`write_rates.pace`)."""
+    The agent renews the lease after a third of its lifetime (`write_rates.pace`)."""
 
     def lease_s(self, nodes: int) -> int:
-        """Lifetime of the lease in seconds. nodes: how many are expected, spares included."""
+        """Return the lifetime of the lease in seconds. nodes: the expected number of nodes, spares included."""
         return self.lease_ttl_s or (pace(nodes).lease_ttl_s if nodes > 1 else ALONE_S)
 
     def bearable(self, nodes: int) -> None:
-        """Raise UsageError if so many nodes would ask more of etcd than it can do."""
+        """Raise UsageError if this number of nodes would send etcd more operations per second than it can process."""
         asked = paced(nodes, self.lease_s(nodes)).operations_per_s(nodes)
         if self.lease_ttl_s < pace(nodes).lease_ttl_s and asked > MOST_PER_S and self.lease_ttl_s:
             raise UsageError(
@@ -68,12 +69,12 @@ class PreemptionPolicy:
     """Signals to the agent that announce a preemption, separated by commas. Possible are SIGTERM, SIGUSR1, SIGUSR2,
     SIGHUP and SIGXCPU. Empty: none.
 
-    Kubernetes and Slurm send TERM, Slurm also what its `--signal` says."""
+    Kubernetes and Slurm send SIGTERM. Slurm also sends the signal that its `--signal` names."""
     budget_s: float = 25.0
     """Time from such a signal until the job has exited. Half of it is for the ranks to reach a boundary, the rest
     for the disk.
 
-    Kubernetes and Slurm kill 30 s after TERM, unless they are told otherwise."""
+    By default, Kubernetes and Slurm kill the processes 30 s after SIGTERM."""
 
     def __post_init__(self) -> None:
         _ = self.numbers
@@ -82,7 +83,7 @@ class PreemptionPolicy:
 
     @property
     def numbers(self) -> frozenset[signal.Signals]:
-        """The signals, as numbers. Raises UsageError for a name that is not possible."""
+        """Return the signals as numbers. Raises UsageError for a name that is not allowed."""
         return frozenset(_signal(name.strip()) for name in self.signals.split(",") if name.strip())
 
 
@@ -93,4 +94,4 @@ def _signal(name: str) -> signal.Signals:
 
 
 _PREEMPTING = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU")
-"""Signals that schedulers send ahead of the end. SIGINT is not among them: it is a user's Ctrl-C."""
+"""Signals that schedulers send before they end a job. SIGINT is not among them, because it is a user's Ctrl-C."""

@@ -1,6 +1,6 @@
-"""What this node keeps across generations: board, arena, warm and drain process; and the worker group of the present generation.
+"""This node's objects that outlive a generation (the ranks' pages, the arena, warm and drain process), and the present worker group.
 
-The supervisor acts through it: every method does one thing at once and decides nothing.
+The supervisor acts through this class. Each method carries out one action immediately, and makes no decisions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .snapshots.inventory import Holdings
 from .snapshots.saving import Saving
 
 _NO_SCRIPT = 2
-"""Exit code of a Python that does not find its script."""
+"""The exit code of Python if it does not find its script."""
 
 
 class Node:
@@ -57,8 +57,8 @@ class Node:
         windows: tuple[Window, ...] = (),
         copies: Copies | None = None,
     ) -> None:
-        """root: place that holds `snapshots/`; run: eight hex digits that name this life of the job; origin: snapshot of another job to
-        start from; windows: data to be left out; copies: None if no other node can hold them."""
+        """root: place that holds `snapshots/`. run: eight hexadecimal digits that identify this run of the job. origin: snapshot of another
+        job to start from. windows: data to skip. copies: None if no other node can hold copies."""
         self.launch, self.directory, self.root, self.policies = launch, directory, root, policies
         self.origin, self.windows, self.run = origin, windows, run
         kept = policies.snapshots
@@ -69,7 +69,7 @@ class Node:
         self.group: WorkerGroup | None = None
         self._orphans = Orphans()
         self._in_order = False
-        """The last worker group has ended well by itself."""
+        """True: the last worker group exited normally."""
         self._ran: tuple[int, ...] = ()
         """Node rank and number of nodes of the last worker group."""
         self.held = Holdings(
@@ -77,7 +77,7 @@ class Node:
         )
         self.told: tuple[InPlaceRewind, ...] = ()
         self.sentences: list[str] = []
-        """Sentences for people about what is wrong here. The caller that reports them takes them out."""
+        """Sentences for the log about faults on this node. The caller that reports a sentence removes it."""
         self.witness = Witness(launch.ranks, directory.logs)
         self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths])
         self._after_death = AfterDeath(self._door.token)
@@ -97,9 +97,9 @@ class Node:
     # -- processes --------------------------------------------------------------------------------------------------------
 
     def start_group(self, record: GenerationRecord, node_rank: int) -> None:
-        """Start the ranks of `record` from its `resume_step`: forked if the warm process is ready, cold otherwise."""
+        """Start this node's ranks for `record`, from its `resume_step`: forked if the warm process is ready, cold otherwise."""
         self.held.settle(record, node_rank)
-        # Kept until the next start: newer ones may turn out bad, or never come.
+        # Keep this snapshot until the next start: newer snapshots may turn out bad, or fail.
         self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
         self.saving.begin()
         ranks = node_rank, len(record.members)
@@ -108,7 +108,7 @@ class Node:
         self._ran, self.told = ranks, ()
         self.board.clear(record.number)
         self._door.pids.clear()
-        self.board.pause(record.waits)  # before any rank looks
+        self.board.pause(record.waits)  # before any rank reads its page
         self.board.fetching(self.fetching)
         self.lookout.begin(tells=record.resume_step >= 0)
         self.vitals.strides.begin()
@@ -145,8 +145,8 @@ class Node:
         self.group = started(self.launch, self.warm, record.number, arguments, environment, self._end_others)
 
     def fetch(self, record: GenerationRecord, node_rank: int, source: Source, address: str) -> None:
-        """Fetch this node's part of the state that `record` begins with from `source`, which gives copies at `address`; empty: nowhere. The
-        ranks may start and build meanwhile."""
+        """Fetch this node's part of the state at `record.resume_step` from `source`, which serves copies at `address` (empty: nowhere). The
+        ranks may start meanwhile."""
         assert self.copies
         stamp = Stamp(source.generation, source.rewinds, record.resume_step)
         if not address:
@@ -159,26 +159,26 @@ class Node:
 
     @property
     def fetching(self) -> bool:
-        """Whether such a part is on its way."""
+        """True while this node's part of the state is being fetched."""
         return self.copies is not None and self.copies.fetching is not None
 
     def fence(self) -> None:
-        """End the worker group, because another generation may have begun without this node. The node's status will say so."""
+        """End the worker group, because another generation may have begun without this node. The node's status reports this."""
         self._read()
         if self.group is not None:
             self.group.fence()
             self._end_others()
 
     def stop_group(self, *, last: bool = False) -> None:
-        """End every process of the worker group, and its fetch, so that no snapshot enters memory after the next choice. last: no other
-        group follows. Then processes that a script left running at its orderly end may go on: torchrun lets them, too."""
+        """End every process of the worker group, and its fetch, so that no snapshot arrives in memory after the leader's next choice. last:
+        no other group follows. Then processes that a script left running at its normal end may go on, as with torchrun."""
         self._read()
         if self.group is not None:
             self._in_order = last and self.group.launcher.code == 0
             self.group.kill()
             if not self._in_order:
                 self._end_others()
-            self._read()  # what they had done before
+            self._read()  # the last values on their pages
             forget_openmp([process.pid for process in self.group.watched() if process.ended_s])
             self.group = None
         if self.copies and self.fetching:
@@ -186,23 +186,23 @@ class Node:
             self.copies.fetching = None
 
     def clear(self, generation: int, since: int = 0, *, last: bool = False) -> None:
-        """Call `stop_group`, then check what the next group may go on from. Free snapshots of generations before `since`: they are older
-        than this node's last absence, in which the lineage may have changed."""
+        """Call `stop_group`, then check which snapshots the next group may restore. Free snapshots of generations before `since`: they are
+        from before this node's last absence, in which the lineage may have changed."""
         self.stop_group(last=last)
-        if self._in_order and not last:  # the job goes on all the same
+        if self._in_order and not last:  # the job continues after all
             self._in_order = False
             self._end_others()
         self.held.clear(generation, self.board.finished_step(), since)
 
     def _end_others(self) -> None:
-        """End every process below the agent except its helpers."""
+        """End every descendant of the agent except its helper processes."""
         self._orphans.end(self._helpers())
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
 
     spared: tuple[int, ...] = ()
-    """Further children of the agent that do not belong to the worker group: etcd."""
+    """Process ids of further children of the agent that are not in the worker group: etcd."""
 
     def close(self) -> None:
         self.stop_group()
@@ -215,16 +215,16 @@ class Node:
     # -- observation ------------------------------------------------------------------------------------------------------
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when something has happened."""
+        """Return the descriptors that become readable when a helper process or a rank has news."""
         helpers = [*self.warm.fds, *([] if self.drain.fd is None else [self.drain.fd])]
         return helpers + (self.group.living_fds() if self.group else [])
 
     def observe(self) -> bool:
-        """Look at everything; return True when the worker group has changed."""
+        """Observe ranks, helpers, memory and devices. Return True if something changed that the leader must know."""
         self._read()
         ended = changed = self.group.observe() if self.group else False
         if ended:
-            self._read()  # their last words
+            self._read()  # the last values on their pages
         if ended and self.group:
             for process in self.group.ranks.values():
                 process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
@@ -245,18 +245,18 @@ class Node:
         return self.held.look(self.board.finished_step(), every=ended) or changed
 
     def _started_none(self) -> bool:
-        """Whether the launcher has started no rank, in a job that only this node has."""
+        """Return whether the launcher has started no rank, in a job of one node."""
         alone = self.held.seat[1] == 1
         return alone and self.group is not None and not self.group.ranks and not self.launch.own_programs
 
     def _read(self) -> None:
-        """Read the ranks' pages; end ranks that have written impossible values."""
+        """Read the ranks' pages, and end ranks that have written impossible values."""
         if self.group is not None:
             observe = self.policies.ranks.observe
             self.sentences += read(self.board, self._door, self.group, self._helpers(), observe=observe)
 
     def pace_saving(self) -> None:
-        """Ask for the snapshots that are due."""
+        """Ask the ranks for the snapshots that are due."""
         if self.group and self.board.all_training():
             reserves, observes = self.vitals.reserves, self.policies.ranks.observe
             short = not observes and reserves.snapshot_due(self.saving.took_s, monotonic_s())
@@ -294,7 +294,7 @@ class Node:
 
     @property
     def untold(self) -> bool:
-        """Whether ranks run, but none of their loops reports its steps: then no snapshot holds their state."""
+        """True if ranks run, but no training loop reports its steps. Then no snapshot contains their state."""
         return (
             self.group is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
         )

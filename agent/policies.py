@@ -1,4 +1,4 @@
-"""The sections of the configuration: each policy is defined by the module that uses it, and gets its name here."""
+"""The sections of the configuration. The module that uses a policy defines it; this module gives it its section name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SECTIONS: dict[str, type] = {
 
 @dataclass(frozen=True, kw_only=True)
 class NodePolicies:
-    """The policies that a node's parts follow."""
+    """The policies that this node's objects use."""
 
     snapshots: SnapshotPolicy
     ranks: RankPolicy
@@ -51,8 +51,8 @@ class NodePolicies:
 
 
 def at_least(policy: RecoveryPolicy, restarts: str) -> RecoveryPolicy:
-    """The policy, raised so that a job restarts at least as often as torchrun was told to. restarts: torchrun's `--max-restarts`; empty:
-    not given."""
+    """Return the policy with limits that allow at least as many restarts as torchrun's `--max-restarts`. restarts: that option's value;
+    empty: not given."""
     if not restarts.isdecimal():
         return policy
     return replace(

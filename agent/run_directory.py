@@ -1,4 +1,4 @@
-"""The run directory: everything of one job on this node that outlives the agent. Its lock lets only one agent use it."""
+"""The run directory: all files of one job on this node. They outlive the agent. Its lock lets only one agent use it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunDirectory:
 
     @property
     def leaving(self) -> Path:
-        """File for the stacks of an agent that hung on its way out."""
+        """The file for the stacks of an agent that hung while it exited."""
         return self.logs / "leaving.log"
 
     @property
@@ -53,18 +53,18 @@ class RunDirectory:
 
     @property
     def journals(self) -> list[Path]:
-        """Its own journal, and those of nodes that were started from here, as far as they lie here. The leader's journal tells of the whole
-        job."""
+        """The journal of this directory, and the journals below it of nodes that were started from here. The leader's journal covers the
+        whole job."""
         return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
 
     @property
     def endpoint(self) -> Path:
-        """Job name and etcd endpoints of the running agent, for the other commands."""
+        """The file with the job name and etcd endpoints of the running agent, for the other commands."""
         return self.root / "endpoint"
 
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
-        """Write down for the other commands where the running agent's store is, and which files let them in. No secret is among it. Raises
-        MachineError."""
+        """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
+        no secret. Raises MachineError."""
         me = {"pid": os.getpid(), "born": born(os.getpid())}
         told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
         try:
@@ -73,13 +73,13 @@ class RunDirectory:
             raise MachineError(f"{self.endpoint} cannot be written ({error.strerror}); nothing was started") from error
 
     def agent(self) -> dict[str, Any] | None:
-        """What the agent that runs here has published; None if none runs."""
+        """Return the endpoint data of the agent that runs here; None: no agent runs here."""
         place = self._published(self.endpoint)
         since = born(place["pid"]) if place else ""
         return place if place and since and place.get("born", since) == since else None
 
     def published(self) -> dict[str, Any] | None:
-        """What the last agent that ran here has published."""
+        """Return the endpoint data of the last agent that ran here; None: there are none."""
         return self._published(self.endpoint, self._last_endpoint)
 
     @staticmethod
@@ -92,17 +92,19 @@ class RunDirectory:
 
     @property
     def _last_endpoint(self) -> Path:
-        """With several nodes: what an agent had published before it left in order."""
+        """With several nodes: the file with the endpoint data of an agent that has exited normally."""
         return self.root / "endpoint.last"
 
     @property
     def several(self) -> bool:
-        """Whether the agent that ran here last was one of several nodes. Their etcd outlives it, and the leader tells what happens."""
+        """True if the last agent that ran here belonged to a job of several nodes. Such a job's etcd outlives the agent, and the leader
+        reports the events."""
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
         return bool(starts and starts[-1].get("several"))
 
     def kept(self) -> Place:
-        """The place that holds the `snapshots/` of the job that ran here last. A directory that was moved or copied uses its own."""
+        """Return the place (a directory or object store) that holds the `snapshots/` of the job that ran here last. If the run directory
+        contains snapshots, that is the directory itself, even after it was moved or copied."""
         if (self.root / paths.SNAPSHOTS / MARK).exists():
             return Files(self.root)
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
@@ -114,12 +116,12 @@ class RunDirectory:
 
     @property
     def finished(self) -> Path:
-        """Its existence marks that the training has reached its end, and that nothing of it is missing."""
+        """A file that exists if the training has reached its end and no result is missing."""
         return self.root / "finished"
 
     def take(self) -> None:
         """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written, UsageError if another agent has
-        it."""
+        locked it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self._lock = high(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
@@ -137,9 +139,9 @@ class RunDirectory:
             ) from error
 
     def own(self, snapshots: Place, name: str = "") -> None:
-        """Make `snapshots` this job's for good. name: the job's name, if it has several nodes. Raises UsageError if they are another job's:
-        each job would take the other's state for its own, and retire it. Raises MachineError if they lack this job's mark: the job would
-        begin anew."""
+        """Bind the place `snapshots` to this job permanently, with a mark file. name: the job's name, if it has several nodes. Raises
+        UsageError if the place belongs to another job: each job would restore and delete the other's snapshots. Raises MachineError if this
+        job's mark is missing: the job would start again from the beginning."""
         ours = self.root / "job"
         try:
             missed = ours.exists() and not snapshots.there(MARK)
@@ -156,7 +158,7 @@ class RunDirectory:
         identity = _text(ours) if ours.exists() else (within and theirs) or _identity(name)
         if not theirs:
             snapshots.write(MARK, identity.encode())
-        if not ours.exists():  # last: it says that the mark in `snapshots` must exist
+        if not ours.exists():  # written last: this file says that the mark in `snapshots` must exist
             ours.write_text(identity)
         if (theirs or identity) != _text(ours):
             raise UsageError(
@@ -165,12 +167,12 @@ class RunDirectory:
 
     @property
     def identity(self) -> str:
-        """Eight hexadecimal digits that no other job has; after `own`."""
+        """Eight hexadecimal digits that identify the job. Valid after `own`."""
         return _text(self.root / "job")[:8]
 
     @property
     def job(self) -> str:
-        """The name of a job that was given none, in characters that a key of the store may have."""
+        """The name of a job to which the user gave none, in characters that a key in etcd may contain."""
         return formatting.printable(self.root.name)
 
     def release(self) -> None:
@@ -191,7 +193,7 @@ def _identity(job: str) -> str:
 
 
 def writable(snapshots: Place) -> None:
-    """Try to write to `snapshots`; create it if it is a directory. Raises MachineError with one sentence."""
+    """Check that the place `snapshots` can be written, with a test file. Create it if it is a directory. Raises MachineError."""
     probe = f".probe-{own_name()}"
     try:
         snapshots.write(probe, b"\0" * 4096)
