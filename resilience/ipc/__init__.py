@@ -1,1 +1,1 @@
-"""Between an agent and the processes that it starts: board pages, handoff, shared memory, descriptors."""
+"""What an agent and the processes that it starts share: board pages, handoff, shared memory, descriptors."""

@@ -1,6 +1,7 @@
-"""Faults that a rank found together with its peers, as it notes them on its page for the agent: rewinds in place, and sightings.
+"""Faults that a rank found together with its peers, as it writes them on its page (its block of shared memory) for the agent: rewinds in
+place, and sightings (faults that ranks only observe).
 
-A ring holds the last few of each kind: eight-byte numbers, and two figures behind them.
+A ring buffer keeps the last few records of each kind. A record is a row of eight-byte integers, followed by two floats.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from ..model.rewind import Remedy
 from ..model.types import OrderedBy, Rank
 
 RANKS_NAMED = 3
-"""The most ranks that a record names as out of line, at 16 bits each in one number. If more are, no single part is at fault."""
+"""The most ranks that a record names as out of line, in 16 bits each of one integer. If more ranks are out of line, no single rank is at
+fault."""
 _CAUSES, _REMEDIES = (*Kind, *OrderedBy), tuple(Remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """One noted fault. Times are CLOCK_MONOTONIC nanoseconds; `signals.WrongSteps` says what the fields mean."""
+    """The record of one fault. Times are CLOCK_MONOTONIC nanoseconds; `signals.WrongSteps` explains the fields."""
 
     kind: str
     """A `Kind`, or an `OrderedBy`."""
@@ -38,14 +40,14 @@ class Noted:
 
 @dataclass(frozen=True, kw_only=True)
 class Rewound(Noted):
-    """A rewind in place that is done."""
+    """The record of a finished rewind in place."""
 
     reached: int
     ranks: tuple[Rank, ...] = ()
-    """Ranks whose own gradient was out of line: `RANKS_NAMED` at the most."""
+    """Ranks whose own gradient was out of line, at most `RANKS_NAMED`."""
     done_ns: int
     order: int = 0
-    """Number of the order that it obeys; 0: none."""
+    """Number of the order that the ranks obeyed; 0: there was no order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +88,16 @@ _CODES: dict[str, tuple[int, Callable[[Any], Sequence[int]], Callable[..., Any]]
     "window": (2, lambda w: (w.start, w.stop) if w else (0, 0), _window),
     "ranks": (1, _packed, _unpacked),
 }
-"""By field that is no number: how many numbers it takes, how to write them, and how to read them back."""
+"""For each field that is not an integer: how many integers it takes, and the functions that write and read it."""
 
 N = TypeVar("N", bound=Noted)
 
 
 class Ring(Generic[N]):
-    """A ring of the last `kept` records, from byte `at` of a page on."""
+    """A ring buffer of the last `kept` records, which begins at byte `at` of a page."""
 
     def __init__(self, at: int, kept: int, made: type[N], fields: str) -> None:
-        """fields: names in their order on the page; `value` and `expected` come last."""
+        """fields: the fields' names as they follow each other on the page; `value` and `expected` come last."""
         self._at, self.kept, self._made = at, kept, made
         self._codes = [(name, *_CODES.get(name, _PLAIN)) for name in (*fields.split(), "value", "expected")]
         self._form = struct.Struct(f"{sum(width for _, width, *_ in self._codes) - 2}q2d")
@@ -108,7 +110,7 @@ class Ring(Generic[N]):
         self._form.pack_into(page, self.place(ordinal), *numbers)
 
     def get(self, page: memoryview, ordinal: int) -> N:
-        """Return the record. Raises ValueError if `put` cannot have written it."""
+        """Return the `ordinal`-th record. Raises ValueError if `put` cannot have written these bytes."""
         numbers = iter(self._form.unpack_from(page, self.place(ordinal)))
         return self._made(**{name: read(*islice(numbers, width)) for name, width, _, read in self._codes})
 
@@ -116,6 +118,6 @@ class Ring(Generic[N]):
 PAGE_BYTES = 4096
 REWINDS_AT = 512
 REWINDS = Ring(REWINDS_AT, 8, Rewound, "onset reached to at_ns done_ns kind remedy window order ranks")
-"""Eight places: the agent looks once a second, and a step may be replayed several times in that time."""
+"""A ring of eight records: the agent reads them once a second, and a step may be replayed several times in that time."""
 SIGHTINGS = Ring(PAGE_BYTES - 2 * 11 * 8, 2, Sighted, "onset seen last to at_ns kind remedy window")
-"""One record per fault, so two places are enough between two looks of the agent."""
+"""A ring of two records: there is one per fault, so two are enough between two reads of the agent."""

@@ -1,7 +1,8 @@
-"""The layout of a board page: one page of shared memory per local rank. The rank writes it and the agent reads it; orders go back.
+"""The layout of a board page: one page of shared memory per local rank. The rank writes it and the agent reads it; the agent's orders go
+the other way.
 
-A beat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of one. A
-row of several fields has a number that is stored last. That suffices only where stores become visible in their order (x86).
+A heartbeat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of it. A
+row of several fields has a number that is stored last. That suffices only where stores become visible in sequence (x86).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .board_events import PAGE_BYTES, REWINDS, REWINDS_AT, SIGHTINGS, Rewound, S
 
 _UNSAVED_AT = 280
 _ROW_AT = 1344
-"""Two places, used in turn, for this rank's row at a boundary: its ordinal, then the row."""
+"""Offset in bytes of two slots, used in turn, for this rank's row at a boundary (between two steps): the row's ordinal, then the row."""
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
 _PLACES = _ROW_AT, _ROW_AT + _SAID.size
 _ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
@@ -45,7 +46,7 @@ class _Int:
 
 
 class Page:
-    """One rank's page over a writable 4096-byte buffer. Times are CLOCK_MONOTONIC nanoseconds, 0 while the thing has not happened."""
+    """One rank's page over a writable 4096-byte buffer. Times are CLOCK_MONOTONIC nanoseconds, or 0 before the event has happened."""
 
     pid = _Int(0)
     generation = _Int(1)
@@ -53,7 +54,7 @@ class Page:
     phase = _Int(3)
     """A `RankPhase`."""
     step = _Int(4)
-    """Steps done; -1 before the first boundary of this generation."""
+    """Number of finished steps; -1 before the first boundary of this generation."""
     beat_ns = _Int(7)
     attached_ns = _Int(8)
     built_ns = _Int(9)
@@ -61,69 +62,71 @@ class Page:
     stepped_ns = _Int(11)
     """When the first step of this generation was finished."""
     replayed_ns = _Int(12)
-    """When the rank was back at the step that earlier generations had reached."""
+    """When the rank had computed the last step that earlier generations had reached."""
     snapshots = _Int(13)
     skipped = _Int(14)
     """Number of snapshots that found no free slot or no memory."""
     starved = _Int(17)
     """Number of `skipped` snapshots that found no memory."""
     left = _Int(18)
-    """1 once the script ended without an exception and the interpreter has begun to shut down."""
+    """1 after the script has ended without an exception and the interpreter has begun to shut down."""
     stall_ns = _Int(15)
     """Time that the loop spent in our code, staging included."""
     rewinds = _Int(16)
-    """How often the ranks have gone back in place in this generation; `rewind(ordinal)` returns the last ones."""
+    """Number of rewinds in place in this generation; `rewind(ordinal)` returns the last eight."""
     order = _Int(21)
-    """An `Order`; the agent writes it."""
+    """An `Order` to the rank; the agent writes it."""
 
     durable = _Int(22)
-    """Number of snapshots on disk that the agent asked for in this generation; the agent writes it."""
+    """Number of snapshots on disk that the agent has ordered in this generation; the agent writes it."""
     copies = _Int(23)
-    """Number of snapshots for other nodes' memory that the agent asked for; the agent writes it."""
+    """Number of snapshots for other nodes' memory that the agent has ordered; the agent writes it."""
     durable_step = _Int(32)
-    """Step of the first snapshot for the disk that began since the agent asked for it and set this to -1."""
+    """Step of the first snapshot for the disk that the rank began after the agent ordered one. The agent sets it to -1 with the order."""
     paused = _Int(19)
-    """1: wait at the next boundary. The agent writes it and the next four, `ordered` last."""
+    """1: the rank must wait at the next boundary. The agent writes this and the four fields of the last rewind order, `ordered` last."""
     ordered = _Int(20)
-    """Number of the last order to go back."""
+    """Number of the last rewind order."""
     ordered_to = _Int(28)
-    """That order's step."""
+    """The step to rewind to."""
     ordered_skip = _Int(29)
-    """Number of batches that it leaves out after the step."""
+    """Number of batches after that step to leave out."""
     ordered_by = _Int(30)
-    """Its reason: the place in `OrderedBy`."""
+    """The order's reason, as an index into `OrderedBy`."""
     declined = _Int(31)
-    """Number of the last such order that failed, because not all ranks have the state."""
+    """Number of the last rewind order that failed, because not all ranks have the state."""
     fetching = _Int(33)
-    """1 while this rank's part of the state at the start is on its way from another node; the agent writes it."""
+    """1 while this rank's part of the state to start from is being fetched from another node; the agent writes it."""
     until_ns = _Int(34)
-    """The rank crosses no boundary after this time. By then the agent's lease may have expired, and others may begin a generation without
-    this node. 0: there is no limit. The agent writes it."""
+    """The rank must cross no boundary after this time. By then the agent's lease may have expired, and other nodes may begin a generation
+    without this node. 0: there is no limit. The agent writes it."""
 
     doing = _Int(24)
     """A `Doing`: what the rank does between two boundaries."""
     listens = _Int(25)
-    """Number of the signal that makes this process write its stacks; 0: no signal does, and one could kill it."""
+    """Number of the signal that makes this process write its stacks. 0: there is no such handler, and a signal could kill the process."""
     main_thread = _Int(26)
-    """Its main thread's number, as in stacks."""
+    """Number of the process's main thread, as stacks show it."""
     tells = _Int(27)
-    """1: a loop that we know, or a Session, is there and reports steps; 2: it can also leave data out; 0: neither."""
+    """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 0: there is neither."""
 
     first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
-    """The first step that was finished in this generation, at `stepped_ns`, which is stored after it."""
+    """The first step that was finished in this generation. The rank writes it before `stepped_ns`, the time at which that step was
+    finished."""
 
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
-    """Number of faults that the ranks, while they only observe, found in this generation; `sighting(ordinal)` returns the last ones."""
+    """Number of faults that the ranks found in this generation while they only observe; `sighting(ordinal)` returns the last two."""
 
     repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
     """A `Repeated`: whether this rank got the same figures when it computed steps again."""
 
     launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
-    """Process that the launcher started as this rank; 0 until the launcher ends its ranks. The launcher writes this and the next two."""
+    """Process that the launcher started as this rank; 0 until the launcher ends its ranks. The launcher writes this and the next two
+    fields."""
     seen = _Int(_SIGHTINGS_COUNT_AT // 8 + 3)
-    """State in which the launcher found it then. 0: not known; 1: alive, so the launcher ended it; else its exit code plus 1000."""
+    """How the launcher found that process. 0: not known; 1: alive, so the launcher ended it; else the process's exit code plus 1000."""
     launcher_signal = _Int(_SIGHTINGS_COUNT_AT // 8 + 4)
-    """The signal that ended the launcher itself; 0: none that it could report."""
+    """The signal that ended the launcher itself; 0: the launcher could report no signal."""
 
     __slots__ = ("floats", "ints", "raw")
 
@@ -134,7 +137,7 @@ class Page:
 
     @classmethod
     def place(cls, name: str) -> int:
-        """Return the index of an integer field among all numbers of the page."""
+        """Return the index of an integer field among the page's 64-bit integers."""
         field: _Int = vars(cls)[name]
         return field.index
 
@@ -156,7 +159,7 @@ class Page:
 
     @property
     def asked(self) -> tuple[int, ...]:
-        """Return all that the agent asks for and a row reports: `paused`, `ordered`, `order`, `durable`, `copies`."""
+        """Return the agent's orders that a row reports: `paused`, `ordered`, `order`, `durable`, `copies`."""
         return _ASKED.unpack_from(self.raw, _ASKED_AT)
 
     def stalled(self, held_ns: int) -> None:
@@ -164,7 +167,7 @@ class Page:
         self.ints[15] += held_ns
 
     def timed(self, own_ns: int, computing_ns: int, queued_ns: int, steps: int = 1) -> None:
-        """Add `steps` finished steps, and what they took of this rank's own time (`straggler.Spent`)."""
+        """Add `steps` finished steps, and the nanoseconds of this rank's own time that they took (`straggler.Spent`)."""
         place, ints = _SPENT_AT // 8, self.ints
         ints[place] += own_ns
         ints[place + 1] += computing_ns
@@ -173,14 +176,14 @@ class Page:
 
     @property
     def spent(self) -> tuple[int, ...]:
-        """Return the sums over all steps: own, computing and queued nanoseconds, and the number of steps. A reader may see a step in one
-        sum before another."""
+        """Return the sums over all steps: own, computing and queued nanoseconds, and the number of steps. While the rank adds a step, a
+        reader may see only some of the sums changed."""
         return tuple(self.ints[_SPENT_AT // 8 : _SPENT_AT // 8 + 4].tolist())
 
     def rewound(self, done: Rewound) -> None:
-        """Note a rewind in place that is done."""
+        """Record a rewind in place that is finished."""
         REWINDS.put(self.raw, self.rewinds + 1, done)
-        self.floats[5] = self.floats[6] = math.nan  # they belong to another step
+        self.floats[5] = self.floats[6] = math.nan  # the old figures belong to another step
         self.step = done.to
         self.rewinds += 1  # last: from here on the agent reads it
 
@@ -189,21 +192,21 @@ class Page:
         return REWINDS.get(self.raw, ordinal)
 
     def sighted(self, found: Sighted) -> None:
-        """Note a fault that the ranks only observe."""
+        """Record a fault that the ranks only observe."""
         SIGHTINGS.put(self.raw, self.sightings + 1, found)
         self.sightings += 1  # last: from here on the agent reads it
 
     def sighted_again(self, step: int) -> None:
-        """Note that the newest of these faults is still there at `step`."""
+        """Record that the newest observed fault is still there at `step`."""
         self.ints[SIGHTINGS.place(self.sightings) // 8 + 2] = step
 
     def sighting(self, ordinal: int) -> Sighted:
-        """Return the `ordinal`-th such fault, one of the last two."""
+        """Return the `ordinal`-th observed fault, one of the last two."""
         return SIGHTINGS.get(self.raw, ordinal)
 
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
-        """Write the `ordinal`-th row (from 1) for the other ranks of the node. Call it once all of them have read the row before. It
-        overwrites the row before that."""
+        """Write the `ordinal`-th row (from 1) for the other ranks of the node. Call it only when all of them have read the row before,
+        because it overwrites row `ordinal - 2`."""
         place = _PLACES[ordinal % 2]
         _ROW.pack_into(self.raw, place + 8, *row)
         self.ints[place // 8] = ordinal  # last: from here on the others read it
@@ -214,12 +217,12 @@ class Page:
         return max(self.ints[place // 8] for place in _PLACES)
 
     def hear(self, ordinal: int) -> tuple[float, ...] | None:
-        """Return the `ordinal`-th row of this page's rank; None: the rank has not written it yet."""
-        said = _SAID.unpack_from(self.raw, _PLACES[ordinal % 2])  # in their order: the ordinal is read first
+        """Return the `ordinal`-th row that this page's rank wrote; None: the rank has not written it yet."""
+        said = _SAID.unpack_from(self.raw, _PLACES[ordinal % 2])  # the ordinal is read before the row
         return said[1:] if said[0] == ordinal else None
 
     def clear(self, generation: int, rank: int = -1) -> None:
-        """Make the page ready for a rank of another generation. The agent does it while no rank is alive."""
+        """Reset the page for a rank of another generation. The agent does it while no rank is alive."""
         self.raw[:] = bytes(PAGE_BYTES)
         self.generation = generation
         self.rank = rank
@@ -227,7 +230,7 @@ class Page:
 
     @property
     def unsaved(self) -> str:
-        """Return why this rank's state could not be saved at the last try; empty: it could."""
+        """Return why this rank's state could not be saved at the last attempt; empty: it could be saved."""
         length = max(0, min(self.ints[_UNSAVED_AT // 8], REWINDS_AT - _UNSAVED_AT - 8))
         return bytes(self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + length]).decode(errors="replace")
 
@@ -239,7 +242,7 @@ class Page:
         self.ints[_UNSAVED_AT // 8] = len(data)
 
     def say_farewell(self, **words: Any) -> None:
-        """Leave a last message (a small JSON object; long texts are cut) for the agent to read after this process is gone."""
+        """Write a last message (a small JSON object; long texts are cut), which the agent reads after this process is gone."""
         data = b""
         for limit in (1500, 300, 80):
             short = {k: v[-limit:] if isinstance(v, str) else v for k, v in words.items()}
@@ -250,7 +253,7 @@ class Page:
         self.ints[_FAREWELL_AT // 8] = len(data)
 
     def farewell(self) -> dict[str, Any]:
-        """Return the last message; empty: there is none."""
+        """Return the last message; empty: there is no valid message."""
         length = self.ints[_FAREWELL_AT // 8]
         if not 0 < length <= _FAREWELL_END - _FAREWELL_AT - 8:
             return {}
@@ -261,29 +264,29 @@ class Page:
         return {k: v for k, v in words.items() if isinstance(v, str | int)} if isinstance(words, dict) else {}
 
     def say_seen(self, pid: int, code: int | None) -> None:
-        """Note how the launcher, which ends its ranks, found this one. code: its exit code; None: it is alive."""
+        """Record how the launcher, which ends its ranks, found this rank. code: the rank's exit code; None: the rank is alive."""
         self.seen = _LIVED if code is None else _CODES + code
         self.launched_pid = pid
 
     @property
     def ended_by_launcher(self) -> bool:
-        """Whether it lived until the launcher ended it."""
+        """Whether the rank lived until the launcher ended it."""
         return self.seen == _LIVED
 
     @property
     def seen_code(self) -> int | None:
-        """Return the exit code that the launcher saw before it ended the other ranks; None: it saw none."""
+        """Return the exit code that the launcher saw before it ended the other ranks; None: it saw no exit code."""
         return self.seen - _CODES if self.seen > _LIVED else None
 
     def release(self) -> None:
-        """Let go of the buffer, so that its mapping can be closed."""
+        """Release the buffer, so that its mapping can be closed."""
         self.ints.release()
         self.floats.release()
         self.raw.release()
 
 
 def _cut(said: str, most: int) -> bytes:
-    """Return the text in UTF-8, in at most `most` bytes. A longer text is cut at the end of a word, and three dots follow."""
+    """Return the text in UTF-8, in at most `most` bytes. A longer text is cut at the end of a word and ends in three dots."""
     data = said.encode(errors="backslashreplace")
     if len(data) <= most:
         return data

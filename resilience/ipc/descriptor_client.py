@@ -1,5 +1,5 @@
-"""How a rank opens the agent's files: through /proc. A rank with its own PID namespace does not see the agent there. So it asks the agent
-for them, over a socket that has a name and no file.
+"""Opens the agent's files in a rank, through /proc. A rank in its own PID namespace does not see the agent there. So it asks the agent for
+a file's descriptor, over a Unix socket with an abstract name.
 
 rank ──path, token──▶ agent.ranks.descriptor_server ──a descriptor of its own──▶ rank
 """
@@ -20,12 +20,12 @@ _ERROR_BYTES = 200
 
 
 def sign(name: str, token: str) -> dict[str, str]:
-    """Return the environment variable by which ranks find the agent's door (`descriptor_server.Door`)."""
+    """Return the environment variable by which ranks find the agent's socket (`descriptor_server.Door`)."""
     return {VARIABLE: json.dumps([_namespace(), name, token])}
 
 
 def opened(path: str, flags: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return a descriptor of the agent's file `path`, which an exec closes. Raises OSError."""
+    """Return a new descriptor of the agent's file `path`. An exec closes the descriptor. Raises OSError."""
     known = environ.get(VARIABLE)
     namespace, name, token = json.loads(known) if known else (_namespace(), "", "")
     if namespace == _namespace():

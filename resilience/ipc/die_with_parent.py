@@ -1,8 +1,8 @@
-"""Start a child that cannot outlive this agent.
+"""Starts a child process that cannot outlive this agent.
 
-`spawn` runs this very file as a tiny program between the agent and the command. It asks the kernel to SIGKILL the process when
-its parent dies (the setting survives exec), and then becomes the command. A `preexec_fn` would do the same in a fork of the agent,
-where gRPC's threads make forking unsafe (measured: 13 of 60 forked children hung).
+`spawn` runs this file as a small program between the agent and the command. The program asks the kernel to SIGKILL its process when the
+agent dies (the setting survives exec), and then becomes the command. A `preexec_fn` would do the same in a fork of the agent, where gRPC's
+threads make forking unsafe (measured: 13 of 60 forked children hung).
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOKS_S = 0.1
-"""Time between looks for a process, if the kernel has no pidfds."""
+"""Seconds between two checks whether a process exists, if the kernel has no pidfds."""
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask for SIGKILL when process `parent_pid`, which must be the caller's parent, ends. Exits at once if it is already gone."""
+    """Ask the kernel for SIGKILL when process `parent_pid`, which must be the caller's parent, ends. If it has ended, exit immediately."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(128 + signal.SIGKILL)
 
 
 def die_with(pid: int) -> None:
-    """End this process with SIGKILL when process `pid`, which is not its parent, ends: a thread waits for that."""
-    from .file_descriptors import high  # not above: this file is a program, too
+    """SIGKILL this process when process `pid`, which is not its parent, ends. A thread waits for that."""
+    from .file_descriptors import high  # not at the top, because this file is also a program
 
     watched = None
     try:
         watched = high(os.pidfd_open(pid))
     except ProcessLookupError:
         os._exit(128 + signal.SIGKILL)
-    except OSError:  # a kernel that refuses it
+    except OSError:  # the kernel refuses a pidfd
         pass
 
     def wait() -> None:
@@ -55,22 +55,22 @@ def die_with(pid: int) -> None:
 
 
 def may_die_with_parent() -> bool:
-    """Whether the kernel lets a process ask for SIGKILL at its parent's end. For this process nothing changes."""
+    """Whether the kernel lets a process ask for SIGKILL at its parent's end. This process's own setting does not change."""
     now = ctypes.c_int()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of every descendant whose own parent dies (a child subreaper), so that none is lost. Return whether
-    the kernel did it."""
+    """Make this process the parent of each descendant whose own parent dies (a child subreaper), so that it loses no descendant. Return
+    whether the kernel did it."""
     return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """`subprocess.Popen(command, **popen)`, with the child killed when the calling thread's process ends. Takes ~20 ms longer.
+    """Return `subprocess.Popen(command, **popen)`, with a child that is killed when this process ends. Takes ~20 ms longer.
 
-    Call it from a thread that lives as long as the agent: the kernel acts when the *thread* that spawned ends.
+    Call it from a thread that lives as long as the agent: the kernel kills the child when the *thread* that spawned it ends.
     """
     leash = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return subprocess.Popen([*leash, *command], **popen)
@@ -81,9 +81,12 @@ if __name__ == "__main__":
     for number in (
         signal.SIGUSR1,
         signal.SIGUSR2,
-    ):  # a scheduler may send them to all processes: they are meant for the agent
+    ):  # a scheduler may send them to all processes, but they are meant for the agent
         signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these: no other program should inherit that
+    for number in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores these signals, and the command should not inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""What the agent hands to its ranks: one environment variable in JSON, written at each launch."""
+"""The data that the agent hands to its ranks: one environment variable in JSON, written at each launch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ VARIABLE = "MT_RESILIENT_HANDOFF"
 
 
 class Reached(NamedTuple):
-    """What a rank reported about a step."""
+    """The figures that a rank reported for a step."""
 
     step: int
     loss: float
-    """NaN: the rank did not know it."""
+    """NaN: the rank did not know its loss."""
     grad_norm: float
 
 
@@ -29,52 +29,53 @@ class Reached(NamedTuple):
 class Handoff:
     generation: Generation
     board: str
-    """Path of the board's shared memory: one page per local rank."""
+    """Path of the board, the agent's shared memory: one page per local rank."""
     arena: tuple[tuple[str, ...], ...]
-    """Paths of the slots, per local rank."""
+    """For each local rank: the paths of its slots (shared memory for its parts of snapshots)."""
     snapshots: str
-    """Address of the place that holds the snapshots on disk."""
+    """Address of the directory or object store for the snapshots on disk."""
     resume_step: Step
-    """Step of the state to start from; -1: none."""
+    """Step of the snapshot to start from; -1: there is none."""
     replay_until: Step
     """Newest step that earlier generations reached; -1: none."""
     reached: tuple[Reached, ...] = ()
-    """Per local rank: the last step of the generation before, if the same ranks compute it again."""
+    """For each local rank: the last step of the generation before, if the same ranks compute that step again."""
     origin: str
-    """Address of another job's snapshot to start from if `resume_step` is -1; empty: none."""
+    """Address of another job's snapshot to start from if `resume_step` is -1; empty: there is none."""
     every_steps: int
     durable_every_steps: int
     reach_steps: int
-    """Number of steps that the oldest snapshot in memory should lie back."""
+    """Number of steps that the oldest snapshot in memory should be old."""
     policy: RankPolicy
     turns: tuple[Turn, ...]
-    """Rewinds in place that ranks of earlier generations did."""
+    """Rewinds in place by ranks of earlier generations."""
     windows: tuple[Window, ...]
-    """Batches of data that are left out."""
+    """Batches of data to leave out."""
     modules: str
-    """File in which local rank 0 notes what the script has imported, for the warm process."""
+    """File in which local rank 0 lists the script's imports, for the warm process."""
     rewind: RewindOrder | None = None
-    """The order to go back because of which they start from `resume_step`."""
+    """The order to rewind because of which the ranks start from `resume_step`."""
     copies: bool = False
-    """Snapshots are copied into the memory of other nodes."""
+    """Whether snapshots are copied into other nodes' memory."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Environment variables, as the script would find them under torchrun alone."""
+    """Environment variables, as the script would see them under torchrun alone."""
     agents: tuple[str, ...] = ()
-    """Instances of the agents of its first eight nodes. While one of them lives, a start is a recovery, not a new command."""
+    """Instances of the agents of the first eight nodes. While one of these agents lives, a start is a recovery, not a new command."""
     stacks: tuple[str, ...] = ()
-    """Per local rank: the file into which it writes its stacks on request."""
+    """For each local rank: the file into which it writes its stacks on request."""
 
     def to_environment(self) -> dict[str, str]:
         return {VARIABLE: dumps(self).decode()}
 
     @staticmethod
     def from_environment(environ: Mapping[str, str]) -> Handoff | None:
-        """Return the handoff; None: outside of `mt-resilient run`."""
+        """Return the handoff; None: this process does not run under `mt-resilient run`."""
         text = environ.get(VARIABLE)
         return loads(Handoff, text) if text else None
 
 
 def local_rank(environ: Mapping[str, str]) -> int:
-    """Return a rank's number among its node's ranks; all nodes have equally many. (Under `--virtual-local-rank`, each LOCAL_RANK is 0.)"""
+    """Return a rank's number among its node's ranks; all nodes have equally many ranks. (With `--virtual-local-rank`, each LOCAL_RANK is
+    0.)"""
     here = int(environ.get("LOCAL_WORLD_SIZE", 0))
     return int(environ["RANK"]) % here if here else int(environ["LOCAL_RANK"])

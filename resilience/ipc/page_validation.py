@@ -1,7 +1,7 @@
-"""Checks that only the agent and our hook in the rank can have written what stands on a rank's page. Pure.
+"""Checks whether only the agent and our hook in the rank can have written a rank's page (its block of shared memory). Pure.
 
-A script that writes beyond the end of an array, or into a descriptor that is not its own, may have written anything. A reader trusts a
-page only if nothing on it is impossible.
+A script that writes beyond the end of an array, or to a file descriptor of ours, may have overwritten the page. A reader trusts a page only
+if no value on it is impossible.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .board_events import REWINDS, SIGHTINGS, Noted, Rewound, Sighted
 from .board_layout import Page
 
 MOST = 1 << 48
-"""More steps, or snapshots, than any training has."""
+"""A larger number of steps, or snapshots, than any training has."""
 MOST_NS = 1 << 62
 MOST_PIDS = 1 << 22
-"""Linux's own limit on 64 bits."""
+"""Linux's own limit of process ids on 64 bits."""
 RANKS = 1 << 20
 
 _BOUNDS: dict[str, tuple[int, int]] = {
@@ -47,12 +47,12 @@ _BOUNDS: dict[str, tuple[int, int]] = {
         ("beat_ns", "attached_ns", "built_ns", "restored_ns", "stepped_ns", "replayed_ns", "stall_ns"), (0, MOST_NS)
     ),
 }
-"""By field that ranks write: its least and its greatest value."""
+"""For each field that ranks write: the least and the greatest possible value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What the agent last wrote on a page."""
+    """The values that the agent last wrote on a page."""
 
     generation: int = 0
     order: int = 0
@@ -72,8 +72,8 @@ _PLACED = [(name, Page.place(name), *bounds) for name, bounds in _BOUNDS.items()
 
 
 def nonsense(page: Page, orders: Orders, pid: int = 0) -> str:
-    """Return what is impossible on the page; empty: nothing. orders: what the agent last wrote there; pid: the process that claimed the
-    page, 0: none did."""
+    """Return the first impossible value on the page, in words; empty: there is none. orders: the values that the agent last wrote there;
+    pid: the process that claimed the page, 0: no process did."""
     return next(_nonsense(page, orders, pid), "")
 
 
@@ -90,7 +90,7 @@ def _nonsense(page: Page, orders: Orders, pid: int) -> Iterator[str]:
     if not all(0 <= spent <= MOST_NS for spent in page.spent):
         yield f"times of its steps {page.spent}"
     for what, ring, told in (("rewind", REWINDS, page.rewinds), ("finding", SIGHTINGS, page.sightings)):
-        # Not the oldest: the next record takes its place, and the rank may be writing it right now.
+        # Not the oldest record: the rank may be overwriting it with the next one right now.
         for ordinal in range(max(1, told - ring.kept + 2), told + 1):
             try:
                 found: Noted = ring.get(page.raw, ordinal)

@@ -1,5 +1,5 @@
-"""Shared memory: files without a name, mapped without keeping a descriptor. Python's `mmap` would keep a duplicate of it under the lowest
-free number."""
+"""Shared memory in files without a name, mapped without an open descriptor. Python's `mmap` would keep a duplicate of the descriptor, under
+the lowest free number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 LASTING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-"""Seals by which no process can make the file smaller: mappings of other processes would fault."""
+"""Seals after which no process can shrink the file: otherwise, accesses in other processes' mappings would fault."""
 
 
 def memory(name: str, nbytes: int = 0, seals: int = LASTING) -> int:
-    """Return the descriptor of a new file of `nbytes` bytes in memory, which ends with the last process that has it. If the kernel refuses,
-    the file lies without seals in /dev/shm or among the temporary files. Raises OSError."""
+    """Return the descriptor of a new file of `nbytes` bytes in memory. The file exists until no process has it open or mapped. If the
+    kernel refuses, the file is in /dev/shm or among the temporary files, without seals. Raises OSError."""
     try:
         fd = high(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except (OSError, AttributeError):
@@ -46,14 +46,16 @@ def _unnamed() -> int:
 
 
 def mapped(fd: int, nbytes: int, offset: int = 0, *, writable: bool = True, populate: bool = False) -> memoryview:
-    """Return `nbytes` of the file, which has as many, shared with all processes that map them. They are unmapped with the last view.
-    Raises OSError."""
+    """Return a view of `nbytes` bytes of the file, which must have that many. All processes that map these bytes share them. They are
+    unmapped with the last view. Raises OSError."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
     address = _libc.mmap(None, nbytes, protection, flags, fd, offset)
     if address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     block = (ctypes.c_ubyte * nbytes).from_address(address)
-    weakref.finalize(block, _libc.munmap, address, nbytes).atexit = False  # code that runs last may still write there
+    weakref.finalize(
+        block, _libc.munmap, address, nbytes
+    ).atexit = False  # code that runs at exit may still write there
     view = memoryview(block).cast("B")
     return view if writable else view.toreadonly()
