@@ -1,4 +1,4 @@
-"""This node's objects that outlive a generation (the ranks' pages, the arena, warm and drain process), and the present worker group.
+"""This node's objects that outlive a generation (ranks' pages, snapshot memory, warm and drain process), and the present worker group.
 
 The supervisor acts through this class. Each method carries out one action immediately, and makes no decisions.
 """

@@ -1,5 +1,5 @@
-"""Sends the newest complete marked snapshot to the buddy: arena → one connection, slot by slot. Ranks mark the snapshots that are to be
-copied."""
+"""Sends the newest complete marked snapshot to the buddy: arena (this node's slots in shared memory) → one connection, slot by slot. Ranks
+mark the snapshots that are to be copied."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ NEW = 50_000
 """A collection starts after this many new objects that were not freed. Cycles occupy at most about 10 MB. The collection takes 20 to 40
 ms."""
 SELDOM = 1_000
-"""Number of collections until one also scans objects that survived earlier collections. An agent never reaches it."""
+"""Number of collections before a collection also scans objects that survived earlier ones. An agent never reaches it."""
 
 
 def search_seldom() -> None:

@@ -26,8 +26,8 @@ from ..peers.liveness_link import Neighbour
 _MODULES_BYTES = 16 << 20
 """The most bytes of a rank's list of imported modules. 5,000 modules take 1 MiB."""
 ROOM_S = 2.0
-"""Seconds between two checks of how much memory a snapshot takes. It grows after the first step, because optimizers allocate their moments
-then."""
+"""Seconds between two checks of how much memory a snapshot takes. The amount grows after the first step, because optimizers allocate their
+moments then."""
 
 
 class Company:

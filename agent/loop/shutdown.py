@@ -174,8 +174,8 @@ class Leaving:
         return True
 
     def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:
-        """Return the exit code if this agent may exit without the job's end; None: it stays. It may exit if it was drained. It also may if
-        it was asked to exit, and stands by or waits for the other nodes."""
+        """Return the exit code if this agent may exit without the job's end; None: it stays. A drained agent may exit. So may an agent that
+        was asked to exit while it stands by or waits for the other nodes."""
         if not self._several or (record and instance in record.members.values()):
             return None
         if record and record.lets_go and instance in record.dismissed:

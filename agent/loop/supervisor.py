@@ -145,7 +145,7 @@ class Supervisor:
             return True
 
     def round(self) -> int | None:
-        """Run one round. Return the exit code when the job is over."""
+        """Run one round of the loop. Return the exit code when the job is over; otherwise None."""
         if self._leaving.at_once:
             self.telling.say("asked a second time: leaving at once", "warn")
             return self._leaving.code

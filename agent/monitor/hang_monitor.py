@@ -72,7 +72,7 @@ class Lookout:
             yield self._words.pop(0)
 
     def look(self, group: WorkerGroup | None, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
-        """Run one round. now_s: monotonic."""
+        """Check the ranks, once in each round of the agent's loop. now_s: monotonic."""
         living = [n for n in range(len(pages)) if group and not (n in group.ranks and group.ranks[n].ended_s)]
         ranks = self._hearing.listen(pages, living, now_s)
         if group is None or group.launcher.ended_s:

@@ -28,8 +28,8 @@ class Reserves:
         self._snapshot_s = 0.0
 
     def look(self, pids: Mapping[str, int], now_s: float, wall_s: float) -> bool:
-        """Run one round. Return True if a shortage has begun or ended. pids: processes whose memory use to read, by name. now_s:
-        monotonic."""
+        """Take a reading, if it is time. Return True if a shortage has begun or ended. pids: processes whose memory use to read, by name.
+        now_s: monotonic."""
         if now_s < self._next_s:
             return False
         self._next_s = now_s + SAMPLE_S

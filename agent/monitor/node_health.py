@@ -55,8 +55,9 @@ class Vitals:
         now_s: float,
         wall_s: float,
     ) -> bool:
-        """Run one round. Return True if a shortage, a straggler or a complaint is new, or one of the first two has ended. helpers: further
-        processes whose memory use to read, by name. ended: processes of the worker group have just ended. now_s: monotonic."""
+        """Run all monitors, once in each round of the agent's loop. Return True if a shortage, a straggler or a complaint is new, or one of
+        the first two has ended. helpers: further processes whose memory use to read, by name. ended: processes of the worker group have
+        just ended. now_s: monotonic."""
         known = len(self.complaints)
         self._hear(group, ended, pages, wall_s)
         self._look_at_devices(pages, now_s, wall_s)

@@ -38,7 +38,7 @@ def look(path: str) -> tuple[DeviceReading, ...]:
 
 
 def parse(text: str) -> tuple[DeviceReading, ...]:
-    """Return the readings in `text`. It has a line per device, with the columns of `FIELDS`."""
+    """Return the readings in `text`. The text has a line per device, with the columns of `FIELDS`."""
     rows = [[value.strip() for value in line.split(",")] for line in text.splitlines()]
     return tuple(_reading(row) for row in rows if len(row) == len(FIELDS))
 

@@ -55,7 +55,8 @@ class Hearing:
         self._heard = {}
 
     def listen(self, pages: Sequence[Page], living: Collection[int], now_s: float) -> dict[int, Progress]:
-        """Run one round. Return the progress of the living ranks, by local rank. now_s: monotonic."""
+        """Read the ranks' pages, once in each round of the agent's loop. Return the progress of the living ranks, by local rank. now_s:
+        monotonic."""
         self.gap_s, self._last_s = now_s - self._last_s, now_s
         self.awake_s += min(self.gap_s, LONGEST_ROUND_S)
         return {n: self._progress(n, pages[n]) for n in living}

@@ -34,7 +34,8 @@ class Strides:
         self._turns = -1
 
     def look(self, pages: Sequence[Page], now_s: float, wall_s: float) -> bool:
-        """Run one round. Return True if a rank has become a straggler, or is no longer one. now_s: monotonic."""
+        """Take a sample, if it is time, and evaluate it. Return True if a rank has become a straggler, or is no longer one. now_s:
+        monotonic."""
         if not self._policy.enabled or len(pages) < 2:
             return False
         sample = self._sample(pages, now_s)

@@ -1,9 +1,9 @@
-"""Decides whether an agent without a valid lease must end its ranks. It must if the other agents may have begun a new generation without
-it.
+"""Decides whether an agent without a valid lease must end its ranks. It must end them if the other agents may have begun a new generation
+without it.
 
 A generation without this node begins after its lease has expired. The other members then end their own ranks. No step of the old generation
 completes after that, because every rank takes part in each boundary (`training/boundary/allreduce.py`). So ranks that keep finishing steps
-prove that no new generation has begun. This holds however long etcd is away, and whichever agents have lost it. Ranks that stand still
+prove that no new generation has begun. This holds however long etcd is away, and whichever agents have lost it. Ranks that finish no step
 prove nothing. Steps prove nothing either if the spares alone could form a generation (as with one node and a spare;
 `rank_assignment.proves`). Ranks whose training loop is over compute no steps: the agent lets them finish their writes.
 
@@ -28,7 +28,7 @@ from ..ranks.worker_group import WorkerGroup
 from .lease import Heartbeat
 
 STRIDES = 3.0
-"""Ranks count as standing still once a step takes this many times as long as the longest recent one."""
+"""Ranks count as standing still (finishing no step) after this many times the duration of the longest recent step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def fenced(now_s: float, at: Standing) -> bool:
 
 
 class Pulse:
-    """Measures how long ranks have stood still, and how long their steps take."""
+    """Measures how long ranks have finished no step, and how long their steps take."""
 
     def __init__(self) -> None:
         self._generation, self._looked_s = 0, 0.0

@@ -98,7 +98,7 @@ class Heartbeat:
             self.lost()
 
     def lost(self) -> None:
-        """Note that the store has lost the lease: the next beat registers anew."""
+        """Record that etcd has lost the lease, so that the next beat registers anew."""
         self.lease, self._due_s = 0, self._due_s if self._strange_s < math.inf else 0.0
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """Nodes that start together measure their links: bandwidth and clock differences. Each node measures with one partner, and then with
 another. `rules` judges the results.
 
-    store: presence of each node ──▶ the roster, written once ──▶ a link per pair of the first pairing ──▶ of the second
+    store: presence of each node ──▶ the roster (list of these nodes) ──▶ a link per pair of the first pairing ──▶ of the second
     pair:  the node whose name sorts first connects to the other, which answers any node
 
 Each pair uses one TCP stream, as the cluster's own sockets do, so the test does not cover InfiniBand or NVLink. A node that joins when the
@@ -107,7 +107,7 @@ def measure(one: str, other: Present, seconds: float) -> Link:
 
 
 def _ask_time(peer: socket.socket) -> tuple[float, float]:
-    """Return half of the round trip, and how far the other's clock is ahead, both in seconds. It uses Cristian's method (Distributed
+    """Return half of the round trip, and how far the other's clock is ahead, both in seconds. The method is Cristian's (Distributed
     Computing 3, 1989)."""
     asked, began = wall_s(), monotonic_s()
     peer.sendall(_TIME)

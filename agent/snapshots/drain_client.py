@@ -57,8 +57,8 @@ def heard(line: bytes) -> dict[str, Any] | None:
 
 
 def drain_config(arena: Sequence[Sequence[str]], root: Place, run: str, policy: SnapshotPolicy) -> dict[str, Any]:
-    """Return the drain process's configuration for a job. arena: paths of the slots, by local rank. run: eight hexadecimal digits that
-    identify this run of the job."""
+    """Return the drain process's configuration for a job. arena: paths of the slots (shared memory for snapshots), by local rank. run:
+    eight hexadecimal digits that identify this run of the job."""
     return {
         "arena": arena,
         "root": root.address,

@@ -44,7 +44,7 @@ LAST_TRIES = 5
 @dataclass(frozen=True, kw_only=True)
 class DrainConfig(RetentionPolicy):
     arena: list[list[str]]
-    """Paths of the slots, per local rank."""
+    """Paths of the slots (shared memory for one rank's part of one snapshot), per local rank."""
     root: str
     """Address of the place (a directory or object store) that holds `snapshots/`."""
     run: str

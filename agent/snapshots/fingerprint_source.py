@@ -1,4 +1,4 @@
-"""Reads a snapshot's fingerprints from the slots in memory, or from the manifests on disk."""
+"""Reads a snapshot's fingerprints (numbers computed from tensors' bits) from the slots in shared memory, or from the manifests on disk."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ SSH_FAILED = 255
 """ssh's own exit code for any error of the connection (ssh(1), EXIT STATUS)."""
 _KILLED = 128 + 9
 _LATE_S = 60.0
-"""If a connection breaks more than this many seconds after the last agent exited by itself, the job was still running. ssh itself takes 45
-s to notice a broken connection."""
+"""If a connection breaks more than this many seconds after the last agent exited (phase ENDED), the job was still running. ssh itself takes
+45 s to notice a broken connection."""
 
 
 class Phase(StrEnum):
@@ -27,7 +27,7 @@ class Phase(StrEnum):
     LOST = "lost"
     """The connection broke, or the agent was killed."""
     ENDED = "ended"
-    """The node's agent has exited by itself, with any exit code."""
+    """The node's agent has exited without being killed, with any exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,9 @@ def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
 
 
 def exit_code(members: Sequence[Member]) -> int:
-    """Return the job's exit code: the code of the last agent that exited by itself. Agents that exited earlier are ignored, because the job
-    finished without them. Return MachineError's code if no agent exited by itself. Do the same if nodes were lost long after the last exit:
-    the agents that exited had been drained."""
+    """Return the job's exit code: the code of the last agent that exited (phase ENDED). Agents that exited earlier are ignored, because the
+    job finished without them. Return MachineError's code if there is no such agent. Do the same if nodes were lost long after the last
+    exit: the agents that exited had been drained."""
     ended = [member for member in members if member.phase is Phase.ENDED]
     if not ended:
         return MachineError.exit_code
