@@ -225,6 +225,5 @@ def _snapshot_actions(actions: Any) -> None:
     bring.add_argument("--snapshots", metavar="DIR|URL", help="a new place, for --start-from; as --run-dir")
     bring.add_argument("--step", type=int, help="of which step it is, where it does not say")
     for action in (ls, verify, digest, export, bring):
-        action.add_argument(
-            "--run-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )  # also after the action
+        # The option is also allowed after the action.
+        action.add_argument("--run-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

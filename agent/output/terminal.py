@@ -29,9 +29,8 @@ class Terminal:
             return
         clock = datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
         line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), printable(sentence))
-        with suppress(
-            OSError, SystemExit
-        ):  # the reader is gone (rich exits when its pipe is closed), or a log's disk is full
+        # The reader may be gone (rich exits when its pipe is closed), or a log's disk may be full.
+        with suppress(OSError, SystemExit):
             if self.console.is_terminal:  # a rank's unfinished progress bar may be on this line
                 self.console.control(_CLEAR_LINE)
             self.console.print(line)

@@ -166,9 +166,8 @@ class Meeting:
                 return self._measured(roster, lease)
             finally:
                 self._store.delete(key)
-                if not set(roster.nodes) & set(
-                    self._here()
-                ):  # the last node deletes the roster: until then, another node may not have read it
+                # The last node deletes the roster: until then, another node may not have read it.
+                if not set(roster.nodes) & set(self._here()):
                     self._store.transact([CreatedAt(self._keys.roster, written)], [Delete(self._keys.roster)])
 
     def _here(self) -> tuple[Present, ...]:

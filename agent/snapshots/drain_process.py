@@ -263,10 +263,8 @@ class Lines:
 
 
 def main(arguments: list[str]) -> int:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # such a signal may reach all processes of the job; the agent tells this process when to exit
+    # Such a signal may reach all processes of the job. This process exits when the agent says so.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     try:
         run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), Lines().tell)

@@ -107,9 +107,8 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
         job = wanted.job or named_after(run.root.name, _identity(run))
         if not wanted.endpoints:
             with suppress(ResilientError), closing(EtcdStore([endpoints])) as store:
-                forget_leaving(
-                    store, Keys(job)
-                )  # an earlier launch told its agents to leave when its terminal was killed
+                # An earlier launch may have requested that its agents exit, when its terminal was killed.
+                forget_leaving(store, Keys(job))
         place = stores.at(stores.address(wanted.snapshots or str(run.root), wanted.kept.endpoint, wanted.kept.region))
         journal.write("start", wall_s(), command=list(command), snapshots=place.address, pid=os.getpid())
         run.publish(job, endpoints.split(","), wanted.papers)

@@ -156,9 +156,8 @@ class SshLaunch:
         Raises MachineError if an ssh process cannot be started."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = {number: signal.signal(number, self._on_signal) for number in heard(SIGNALS.values())}
-        before[signal.SIGTSTP] = signal.signal(
-            signal.SIGTSTP, signal.SIG_IGN
-        )  # a process stopped by Ctrl-Z sends nothing
+        # A process stopped by Ctrl-Z would send nothing.
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         previous = signal.set_wakeup_fd(woken)
         self._printing = {fd: Printing(fd) for fd in (1, 2)}
         try:
