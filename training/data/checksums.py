@@ -85,7 +85,7 @@ def _leaves(thing: Any, deep: int) -> Iterator[bytes]:
 
 def _parts(thing: Any) -> list[Any]:
     """Return the parts that a checksum covers, without calling code that may belong to the script. Sets are left out, because their order
-    varies. Of other objects, only tensors, arrays, dicts and lists are covered, because the rest may differ."""
+    varies. Of other objects, only tensors, arrays, dicts and lists are covered, because other values may change."""
     if isinstance(thing, UserDict):
         thing = thing.data
     if isinstance(thing, dict):

@@ -63,7 +63,7 @@ class Place:
         self.lost = False
         """Whether the value has changed and can't be saved, and batches may depend on it."""
         self._packed: list[Any] = []
-        """The parts of the list that was last saved, all of which can't change."""
+        """The parts of the list that was last saved. None of these parts can change."""
         self._kept: Kept | None = None
         """The saved state of the list in `_packed`."""
         self._always = _draws(first)

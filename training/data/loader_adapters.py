@@ -1,8 +1,8 @@
 """The kinds of objects from which a loop takes batches, and how each kind continues from a given batch of an epoch.
 
-a DataLoader over a map          its sampler leaves out the first batches: none of them is loaded
-an object with a state_dict      it goes on by itself, from its state
-anything else                    from the start of the epoch only: the first batches have to be loaded again
+a DataLoader over a map          its sampler skips the first batches, which are not loaded
+an object with a state_dict      it continues from its own saved state
+anything else                    it starts at the epoch's first batch: the used batches are loaded again
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _FEW = 64
 """The most parts of a list that are all searched. Of a longer list, only parts that give samples, can be called or draw are searched. The
 others are data."""
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
-"""Classes that code refers to for a reason other than their values. (The search finds a module that is used as a transform by itself.)"""
+"""Classes to which code refers for a reason other than their values. (A module that is used as a transform is found separately.)"""
 _VALUES = (list, dict, set, deque)
 _DATA = frozenset((*_VALUES, tuple, np.ndarray, torch.Tensor))
 _CALLING = type(iter(int, 1))

@@ -85,8 +85,8 @@ class Notices:
         )
 
     def ended(self, promised: int | None, steps: int) -> None:
-        """Report an epoch whose number of steps differs from the promised number. promised: the number that the loop was told; None if it
-        was told none, or a number that is certain."""
+        """Report an epoch whose number of steps differs from the promised number. promised: the number that the loop was told; None if the
+        loop was told no number, or a number that is certain."""
         if self._first and promised not in (None, steps):
             self._once(
                 "ended",

@@ -29,7 +29,7 @@ _DEFAULTS = ("__defaults__", "__kwdefaults__")
 
 
 class Holder:
-    """An object whose attributes are places."""
+    """An object with places, which are its attributes."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
         """whole: save all values, not only the generators. told: the object is the script's own. Then objects of any class are saved, and
@@ -58,7 +58,7 @@ class Holder:
         object.__delattr__(self.thing, name)
 
     def begin(self) -> None:
-        """Record the present values as those of the loop's begin. Call this when all holders are known."""
+        """Record the present values: the values when the loop begins. Call this when all holders are known."""
         self._places = {
             name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
         }

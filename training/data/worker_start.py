@@ -3,7 +3,7 @@
 Such workers have copies of the dataset and the collate function from the time of their start. Later changes by the loop (`set_epoch`,
 `dataset.strength = …`) do not reach the workers. So a recovery starts the new workers from the same values:
 
-the first epoch: values ─▶ kept ─▶ workers          a recovery: kept ─▶ values ─▶ workers; then the values of the restored step
+the first epoch: values ─▶ saved ─▶ workers          a recovery: saved ─▶ values ─▶ workers; then the values of the restored step
 
 A start of workers draws a seed from the rank's generators. A further pass by the same workers draws none. So a recovery starts all workers
 that had been started, and then restores the generators. `Started` does this for loaders that `session.batches` does not know, such as a

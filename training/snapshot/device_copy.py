@@ -1,9 +1,9 @@
 """Copy a rank's state from the device to a slot (shared memory for its part of a snapshot), on a separate stream. The loop continues
 immediately. It waits only before it would overwrite a tensor whose copy is not complete.
 
-    boundary:  what the forward pass writes is copied first, and the loop's stream waits for this small copy
-    thread:    the rest: fingerprints on the device, then copies; when they have arrived, the slot is staged
-    optimizer: its first step after the boundary waits, on the device, for the copies (by a hook of torch)
+    boundary:  tensors that the forward pass writes are copied first, and the loop's stream waits for this small copy
+    thread:    all other tensors: fingerprints on the device and copies; when the copies have arrived, the slot is staged
+    optimizer: its first step after the boundary waits, on the device, for the copies (through a hook of torch)
 
 Only the optimizer's wait delays the loop. If a step takes longer than its snapshot, the copies are complete before the optimizer steps.
 """

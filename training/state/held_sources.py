@@ -1,4 +1,4 @@
-"""Find, inside the script's objects, those with a state of their own: models, optimizers, schedulers, objects with a `state_dict`."""
+"""Find objects with a state of their own inside the script's objects: models, optimizers, schedulers, objects with a `state_dict`."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def is_by_name(kind: Any) -> bool:
 
 
 def is_told(value: Any) -> bool:
-    """Whether a snapshot can store the constant. A function without a name is the one constant that it cannot store."""
+    """Whether a snapshot can store the constant. It can store any constant except a function without a name."""
     return not is_by_name(_kind(value)) or has_a_name(value)
 
 
@@ -222,8 +222,8 @@ def declares(value: Any) -> bool:
 
 
 def why_lost(value: Any) -> str:
-    """Return the reason why no snapshot can store the changing part of an attribute. The text is empty if the loop's begin shows no
-    reason."""
+    """Return the reason why no snapshot can store the changing part of an attribute. The text is empty if no
+    reason shows when the loop begins."""
     if declares(value):
         return "it has a state_dict of its own: give it to the Session"
     if isinstance(value, types.FunctionType):
@@ -234,8 +234,8 @@ def why_lost(value: Any) -> str:
 
 
 def is_made_late(value: Any) -> bool:
-    """Whether the value is an optimizer, a scheduler, or a script's object with a `state_dict`. The Session saves those made before it
-    separately."""
+    """Whether the value is an optimizer, a scheduler, or a script's object with a `state_dict`. If made before the Session, it is a
+    source."""
     return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
 

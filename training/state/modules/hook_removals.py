@@ -1,6 +1,6 @@
 """Hooks that the script removes while it trains. A restart registers them again, so a snapshot records which hooks are gone.
 
-A hook's position among all hooks at the loop's begin identifies it, as in `hook_objects.py`. Frameworks manage their own hooks.
+A hook's position among all hooks when the loop begins identifies it, as in `hook_objects.py`. Frameworks manage their own hooks.
 """
 
 from __future__ import annotations

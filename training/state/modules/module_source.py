@@ -36,7 +36,7 @@ class Modules:
     """Parameters and buffers, including non-persistent ones, of one module or of the chunks of a pipeline stage."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module], lenders: Lenders | None = None, name: str = "") -> None:
-        """lenders: sources whose memory attributes may use; by default only these modules. name: the source's name in messages."""
+        """lenders: sources whose memory the attributes may use; by default only these modules. name: the source's name in messages."""
         self._name = name
         self.chunks = chunks if type(chunks) is list else list(chunks)  # the script may replace modules in its list
         self._lenders = Lenders() if lenders is None else lenders

@@ -122,8 +122,8 @@ class Outline:
         self.modules = named_modules(self._chunks)
 
     def may_change(self, told: Nested) -> set[str]:
-        """Return the names of the tensors that `follow` sets. They have changed here, or `told` lists them with the same beginning as
-        here."""
+        """Return the names of the tensors that `follow` sets: those that changed in this run, and those in `told` that began alike in both
+        runs."""
         said = {name for name, (began, *_) in told.get("tensors", {}).items() if self._began(name) == began}
         now = self._shapes_now()
         return said | {name for name in (*self._shapes, *now) if self._shapes.get(name) != now.get(name)}

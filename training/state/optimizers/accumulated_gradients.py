@@ -121,8 +121,8 @@ class Accumulation:
         self._left = {}
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters of the models, those that only optimizers have, and those among the script's values. A parameter may come
-        twice."""
+        """Yield the parameters of the models, those that only optimizers have, and those among the script's values. A parameter may be
+        yielded twice."""
         for model in self._models:
             yield from model.named()[0].items()
             yield from (("an attribute of a module", each) for each in model.trained_attributes())

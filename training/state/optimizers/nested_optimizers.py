@@ -23,7 +23,7 @@ from .optimizer_packing import HERE, OptimizerPacking
 
 _FRAMEWORKS = ("torch", *WRAPPERS)
 _CLOSED = ("megatron", "apex", "deepspeed")
-"""Frameworks whose optimizers save and load the optimizers inside them themselves."""
+"""Frameworks whose optimizers manage their inner optimizers themselves."""
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _LEVELS = 4
 """The deepest nesting inside an attribute that is searched."""

@@ -51,9 +51,9 @@ _STAYS = (
 )
 """Types whose values stay as they are. Nested optimizers are saved as parts of their own."""
 _VALUES = ("builtins", "collections", "numpy", "numpy.random", "random", "datetime", "decimal", "fractions")
-"""Python modules whose objects can be packed."""
+"""Python modules whose objects are packed, not left in place."""
 _KINDS = frozenset(each for kind in (*type_adapters.CHANGELESS, *type_adapters.CHANGING) for each in kind.types)
-"""Types whose objects can be packed whatever their module, such as torch's dtypes and generators."""
+"""Types whose objects are packed whatever their module, such as torch's dtypes and generators."""
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 
 

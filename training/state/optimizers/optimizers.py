@@ -32,7 +32,7 @@ class Optimizers:
     not views of the model's. For a third-party optimizer it adds the attributes. Nested optimizers are saved in the same way."""
 
     def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
-        """name: the optimizer's name in the Session, for messages. lenders: sources whose memory values may use."""
+        """name: the optimizer's name in the Session, for messages. lenders: sources whose memory its values may use."""
         self._lenders = Lenders() if lenders is None else lenders
         self._put_on = PutOn(name, self._lenders)
         self.thing, self._name = thing, name

@@ -1,7 +1,7 @@
 """The parameters in an optimizer's groups: those that the script put there before the loop began, and the changes since.
 
-A restart creates the groups of the loop's begin. A restore creates the snapshot's further groups from the parameters that the snapshot
-names. If a later group has parameters that no module of the Session has, only a rewind in place can restore it.
+A restart creates the groups that existed when the loop began. A restore creates the snapshot's further groups from the parameters that the
+snapshot names. If a later group has parameters that no module of the Session has, only a rewind in place can restore it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Groups:
 
     def changed(self) -> dict[str, Any]:
         """Return the parameters' names in each group that is new, has other parameters, or lists them in another sequence than the modules
-        (as sets do). Also return the number of groups at the loop's begin."""
+        (as sets do). Also return the number of groups when the loop began."""
         self.bound = ""
         if (ids := self._ids()) == self._known:
             return dict(self._mixed)
@@ -83,12 +83,12 @@ class Groups:
             parameter.data = parameter.data.new_zeros(kept.shape)
 
     def _remember(self) -> None:
-        """Record the parameters of the loop's begin, or the parameters that have since replaced them."""
+        """Record the parameters from when the loop began, or the parameters that have since replaced them."""
         self._began = [list(group["params"]) for group in self._inner.param_groups]
         self._known = self._ids()
 
     def make(self, count: int, changed: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Create `count` groups: those of the loop's begin, with the changes in `changed`. Return the parameters that no group contains any
+        """Create `count` groups: those from when the loop began, with the changes in `changed`. Return the parameters that no group contains any
         more. Raises LayoutError if the groups can't be created."""
         groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
         if began != here:
@@ -129,7 +129,7 @@ class Groups:
         return _gone(before, groups)
 
     def _as_begun(self, number: int, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the parameters that a group had at the loop's begin, or the parameters that have replaced them."""
+        """Return the parameters that a group had when the loop began, or the parameters that have replaced them."""
         groups, began = self._inner.param_groups, self._began[number]
         live = groups[number]["params"] if number < len(groups) else []
         known = live if len(live) == len(began) else began
