@@ -88,8 +88,8 @@ class Groups:
         self._known = self._ids()
 
     def make(self, count: int, changed: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Create `count` groups: those from when the loop began, with the changes in `changed`. Return the parameters that no group contains any
-        more. Raises LayoutError if the groups can't be created."""
+        """Create `count` groups: those from when the loop began, with the changes in `changed`. Return the parameters that no group
+        contains any more. Raises LayoutError if the groups can't be created."""
         groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
         if began != here:
             raise LayoutError(
