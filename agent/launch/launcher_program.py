@@ -1,4 +1,4 @@
-"""Finds the program with which a command starts the ranks: torchrun itself, or a wrapper around it → `Program`.
+"""Finds the program in the user's command that starts the ranks (torchrun itself, or a wrapper around torchrun) → `Program`.
 
 The warm process (which forks ranks) replaces torchrun only if the agent knows everything that torchrun sets for its ranks. That requires
 torch's own entry point, and an interpreter that is a binary. A site's wrapper may set anything, so the agent runs the wrapper at each

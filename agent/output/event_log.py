@@ -32,7 +32,7 @@ class Telling:
         """Incidents by generation and number. The number alone does not suffice: if etcd loses its data, numbers restart."""
         self._counted = (0, 0)
         self._paused_s = 0.0
-        """Seconds that all ranks spent in a commanded pause. This time counts neither as a loss nor as training."""
+        """Seconds that all ranks spent in a pause that an operator ordered. This time counts neither as a loss nor as training."""
         self._looked_s = self._started_s
 
     def say(self, sentence: str, mood: str = "info") -> None:

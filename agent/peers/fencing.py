@@ -130,7 +130,7 @@ class Fence:
             self._board.leased(0.0 if self.proof else self._heartbeat.until_s)
 
     def left_s(self, now_s: float) -> float:
-        """Seconds until the agent must check again whether to end the ranks. now_s: monotonic."""
+        """Return the seconds until the agent must check again whether to end the ranks. now_s: monotonic."""
         until_s = self._heartbeat.until_s
         return until_s - now_s if self._ranks.group and not self.proof and until_s > now_s else math.inf
 

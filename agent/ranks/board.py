@@ -69,7 +69,7 @@ class Board:
         self.pages[local_rank].pid = 0
 
     def clear(self, generation: int) -> None:
-        """Clear all pages for a new generation. No rank may be alive."""
+        """Clear all pages for a new generation. Call it only while no rank is alive."""
         self._wrong.clear()
         self.orders = Orders(generation=generation, until_ns=self.orders.until_ns)
         for page in (*self._live, *self.pages):

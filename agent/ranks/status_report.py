@@ -99,8 +99,8 @@ def _seen_exit(page: Page, at_s: float) -> RankExit:
 
 
 def _all_done(group: WorkerGroup, pages: Sequence[Page]) -> bool:
-    """Return whether every rank has ended as intended, and at least one by a signal in its teardown. Then the launcher's exit code reports
-    only that signal."""
+    """Return whether every rank has ended as intended, and at least one by a signal in its teardown. Then that signal is the only cause of
+    the launcher's non-zero exit code."""
     launcher_code = group.launcher.code
     well = [
         process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True

@@ -25,7 +25,7 @@ class Watched:
     pid: int
     pidfd: int
     ended_s: float = 0.0
-    """Wall-clock time when the agent saw that it had ended; 0 while it lives."""
+    """Wall-clock time when the agent saw that the process had ended; 0 while it lives."""
     code: int | None = None
     out_of_memory: bool = False
     """The kernel has killed the process because memory ran out."""

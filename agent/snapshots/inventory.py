@@ -58,7 +58,7 @@ class Holdings:
 
     def settle(self, record: GenerationRecord, node_rank: int) -> None:
         """Free all snapshots in memory that the ranks of `record` cannot restore. Only the first call per generation does this, because
-        fetched snapshots arrive afterwards. No rank may be alive."""
+        fetched snapshots arrive afterwards. Call it only while no rank is alive."""
         if self._settled == record.number:
             return
         self._settled = self.generation = record.number
@@ -76,7 +76,7 @@ class Holdings:
 
     def end(self, record: GenerationRecord) -> None:
         """Discard the snapshots of all steps from `record.onset` on. The job ends, those steps are wrong, and no later start may use them.
-        No rank may be alive."""
+        Call it only while no rank is alive."""
         if record.onset < 0 or record.onset == self._ended:
             return
         self._ended = record.onset
@@ -87,7 +87,8 @@ class Holdings:
 
     def clear(self, generation: int, finished: int, since: int) -> None:
         """Check which snapshots the next ranks may restore. Free snapshots of generations before `since`, when this node was last absent
-        and the lineage may have changed. finished: the last step that all the previous ranks have finished. No rank may be alive."""
+        and the lineage may have changed. finished: the last step that all the previous ranks have finished. Call it only while no rank is
+        alive."""
         for slot in chain(*self.slots):
             header = slot.header()
             if header.whole and max(header.generation, self._fetched.get(header.stamp, 0)) < since:
@@ -106,7 +107,8 @@ class Holdings:
         return self.sound.look(self.generation, finished, every=every)
 
     def want_newest_on_disk(self) -> None:
-        """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. No rank may be alive."""
+        """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. Call it only while no
+        rank is alive."""
         settle(self.slots, sys.maxsize)
         newest = max(self.memory(), default=None)
         if newest is None or newest.step <= max(self.durable_steps(), default=-1):

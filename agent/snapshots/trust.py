@@ -106,7 +106,7 @@ class Soundness:
         return sorted(stamp for stamp in complete(headers, len(self._slots)) if self._replicas.fit(stamp))
 
     def free_unfit(self) -> None:
-        """Free the snapshots in memory that are not fit to resume from. No rank may be alive."""
+        """Free the snapshots in memory that are not fit to resume from. Call it only while no rank is alive."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.whole and not self._replicas.fit(header.stamp):
