@@ -28,7 +28,7 @@ class Noted:
     """The record of one fault. Times are CLOCK_MONOTONIC nanoseconds; `signals.WrongSteps` explains the fields."""
 
     kind: str
-    """A `Kind`, or an `OrderedBy`."""
+    """The reason: a `Kind` of fault, or an `OrderedBy`."""
     onset: int
     to: int
     remedy: Remedy
@@ -52,7 +52,7 @@ class Rewound(Noted):
 
 @dataclass(frozen=True, kw_only=True)
 class Sighted(Noted):
-    """A fault found by a rank that only observes."""
+    """The record of a fault found by a rank that only observes."""
 
     kind: Kind
     seen: int

@@ -65,13 +65,13 @@ class Page:
     """When the rank had computed the last step that earlier generations had reached."""
     snapshots = _Int(13)
     skipped = _Int(14)
-    """Number of snapshots that found no free slot or no memory."""
+    """Number of snapshots that were not taken, because there was no free slot or no memory."""
     starved = _Int(17)
-    """Number of `skipped` snapshots that found no memory."""
+    """Number of `skipped` snapshots for which there was no memory."""
     left = _Int(18)
     """1 after the script has ended without an exception and the interpreter has begun to shut down."""
     stall_ns = _Int(15)
-    """Time that the loop spent in our code, staging included."""
+    """Time that the loop spent in our code, including the copying of snapshots into memory."""
     rewinds = _Int(16)
     """Number of rewinds in place in this generation; `rewind(ordinal)` returns the last eight."""
     order = _Int(21)
@@ -185,16 +185,16 @@ class Page:
         REWINDS.put(self.raw, self.rewinds + 1, done)
         self.floats[5] = self.floats[6] = math.nan  # the old figures belong to another step
         self.step = done.to
-        self.rewinds += 1  # last: from here on the agent reads it
+        self.rewinds += 1  # last: from now on the agent reads the record
 
     def rewind(self, ordinal: int) -> Rewound:
-        """Return the `ordinal`-th rewind, one of the last eight."""
+        """Return the record of the `ordinal`-th rewind, one of the last eight."""
         return REWINDS.get(self.raw, ordinal)
 
     def sighted(self, found: Sighted) -> None:
         """Record a fault that the ranks only observe."""
         SIGHTINGS.put(self.raw, self.sightings + 1, found)
-        self.sightings += 1  # last: from here on the agent reads it
+        self.sightings += 1  # last: from now on the agent reads the record
 
     def sighted_again(self, step: int) -> None:
         """Record that the newest observed fault is still there at `step`."""
@@ -209,11 +209,11 @@ class Page:
         because it overwrites row `ordinal - 2`."""
         place = _PLACES[ordinal % 2]
         _ROW.pack_into(self.raw, place + 8, *row)
-        self.ints[place // 8] = ordinal  # last: from here on the others read it
+        self.ints[place // 8] = ordinal  # last: from now on the others read the row
 
     @property
     def spoken(self) -> int:
-        """Return how many rows have been written."""
+        """Return how many rows this page's rank has written."""
         return max(self.ints[place // 8] for place in _PLACES)
 
     def hear(self, ordinal: int) -> tuple[float, ...] | None:

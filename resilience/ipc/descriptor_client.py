@@ -31,7 +31,7 @@ def opened(path: str, flags: int, environ: Mapping[str, str] = os.environ) -> in
     if namespace == _namespace():
         try:
             return os.open(path, flags | os.O_CLOEXEC)
-        except PermissionError:  # the agent or the rank has become another user
+        except PermissionError:  # the agent or the rank has changed its user
             if not name:
                 raise
     asked = {"path": path, "flags": flags, "token": token, "rank": local_rank(environ), "pid": os.getpid()}

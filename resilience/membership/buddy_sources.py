@@ -63,7 +63,7 @@ def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
 
 
 def apart(world: World) -> dict[NodeId, NodeId]:
-    """Return the holders of those members whose holder, because of racks, is not the member half the ring away."""
+    """Return each member's holder, only for members whose holder, because of racks, is not the member half the ring away."""
     members = world.members
     labels = {node: record.labels for node in members if (record := world.nodes.get(node)) and record.labels}
     if not labels or len(members) < 2:

@@ -51,6 +51,6 @@ def _role(world: World, node: NodeId, member: bool, now: float) -> Role:
         return Role.DRAINED
     if here.fit:
         return Role.NOT_FIT
-    if node in quarantine.in_force(world, now) and not member:  # a member that the job cannot do without trains
+    if node in quarantine.in_force(world, now) and not member:  # a quarantined member still trains if the job needs it
         return Role.SHUT_OUT
     return Role.TRAINS if member else Role.STANDS_BY

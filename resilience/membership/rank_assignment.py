@@ -254,8 +254,10 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
     if size == 0:
         kept = {node: here[node].instance if node in here else before[node] for node in places}
         return Seats(members=kept, successors=successors, missed=tuple(vacant))
-    # Nodes that have trained already come before those that would have to fetch the state.
-    staying = {*sorted(filled, key=before.__contains__, reverse=True)[:size]}  # the sort is stable
+    # Nodes that have trained are preferred to nodes that would have to fetch the state.
+    staying = {
+        *sorted(filled, key=before.__contains__, reverse=True)[:size]
+    }  # a stable sort keeps node ranks in sequence
     members = [node for node in filled if node in staying]
     settled = [node for node in spares if _settled(world, node, now, settled_s)]
     joined = tuple(settled[: _fitting(allowed(world, now), len(members) + len(settled)) - len(members)])

@@ -55,7 +55,7 @@ class World:
 
     @property
     def begun(self) -> bool:
-        """Whether the record was written since the job was last started (`Spec.first_generation`)."""
+        """Whether the generation record was written since the job was last started (`Spec.first_generation`)."""
         return self.record is not None and (self.spec is None or self.record.number >= self.spec.first_generation)
 
     def all_acked(self, *kinds: AckKind) -> bool:

@@ -153,11 +153,11 @@ class GenerationRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
-    """The quarantine of a node: until then the node must not train."""
+    """The quarantine of a node, which must not train until `until_s`."""
 
     reason: str
     until_s: float
-    """Wall-clock seconds."""
+    """When it ends, in wall-clock seconds."""
     readmitted_s: float = 0.0
     """Wall-clock time at which an operator readmitted the node: earlier faults no longer count. 0: never."""
 

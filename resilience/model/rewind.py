@@ -62,7 +62,7 @@ class Turn:
     """One rewind in place that the ranks did."""
 
     kind: str
-    """A `Kind` that the ranks found, or an `OrderedBy`."""
+    """The reason: a `Kind` of fault that the ranks found, or an `OrderedBy`."""
     onset: Step
     to: Step
     remedy: Remedy

@@ -43,7 +43,7 @@ class Repeated(IntEnum):
     """Whether steps that the ranks computed again on the same data gave the same figures (loss and gradient norm) as before."""
 
     UNKNOWN = 0
-    """No step was computed again, or its earlier figures are not known."""
+    """The ranks computed no step again, or the step's earlier figures are not known."""
     SAME = 1
     OTHER = 2
 
@@ -194,7 +194,7 @@ class Straggler:
     usual: float
     """The earlier ratio of `own_s` to `peers_s`."""
     lost: str
-    """Where the additional time goes (`Lost`)."""
+    """A `Lost`: where the rank's additional time goes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ _CONCLUSIONS = {
 
 
 def concluded(incident: Incident) -> str:
-    """Return where the fault came from, as far as the remedy has shown; empty: it has shown nothing."""
+    """Return where the fault came from, if the remedy has shown it; empty: it has not."""
     said = _CONCLUSIONS.get(incident.origin, "")
     if incident.origin == Origin.TRANSIENT and incident.repeated is Repeated.OTHER:
         return "it did not come again, but neither did the steps before it come out as they had: its origin is unknown"

@@ -51,7 +51,7 @@ class MemoryWatch:
         self._event = -1
 
     def fileno(self) -> int:
-        if self._event < 0:  # made on first use: the simulator has 10,000 watches, and polls none
+        if self._event < 0:  # made on first use: the simulator has 10,000 watches and polls none of them
             self._event = os.eventfd(1 if self.came or self.lost else 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self._event
 

@@ -58,7 +58,7 @@ class Mirror:
         self._old = True
 
     def fds(self) -> tuple[int, ...]:
-        """Return descriptors that become readable when a change has arrived."""
+        """Return file descriptors that become readable when a change has arrived."""
         return (self._watch.fileno(),) if self._watch else ()
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Mirror:
             raise
         self._changed |= {key: None for key in self._entries if key not in found.entries}
         for key, entry in found.entries.items():
-            # Not by revision: a store restored from a backup continues with the backup's revision.
+            # Compare entries, not revisions: a store restored from a backup continues from the backup's revision.
             if self._entries.get(key) != entry:
                 self._changed[key] = entry.value
         self._entries, self.revision, self._old = found.entries, found.revision, False

@@ -157,7 +157,7 @@ def fault(endpoint: Endpoint, access: Access, within_s: float) -> str:
         if endpoint.tls and not found and _answers_in_plain_text(endpoint, within_s):
             return f"it speaks plain text, and was spoken to in TLS: write http://{endpoint.address}"
         return found
-    except OSError:  # no server listens, or it does not answer: gRPC has said so already
+    except OSError:  # no server listens or answers there: gRPC's own message says so already
         return ""
 
 
@@ -193,7 +193,7 @@ def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
         return _of_certificate(endpoint, access, error)
     except ssl.SSLError as error:
         return _of_handshake(access, error)
-    except ConnectionError:  # a plain-text server closes before it has read all that we sent
+    except ConnectionError:  # a plain-text server closes the connection before it has read all our data
         return ""
     return ""
 

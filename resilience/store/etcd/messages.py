@@ -47,7 +47,7 @@ def _load() -> DescriptorPool:
 
 # Loaded on import, which happens once, because two threads that build stores must share one pool.
 _POOL = _load()
-_factory: Any = message_factory  # its members differ with the version, and no stub knows them
+_factory: Any = message_factory  # the module's members differ between versions, and no type stub lists them
 _class_of = (
     _factory.GetMessageClass
     if hasattr(_factory, "GetMessageClass")
