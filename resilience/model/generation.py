@@ -84,9 +84,9 @@ class GenerationRecord:
     moving: str = ""
     """Why the next generation will run on other nodes; empty: it will not. Until then the ranks save their state on disk and wait."""
     moving_s: float = 0.0
-    """Wall-clock time since which the ranks must wait for this move."""
+    """Wall-clock time since which the ranks must wait for this move. It stays if the move is given up because saving took too long."""
     moving_after: int = 0
-    """Number of the last rewind order that the ranks had obeyed at `moving_s`; 0: none."""
+    """Number of the last rewind order that the ranks had obeyed when the snapshot for this move was last ordered; 0: none."""
     joined: dict[NodeId, Generation] = field(default_factory=dict)
     """For each member that joined later: the generation since which the node has been a member without a break, even if its agent
     restarted. Snapshots in its memory from earlier generations may belong to another lineage."""
