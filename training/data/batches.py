@@ -247,8 +247,7 @@ class Batches:
             self._compare_samples()
         of_the_loader: set[tuple[str, str]] = set()
         if kept["loader"]:
-            load = partial(self._loader.thing.load_state_dict, kept["loader"])
-            of_the_loader = self._own.loaded(kept["own"], load)
+            of_the_loader = self._own.loaded(partial(self._loader.thing.load_state_dict, kept["loader"]))
         if kept.get("idle"):
             self._forked.put_back()
             self._loader.start(self._begun)

@@ -88,10 +88,9 @@ class Own:
         for holder in self._holders:
             holder.restore(kept.get(holder.name, {}))
 
-    def loaded(self, kept: Mapping[str, Any], load: Callable[[], None]) -> set[tuple[str, str]]:
-        """Restore `kept`, then call `load`, the loader's own function. Return the places that `load` has set, each after its holder's name.
-        They may tell the loader where its next pass begins."""
-        self.restore(kept)
+    def loaded(self, load: Callable[[], None]) -> set[tuple[str, str]]:
+        """Call `load`, a loader's own `load_state_dict`. Return the places that it has set, each with its holder: they may tell the loader
+        where its next pass begins."""
         before = self.collect()
         load()
         after = self.collect()
