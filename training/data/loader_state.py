@@ -99,7 +99,7 @@ class Own:
 
     def restore_but(self, kept: Mapping[str, Any], places: Collection[tuple[str, str]]) -> None:
         """Restore `kept`, except for these places."""
-        now = self.collect()
+        now = self.collect() if places else {}
         wanted = {holder: dict(each) for holder, each in kept.items()}
         for holder, place in places:
             wanted.setdefault(holder, {}).pop(place, None)

@@ -9,6 +9,7 @@ reads only samples of each object, and calls no code of the script.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import itertools
@@ -28,11 +29,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..code_flow.carried import carried_in, set_anew_in
+from ..code_flow.variable_uses import Path
 from ..data.script_code import is_own, methods
 from ..state.modules.attribute_rules import WRAPPERS
 from ..state.values.class_adapters import slots_of
 from .script_generators import draws
-from .script_objects import attributes, for_the_eye, items_of, part_at, reached, scopes_of
+from .script_objects import attributes, ends_of, for_the_eye, part_at, reached, scopes_of
 
 _LOOKS = (3, 10, 100, 1000)
 """Steps after which the marks are compared. They reach to 1000, because a target network may be updated only every hundred steps."""
@@ -163,48 +165,49 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
             if name in rebound and not _is_followed(value):
                 continue
             met.add(id(value))
-            if issubclass(type(value), torch.nn.Module) or not is_own(value):
+            kind: Any = type(value)
+            if issubclass(kind, torch.nn.Module) or not is_own(value):
                 yield name, value, value
                 continue
             for attribute, part in [*attributes(value).items()]:
                 if type(part) in PLAIN:
-                    if _goes_on_with(type(value), attribute):
+                    if attribute in _gone_on_with(kind):
                         yield f"{name}.{attribute}", value, part
                 elif id(part) not in met and not for_the_eye(attribute) and known.may_change(part):
                     met.add(id(part))
-                    if _is_followed(part) or not _binds_anew(type(value), attribute):
+                    if _is_followed(part) or attribute not in _bound_anew(kind):
                         yield f"{name}.{attribute}", part, part
 
 
-def _binds_anew(kind: type, attribute: str) -> bool:
-    """Whether a method other than `__init__` binds the attribute to another object."""
-    return any(
-        (*function.__code__.co_varnames[:1], (".", attribute)) in set_anew_in(function.__code__)
-        for name, function in methods(kind)
-        if not name.endswith(".__init__")
-    )
+@functools.cache
+def _bound_anew(kind: Any) -> frozenset[str]:
+    """Return the attributes that a method other than `__init__` binds to another object."""
+    codes = [function.__code__ for name, function in methods(kind) if not name.endswith(".__init__")]
+    return frozenset(name for code in codes for path in set_anew_in(code) for name in _attribute_in(path, code))
 
 
-def _goes_on_with(kind: type, attribute: str) -> bool:
-    """Whether a method of the class may read the value that an earlier call has assigned to this attribute."""
-    codes = (function.__code__ for _, function in methods(kind))
-    return any(
-        each.path[:2] == (code.co_varnames[0], (".", attribute))
-        for code in codes
-        if code.co_argcount
-        for each in carried_in(code)
-    )
+@functools.cache
+def _gone_on_with(kind: Any) -> frozenset[str]:
+    """Return the attributes of which a method may read the value that an earlier call has assigned."""
+    codes = [function.__code__ for _, function in methods(kind)]
+    return frozenset(name for code in codes for each in carried_in(code) for name in _attribute_in(each.path[:2], code))
+
+
+def _attribute_in(path: Path, code: CodeType) -> Iterator[str]:
+    """Yield the attribute's name if the path is an attribute of a method's first parameter."""
+    if code.co_argcount and len(path) == 2 and path[0] == code.co_varnames[0] and path[1][0] == ".":
+        yield path[1][1]
 
 
 def _parts(value: Any) -> list[Any]:
     kind: Any = type(value)
     if issubclass(kind, torch.nn.Module):
         return [attributes(value).get(name) for name in _OF_MODULES]
-    parts = [part for _, part in items_of(value)]
+    length, ends = ends_of(value, _SAMPLES)
     if issubclass(kind, (set, frozenset)):
-        return [len(parts)]
+        return [length]
     slots = [part_at(value, (".", name)) for name in slots_of(kind)]
-    return [len(parts), *parts[:_SAMPLES], *parts[_SAMPLES:][-_SAMPLES:], *attributes(value).values(), *slots]
+    return [length, *ends, *attributes(value).values(), *slots]
 
 
 def _memory(tensor: torch.Tensor) -> int:

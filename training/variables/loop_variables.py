@@ -117,9 +117,9 @@ def _functions(value: Any, method: str) -> Iterator[tuple[Any, FunctionType]]:
 def _unwrapped(function: Any) -> FunctionType | None:
     """Return the function inside decorators such as `torch.no_grad()`; None if it is not a Python function."""
     for _ in range(_DECORATORS):
-        function = (
-            attributes(inner).get("__wrapped__", inner) if (inner := getattr(function, "__func__", function)) else None
-        )
+        if is_a(function, (staticmethod, classmethod)):
+            function = function.__func__
+        function = attributes(function).get("__wrapped__", function)
     return function if issubclass(type(function), FunctionType) else None
 
 

@@ -46,20 +46,8 @@ _CONTAINERS: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _FOR_THE_EYE = frozenset(
     (
-        *(
-            "log",
-            "logs",
-            "logger",
-            "logging",
-            "writer",
-            "timer",
-            "profiler",
-            "progress",
-            "printer",
-            "print",
-            "stopwatch",
-        ),
-        *("bar", "pbar", "tqdm", "warned", "wandb"),
+        *("log", "logs", "logger", "logging", "writer", "timer", "profiler", "stopwatch"),
+        *("progress", "printer", "print", "bar", "pbar", "tqdm", "warned", "wandb"),
     )
 )
 Step = tuple[str, Any]
@@ -146,7 +134,8 @@ def part_at(value: Any, step: Step) -> Any:
         found = inspect.getattr_static(value if issubclass(type(value), type) else type(value), key, None)
         if issubclass(type(found), (MemberDescriptorType, GetSetDescriptorType)):
             return found.__get__(value)
-        found = getattr(found, "__func__", found)
+        if issubclass(type(found), (staticmethod, classmethod)):
+            found = found.__func__
         return None if issubclass(type(found), property) else found
     except (LookupError, AttributeError, TypeError, ValueError):
         return None
@@ -164,6 +153,21 @@ def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
     if issubclass(kind, dict):
         return dict.items(value)
     return enumerate(next((base.__iter__(value) for base in _CONTAINERS if issubclass(kind, base)), iter(())))
+
+
+def ends_of(value: Any, most: int) -> tuple[int, list[Any]]:
+    """Return the length of a container and its first and last parts, at most `most` of each. A long container is not copied."""
+    kind: Any = type(value)
+    base: Any = next((each for each in (dict, *_CONTAINERS) if issubclass(kind, each)), None)
+    if base is None:
+        return 0, []
+    length, first = base.__len__(value), [part for _, part in itertools.islice(items_of(value), most)]
+    behind = max(0, min(most, length - most))
+    if base in (set, frozenset):
+        return length, first
+    if base is dict:
+        return length, [*first, *[*itertools.islice(reversed(dict.values(value)), behind)][::-1]]
+    return length, [*first, *(base.__getitem__(value, at) for at in range(length - behind, length))]
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
