@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..state.values.class_adapters import slots_of
 from ..state.values.ctypes_values import is_c
+from ..state.values.kind import slots_of
 from ..state.values.value_source import Known
 from .held_values import GENERATORS, OF_THE_RANK, equal
 from .script_code import BAGS, Named, apart, installed, is_own, methods, names_of, of_script

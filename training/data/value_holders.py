@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..state.values.class_adapters import slots_of
+from ..state.values.kind import slots_of
 from ..state.values.packing import MAPPINGS
 from ..state.values.value_source import Known
 from .held_values import ABSENT, GENERATORS, Kept, Place

@@ -12,8 +12,8 @@ from ...checkpoint.format.pytree_walk import PLAIN
 from ..warm.side_effects import is_scripts
 from .modules.attribute_rules import declares
 from .modules.attribute_sources import is_wrapped, members
-from .values.class_adapters import OBJECT, kind_of, slots_of
-from .values.kind import is_source
+from .values.class_adapters import OBJECT, kind_of
+from .values.kind import is_source, slot_values, slots_of
 
 _LEVELS = 3
 """The deepest nesting of objects that is searched for objects with a state of their own."""
@@ -46,8 +46,7 @@ def is_own_object(value: Any) -> bool:
 
 def own_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes in the object's `__dict__` and in its slots."""
-    slots = {slot: getattr(value, slot) for slot in slots_of(_kind(value)) if hasattr(value, slot)}
-    return {**getattr(value, "__dict__", {}), **slots}
+    return {**getattr(value, "__dict__", {}), **slot_values(value)}
 
 
 def _kind(value: Any) -> Any:

@@ -32,7 +32,7 @@ from ..code_flow.carried import carried_in, set_anew_in
 from ..code_flow.variable_uses import Path
 from ..data.script_code import is_own, methods
 from ..state.modules.attribute_rules import WRAPPERS
-from ..state.values.class_adapters import slots_of
+from ..state.values.kind import slots_of
 from .script_generators import draws
 from .script_objects import attributes, ends_of, for_the_eye, part_at, reached, scopes_of
 

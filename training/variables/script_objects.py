@@ -31,7 +31,7 @@ import torch
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..code_flow.carried import set_anew_in
 from ..data.script_code import BAGS, installed, is_own
-from ..state.values.class_adapters import slots_of
+from ..state.values.kind import slots_of
 
 _PYTHONS = (os.path.dirname(os.__file__), str(Path(__file__).parents[2]))
 """Folders of most installed modules. Testing each module with `installed` takes 20 ms."""

@@ -20,8 +20,8 @@ import torch
 from ....checkpoint.format.pytree_walk import PLAIN
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS
-from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of, slots_of
-from ..values.kind import is_source
+from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
+from ..values.kind import is_source, slot_values
 from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
 
@@ -111,8 +111,7 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
             return
         if isinstance(value, _CONTAINERS):
             items(value)
-        slots = {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
-        if slots:
+        if slots := slot_values(value):
             down(slots)
         if _has_attributes(kind):
             down(vars(value))

@@ -14,14 +14,13 @@ import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ....resilience.errors import UsageError
 from . import ctypes_values, type_adapters
-from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs, never_deleted
+from .kind import Kind, constant, fill_list, fill_ordered, fill_pairs, never_deleted, slot_values, slots_of
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, np.ufunc, type(np.mean))
 _HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len", "max", "min", "pow", "round", "sum"))
@@ -215,16 +214,11 @@ def _attributes(value: Any) -> Any:
         return "state", value.__getstate__()
     if getattr(value, "__dict__", None) is value:  # `self.__dict__ = self`, as in a dict whose keys are attributes
         return _ITSELF, None, {}
-    slots = {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
+    slots = slot_values(value)
     attributes = getattr(value, "__dict__", None)
     if attributes and _TYPED in attributes:
         attributes = {name: each for name, each in attributes.items() if name != _TYPED}
     return "attributes", attributes, slots
-
-
-@cache
-def slots_of(kind: Any) -> list[str]:
-    return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
 def _set_attributes(live: Any, content: Any) -> None:

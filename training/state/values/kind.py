@@ -5,6 +5,7 @@ value → content (what the value consists of: values of the same and other type
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 from collections import OrderedDict
 from collections.abc import Callable
@@ -71,3 +72,14 @@ def is_source(kind: Any) -> bool:
 
 def has_state_dict(kind: type) -> bool:
     return hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+
+@cache
+def slots_of(kind: Any) -> list[str]:
+    return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+
+
+def slot_values(value: Any) -> dict[str, Any]:
+    """Return the attributes that an object has in its slots."""
+    kind: Any = type(value)
+    return {name: getattr(value, name) for name in slots_of(kind) if hasattr(value, name)}
