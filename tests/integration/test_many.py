@@ -1,4 +1,4 @@
-"""Many tensors and many snapshots: what grows with them, and what does not. Counted, not timed; `benchmarks/many.py` takes the times."""
+"""Many tensors and many snapshots: what grows with them, and what does not. Counted, not timed."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_the_drivers_words(line: str, found: tuple[str, int] | None) -> None:
 
 
 def test_what_a_device_does_not_tell_is_not_known() -> None:
-    """By the words that nvidia-smi's manual names for what is not supported; figures of real devices: benchmarks/device_health.py."""
+    """By the words that nvidia-smi's manual names for what is not supported."""
     (reading,) = parse("0, 00000000:3B:00.0, [N/A], [N/A], [N/A], Not Active, Active\n")
     assert reading == DeviceReading(device="GPU 0 (00000000:3B:00.0)", hot=False, braked=True)
     assert parse("Unable to determine the device handle for GPU: Unknown Error\n") == ()
