@@ -1,82 +1,78 @@
-"""What a boundary costs where a step has emptied the caches, on one core and without waiting: two versions in turn, in one process.
+"""Measure a boundary after a step that has emptied the caches: on one core, without waiting.
 
-    python benchmarks/cold_boundary.py [--steps N] [--against CHECKOUT]
+    python benchmarks/cold_boundary.py [--steps N]
 
-Instead of 100 ms of other work, 64 MB of memory are touched between two boundaries. A rank of two, whose peer says what it says itself; no
-snapshot is due; loss and norm scatter as a training's. `--against` takes the program of another checkout as the peer. Beside the
-microseconds: the function calls and byte codes of a warm boundary, which no neighbour disturbs.
+Instead of 100 ms of other work, the process touches 64 MB of memory between two boundaries. It is one of two ranks; the row of the other
+rank is a copy of its own. No snapshot is due. Loss and norm scatter as in a training. The benchmark also counts the function calls and byte
+codes of a warm boundary, which other work on the machine does not change.
 
-Predicted, for what replaced a judgement in full at each step: a third. Measured: see docs/scaling.md, "The price on one node".
+Measured: docs/scaling.md, "The price on one node".
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import mmap
 import os
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from tempfile import mkdtemp
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-from measure import Result, program, report
+from jobs import handoff
+from measure import Result, arguments, count, report, timed
 
-ROOT = Path(__file__).resolve().parent.parent
+from mt_resilient.checkpoint.arena import arena
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.training.attach import attach
+from mt_resilient.training.boundary.allreduce import Pages
+from mt_resilient.training.boundary.step_metrics import Figures
+from mt_resilient.training.session import Session
+
 TOUCHED_BYTES = 64 << 20
-PAGE_BYTES = 4096
 WARM_UP, COUNTED = 200, 64
 NEVER = 10**9
+ROW = slice(1344, 1600)
+"""Where a rank's page of the board has its row."""
 
 
-class Way:
-    """A session of one version of the program, loaded as a package with its own name."""
+class Rank:
+    """A session with its page of a board, and the page of a peer."""
 
-    def __init__(self, name: str, root: Path) -> None:
-        of = program(name, root)
-        attach, boundary = of("training.attach.attach"), of("resilience.inprocess.tally")
-        self._board = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
-        pages = [of("resilience.ipc.board_layout").Page(self._board[at : at + PAGE_BYTES]) for at in (0, PAGE_BYTES)]
+    def __init__(self) -> None:
+        memory = memoryview(mmap.mmap(-1, 2 * PAGE_BYTES))
+        self._ours, self._peers = memory[:PAGE_BYTES], memory[PAGE_BYTES:]
+        pages = [Page(self._ours), Page(self._peers)]
         for rank, page in enumerate(pages):
             page.clear(1, rank)
-        slots = of("checkpoint.arena.arena").create(2, 3)
-        handoff = of("resilience.ipc.handoff").Handoff(
-            generation=1, board="", arena=of("checkpoint.arena.arena").paths(slots, os.getpid()),
-            snapshots=mkdtemp(prefix="cold-"), resume_step=-1, replay_until=-1, origin="", every_steps=NEVER,
-            durable_every_steps=NEVER, reach_steps=100, policy=boundary.RankPolicy(), turns=(), windows=(), modules="/dev/null",
+        given = handoff(
+            arena=arena.paths(arena.create(2, 3), os.getpid()), snapshots=mkdtemp(prefix="cold-"), modules="/dev/null",
+            every_steps=NEVER, durable_every_steps=NEVER,
         )  # fmt: skip
-        attach._attached[os.getpid()] = attach.Attachment(handoff=handoff, page=pages[0], rank=0, local_rank=0, world=2)
-        self._session = of("training.session").Session(model=torch.nn.Linear(16, 16))
-        attach._attached.clear()
+        attach._attached[os.getpid()] = attach.Attachment(handoff=given, page=pages[0], rank=0, local_rank=0, world=2)
+        pages[0].pid = os.getpid()
+        self._session = Session(model=torch.nn.Linear(16, 16))
         self._session.begin(0)
-        self._session._council._sentinel._exchange = of("training.boundary.allreduce").Pages(pages[0], pages)
-        self._figures, self._go_on = of("training.boundary.step_metrics").Figures, boundary.Directive.GO_ON
+        self._session._council._sentinel._exchange = Pages(pages[0], pages)
         self._chance, self._step = random.Random(1), 0
 
-    def boundary(self, around: Callable[[Callable[[], Any]], Any]) -> Any:
+    def boundary(self, around: Callable[[Callable[[], object]], float]) -> float:
         """Run the boundary of one more step. `around` gets the function to be measured."""
         self._step += 1
         loss = 2 + 3 * (self._step + 100) ** -0.3 + 0.05 * self._chance.gauss(0, 1)
-        figures = self._figures(loss, 1 + abs(self._chance.gauss(0, 1)))
+        figures = Figures(loss, 1 + abs(self._chance.gauss(0, 1)))
         found = around(lambda: self._session.boundary(self._step, figures))
-        self._board[PAGE_BYTES + 1344 : PAGE_BYTES + 1600] = self._board[1344:1600]  # the peer's row is a copy of ours
+        self._peers[ROW] = self._ours[ROW]
         return found
 
 
-def timed(act: Callable[[], Any]) -> float:
-    began = time.perf_counter_ns()
-    act()
-    return (time.perf_counter_ns() - began) / 1000
-
-
-def calls(act: Callable[[], Any]) -> int:
+def calls(act: Callable[[], object]) -> int:
     count = 0
 
     def seen(_: FrameType, event: str, __: Any) -> None:
@@ -89,7 +85,7 @@ def calls(act: Callable[[], Any]) -> int:
     return count
 
 
-def codes(act: Callable[[], Any]) -> int:
+def codes(act: Callable[[], object]) -> int:
     count = 0
 
     def seen(frame: FrameType, event: str, _: Any) -> Any:
@@ -105,34 +101,27 @@ def codes(act: Callable[[], Any]) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--against", type=Path, help="root of another checkout")
+    parser = arguments(__doc__)
+    parser.add_argument("--steps", type=count, default=500, help="number of boundaries (default: 500)")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    roots = {"ours": ROOT} | ({"peer": options.against.resolve()} if options.against else {})
-    ways = {name: Way(f"mt_{name}", root) for name, root in roots.items()}
-    for way in ways.values():
-        for _ in range(WARM_UP):
-            way.boundary(timed)
-    memory, took = np.zeros(TOUCHED_BYTES // 8), {name: list[float]() for name in ways}
+    rank, memory, took_us = Rank(), np.zeros(TOUCHED_BYTES // 8), []
+    for _ in range(WARM_UP):
+        rank.boundary(timed)
     gc.disable()
-    for turn in range(options.steps):
-        for name in list(ways) if turn % 2 else reversed(ways):
-            memory += 1.0
-            took[name].append(ways[name].boundary(timed))
-    figures: dict[str, dict[str, float]] = {"median": {}, "mean of all but the slowest 5 %": {}}
-    for name, us in took.items():
-        figures["median"][name] = statistics.median(us)
-        figures["mean of all but the slowest 5 %"][name] = statistics.fmean(sorted(us)[: int(0.95 * len(us))])
+    for _ in range(options.steps):
+        memory += 1.0
+        took_us.append(1e6 * rank.boundary(timed))
+    usual = sorted(took_us)[: max(1, int(0.95 * len(took_us)))]
     results = [
-        Result(name=f"a boundary, caches cold: {what}", ours=by["ours"], peer=by.get("peer"), unit="us")
-        for what, by in figures.items()
+        Result("a boundary, caches cold: median", statistics.median(took_us), "us"),
+        Result("a boundary, caches cold: mean of all but the slowest 5 %", statistics.fmean(usual), "us"),
     ]
-    for what, count in (("function calls", calls), ("byte codes", codes)):
-        by = {name: statistics.fmean(way.boundary(count) for _ in range(COUNTED)) for name, way in ways.items()}
-        results.append(Result(name=f"a boundary: {what}", ours=by["ours"], peer=by.get("peer"), unit="1"))
-    report("cold_boundary", results, against=str(options.against.name) if options.against else "nothing")
+    for what, counted in (("function calls", calls), ("byte codes", codes)):
+        results.append(
+            Result(f"a boundary: {what}", statistics.fmean(rank.boundary(counted) for _ in range(COUNTED)), "1")
+        )
+    report("cold_boundary", results)
 
 
 if __name__ == "__main__":

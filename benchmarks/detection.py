@@ -1,42 +1,40 @@
-"""How long until the controller has decided: a rank dies, an agent dies, a host loses its power.
+"""Measure the time from a fault to the controller's decision: a rank is killed, an agent is killed, a host loses its power.
 
     python benchmarks/detection.py [--faults N] [rank] [agent] [leader] [node]
 
-As root: four hosts in network namespaces, a spare, three members of etcd (`tests/nodes/hosts.py`), one rank each. A fault of each kind at a
-time, N times, in a job that goes on; the clock runs from the kill to the time in the record of the next generation, on one machine's clock.
-Ranks and agents are killed on nodes that do not lead, so that the word goes through etcd and its watch; `leader` kills the agent that
-leads, whose successor has to be elected first; `node` cuts a host off and kills what runs there, the leader's too when it is its turn.
+Needs root. Four hosts and a spare are network namespaces (`tests/nodes/hosts.py`), with three members of etcd and one rank each. Faults
+strike one at a time in a job that continues. The time runs from the kill to the time in the record of the next generation. All nodes share
+this machine's clock. The kinds of fault:
 
-Predicted, from spikes (a rank's death reaches a controller after 2.6 ms, a neighbour's connection breaks after 0.3 ms, a lease of 3 s is
-over 2.4 to 2.8 s after a kill): 20 ms for a rank, 30 ms for an agent, 3 s for a node.
+    rank     a rank on a node that does not lead
+    agent    the agent of a node that does not lead
+    leader   the agent that leads: its successor must be elected first
+    node     a host is cut off, and all its processes are killed; each member in turn, the leader included
 
-Measured on two cores of an AMD EPYC with nothing else on them (the job itself makes a load of 5), medians and longest of ten: a rank 36 and
-127 ms, an agent 43 and 195 ms, the agent that leads 44 and 81 ms, a node 2.3 and 3.3 s. Beside other work (load 10 to 19): a rank 50 to 103
-ms, an agent 24 to 103, the agent that leads 26 to 43, a node 2.0 to 3.3 s.
+Predicted: 20 ms for a rank, 30 ms for an agent, 3 s for a node. Measured: docs/scaling.md, "How soon a fault is decided on".
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import os
 import signal
 import time
-from itertools import count
 
 from jobs import workplace
-from measure import Result, median, report, say
+from measure import Result, arguments, count, median, report, say
 
 from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.tests.nodes.hosts import Cluster, train
 
 LEASE_S = 3.0
-LIMITS_S = {"rank": 0.05, "agent": 0.1, "leader": 0.1, "node": LEASE_S + 1.0}
-TARGETS = {
-    "rank": "<= 50 ms",
-    "agent": "<= 100 ms, by the neighbour",
-    "leader": "<= 100 ms, by the neighbour",
-    "node": "<= lease + 1 s",
+LIMITS = {
+    "rank": (0.05, "<= 50 ms"),
+    "agent": (0.1, "<= 100 ms, by the neighbour"),
+    "leader": (0.1, "<= 100 ms, by the neighbour"),
+    "node": (LEASE_S + 1.0, "<= lease + 1 s"),
 }
+"""Seconds, and the target in words, by kind of fault."""
 OPTIONS = ("--spares", "1", "--durable-every", "20", "--set", "quarantine.faults=1000000")
 
 
@@ -85,18 +83,20 @@ def mend(job: Cluster, kind: str, name: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(LIMITS_S)}; all of them where none is named")
-    parser.add_argument("--faults", type=int, default=10, help="of each kind")
+    parser = arguments(__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="kind", help=f"kinds of fault (default: {' '.join(LIMITS)})")
+    parser.add_argument("--faults", type=count, default=10, help="number of faults of each kind (default: 10)")
     options = parser.parse_args()
-    kinds = options.kinds or [*LIMITS_S]
+    kinds = options.kinds or [*LIMITS]
+    if unknown := [kind for kind in kinds if kind not in LIMITS]:
+        parser.error(f"there is no kind of fault {unknown[0]!r}; choose from {', '.join(LIMITS)}")
     seen_s: dict[str, list[float]] = {kind: [] for kind in kinds}
     with workplace() as place:
         job = Cluster(place, "4", *OPTIONS, hosts=5, script=train(1_000_000, 0.05))
         try:
             job.start()
             job.until_step(40)
-            turn = count()
+            turn = itertools.count()
             for kind in kinds:
                 for _ in range(options.faults):
                     name = victim(job, kind, next(turn))
@@ -108,11 +108,10 @@ def main() -> None:
             job.close()
     rows = []
     for kind, times_s in seen_s.items():
-        limit_s, target = LIMITS_S[kind], TARGETS[kind]
-        name = f"{kind} dies, to the controller's decision"
-        rows.append(Result(name=f"{name}, median", ours=median(times_s), limit=limit_s, unit="s", target=target))
-        rows.append(Result(name=f"{name}, longest of {len(times_s)}", ours=max(times_s), unit="s"))
-    rows.append(Result(name="two generations at once", ours=len(overlaps), limit=0, unit="times", target="never"))
+        (limit_s, target), name = LIMITS[kind], f"{kind} dies, to the controller's decision"
+        rows.append(Result(f"{name}, median", median(times_s), "s", limit=limit_s, target=target))
+        rows.append(Result(f"{name}, longest of {len(times_s)}", max(times_s), "s"))
+    rows.append(Result("two generations at once", len(overlaps), "times", limit=0, target="never"))
     report("detection", rows)
 
 

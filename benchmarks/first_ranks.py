@@ -1,29 +1,32 @@
-"""How the first ranks of many nodes come together: one group of them all, and a grid of groups (`training/boundary/cross_node.py`).
+"""Measure how the first ranks of many nodes connect: in one group of all nodes, and in a grid of groups (`cross_node.py`).
 
     python benchmarks/first_ranks.py [--nodes N ...] [--rounds N]
 
-A process for each node, forked, and one store for all of them as torchrun has it, on this machine: seconds from the last one's birth until
-all are connected, the bytes that crossed loopback (what is read from the store, and some rows), and what an exchange takes with
-nothing between two of them, while all processes share these cores. Both ways in turn.
+All nodes are forked processes of this machine. One process serves the store, as under torchrun. For both ways in turn, the benchmark
+measures three figures:
 
-Predicted for 256 nodes: 0.14 GB and half a minute on two cores in one group; 3 MB and 3 s in a grid, whose exchange takes as long, for
-it has as many rounds (4 + 4 for 8). Measured: docs/scaling.md.
+* the seconds from the start of the last process until all are connected,
+* the bytes over loopback, nearly all of which are answers of the store,
+* the time of an exchange of rows, while all processes share the machine's cores.
+
+Predicted for 256 nodes on two cores: 0.14 GB and half a minute in one group, 3 MB and 3 s in a grid. The exchange takes as long in the
+grid, which has as many rounds (4 + 4 instead of 8). Measured: docs/scaling.md, "2,048 nodes".
 """
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import multiprocessing
-import os
 import statistics
 import time
+from functools import partial
 
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
-from measure import Result, report, say
+from jobs import forked
+from measure import Result, arguments, count, report, say, timed
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  (registers a backend that connects nothing)
 
 from mt_resilient.agent.launch.ports import free_port
@@ -40,22 +43,12 @@ def come_together(nodes: int, most_in_one: int) -> tuple[float, float, float]:
     server = multiprocessing.get_context("fork").Process(target=_store, args=(port,), daemon=True)
     server.start()
     marks = np.frombuffer(mmap.mmap(-1, 8 * len(MARKS) * nodes), np.float64).reshape(len(MARKS), nodes)
-    children = []
-    for node in range(nodes):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                _node(node, nodes, most_in_one, port, dict(zip(MARKS, marks, strict=True)))
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
+    wait = forked(nodes, lambda node: _node(node, nodes, most_in_one, port, dict(zip(MARKS, marks, strict=True))))
     _all(marks[0])
     before = _loopback_bytes()
     _all(marks[1])
     moved = _loopback_bytes() - before
-    assert all(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 for child in children)
+    wait()
     server.kill()
     return marks[1].max() - marks[0].max(), moved / 1e6, float(np.median(marks[2]))
 
@@ -77,12 +70,11 @@ def _node(node: int, nodes: int, most_in_one: int, port: int, marks: dict[str, n
     rounds = Rounds(node, nodes, most_in_one)
     marks["there"][node] = time.monotonic()
     _all(marks["there"])
-    took_ms = []
-    for number in range(EXCHANGES):
-        started = time.perf_counter()
+
+    def exchange(number: int) -> None:
         assert rounds.maxima((float(number + (number % nodes == node)),) * ROW)[0] == number + 1
-        took_ms.append((time.perf_counter() - started) * 1e3)
-    marks["exchange_ms"][node] = statistics.median(took_ms)
+
+    marks["exchange_ms"][node] = statistics.median(1e3 * timed(partial(exchange, n)) for n in range(EXCHANGES))
     _all(marks["exchange_ms"])
 
 
@@ -97,10 +89,12 @@ def _loopback_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--rounds", type=int, default=3, help="how often each way")
+    parser = arguments(__doc__)
+    parser.add_argument("--nodes", type=count, nargs="+", default=[128, 256], help="numbers of nodes, each at least 2")
+    parser.add_argument("--rounds", type=count, default=3, help="number of measurements of each way (default: 3)")
     options = parser.parse_args()
+    if min(options.nodes) < 2:
+        parser.error("a single node has no other node to connect to; give at least 2")
     results = []
     for nodes in options.nodes:
         grids, groups = [], []
@@ -110,9 +104,7 @@ def main() -> None:
             say(f"  {nodes} nodes: a grid {grids[-1]}, one group {groups[-1]}")
         for at, (what, unit) in enumerate((("start", "s"), ("through the store", "MB"), ("an exchange", "ms"))):
             ours, peer = (statistics.median(each[at] for each in way) for way in (grids, groups))
-            results.append(
-                Result(name=f"{nodes} nodes: {what} (peer: one group)", ours=float(ours), peer=float(peer), unit=unit)
-            )
+            results.append(Result(f"{nodes} nodes: {what} (peer: one group)", float(ours), unit, peer=float(peer)))
     report("first_ranks", results)
 
 

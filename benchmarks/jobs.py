@@ -1,4 +1,4 @@
-"""Run a training job for the benchmarks: start it, record when each line arrives, find its ranks, and stop all its processes.
+"""Jobs and processes for the benchmarks: training jobs with the time of each line that they print, forked processes, a rank's handoff.
 
 The same script runs behind `mt-resilient run` and under plain torchrun. The thread that reads the output measures both with the same clock.
 """
@@ -13,21 +13,27 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
+from mt_resilient.resilience.inprocess.tally import RankPolicy
 from mt_resilient.resilience.ipc.die_with_parent import adopt_orphans
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.resilience.model.types import Generation, Step
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GPT = REPOSITORY / "examples" / "gpt" / "pretrain.py"
 BESIDE = Path(sys.executable).parent
 """The folder with this environment's torchrun and mt-resilient."""
+NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
+"""Options for a job that takes no snapshot."""
 
 _STEP = re.compile(r"step (\d+) ")
 T = TypeVar("T")
@@ -89,6 +95,14 @@ class Job:
     def wait_for_steps(self, count: int, within_s: float = 180.0) -> None:
         """Wait until `count` step lines have arrived."""
         self.wait_for(lambda: len(self.steps) >= count, within_s, f"{count} steps")
+
+    def wait_for_figures(self, word: str, within_s: float) -> Any:
+        """Wait for the line that begins with `word`. Return the JSON after it."""
+
+        def found() -> str | None:
+            return next((line for line in self.lines if line.startswith(f"{word} ")), None)
+
+        return json.loads(self.wait_for(found, within_s, f"the line {word!r}").removeprefix(word))
 
     def journal(self) -> list[dict]:
         """Return the journal that `mt-resilient run` writes."""
@@ -154,20 +168,21 @@ def plain(script: Sequence[str], directory: Path) -> Job:
     return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None)
 
 
-def wrapped(script: Sequence[str], directory: Path, *options: str) -> Job:
-    """Start two ranks of `script` under `mt-resilient run`, with `options` of that command."""
+def wrapped(script: Sequence[str], directory: Path, *options: str, ranks: int = 2) -> Job:
+    """Start `ranks` ranks of `script` under `mt-resilient run`, with `options` of that command."""
     ours = [str(BESIDE / "mt-resilient"), "run", "--run-dir", str(directory / "run"), "--metrics-port", "0", *options]
-    theirs = [str(BESIDE / "torchrun"), "--standalone", "--nproc-per-node", "2", *script]
+    theirs = [str(BESIDE / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), *script]
     return Job([*ours, "--", *theirs], directory, {}, directory / "run")
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """Yield a temporary directory. When the context ends, all processes started here are killed, and the directory is deleted."""
+def workplace(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary directory, in `parent` if given. When the context ends, all processes started here are killed, and the directory is
+    deleted."""
     adopt_orphans()  # orphans become children of this process
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    with TemporaryDirectory(prefix="mt-resilient-benchmark-") as directory:
+    with TemporaryDirectory(prefix="mt-resilient-benchmark-", dir=parent) as directory:
         try:
             yield Path(directory)
         finally:
@@ -176,3 +191,37 @@ def workplace() -> Iterator[Path]:
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                 psutil.wait_procs(left, timeout=5)
+
+
+def handoff(**given: Any) -> Handoff:
+    """Return what an agent hands to the ranks of generation 1, which resume nothing. given: the fields that differ."""
+    fields: dict[str, Any] = {
+        "generation": Generation(1), "board": "", "arena": (), "snapshots": "", "resume_step": Step(-1),
+        "replay_until": Step(-1), "every_steps": 1, "durable_every_steps": 1, "reach_steps": 100, "policy": RankPolicy(),
+        "turns": (), "windows": (), "modules": "", "origin": "",
+    }  # fmt: skip
+    return Handoff(**(fields | given))
+
+
+def forked(count: int, work: Callable[[int], None]) -> Callable[[], None]:
+    """Run work(0), work(1) … in `count` forked processes. Return a function that waits for them; it raises JobFailed if one failed."""
+    children = []
+    for number in range(count):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work(number)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        children.append(child)
+
+    def wait() -> None:
+        statuses = [os.waitpid(child, 0)[1] for child in children]
+        if any(statuses):
+            raise JobFailed("a forked process failed")
+
+    return wait

@@ -1,17 +1,16 @@
-"""Common code of the benchmarks: results, facts about the machine, and the one line of JSON that each benchmark prints at its end."""
+"""What the benchmarks share: command lines, times, results, facts about the machine, and the line of JSON that each prints at its end."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import argparse
 import json
-import math
 import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,16 @@ from typing import Any
 PACKAGES = ("mt-resilient", "torch", "megatron-core", "tensorstore")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Result:
     """One measured figure. The value None: not applicable, or not measured."""
 
     name: str
     ours: float | None
+    unit: str
     peer: float | None = None
     limit: float | None = None
     """The largest value of `ours` that meets the target."""
-    unit: str
     target: str | None = None
     """The target in words, as set before measuring."""
     decided: bool = True
@@ -43,8 +42,27 @@ class Result:
         return self.ours is not None and self.limit is not None and self.ours <= self.limit
 
 
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is a benchmark's docstring."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def count(text: str) -> int:
+    """Read an argument that is a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
+
+
+def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds that `work` takes."""
+    started = clock()
+    work()
+    return clock() - started
 
 
 def machine() -> dict[str, Any]:
@@ -58,25 +76,11 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def program(name: str, root: Path) -> Callable[[str], Any]:
-    """Load the program in the checkout `root` as the package `name`. Return a function that imports a module of it, such as
-    `training.state.sources`."""
-    spec = importlib.util.spec_from_file_location(name, root / "__init__.py", submodule_search_locations=[str(root)])
-    assert spec
-    assert spec.loader
-    sys.modules[name] = package = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
-    return lambda module: importlib.import_module(f"{name}.{module}")
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def say(sentence: str) -> None:
@@ -87,14 +91,22 @@ def say(sentence: str) -> None:
 def report(benchmark: str, results: Sequence[Result], **more: str) -> None:
     """Print the line of JSON. `machine.load` is the load at the end, and shows how reliable the figures are. more: facts about the
     machine."""
-    rows = [{**{name: value for name, value in asdict(r).items() if name != "decided"}, "met": r.met} for r in results]
-    line = {"benchmark": benchmark, "machine": machine() | more, "versions": versions(), "results": _rounded(rows)}
+    rows = [
+        {
+            "name": result.name,
+            "ours": _rounded(result.ours),
+            "peer": _rounded(result.peer),
+            "limit": _rounded(result.limit),
+            "unit": result.unit,
+            "target": result.target,
+            "met": result.met,
+        }
+        for result in results
+    ]
+    versions = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
+    line = {"benchmark": benchmark, "machine": machine() | more, "versions": versions, "results": rows}
     print(json.dumps(line), flush=True)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) and math.isfinite(value) else value
+def _rounded(value: float | None) -> float | None:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,25 +1,22 @@
-"""SIGKILL of one rank → the first step that the next generation finishes: warm, cold, and by torchrun itself.
+"""Measure the time from the SIGKILL of a rank to the first step of its successors: by a warm start, a cold start, and torchrun itself.
 
     python benchmarks/recovery.py [--repeats N] [--quick]
 
-Each repeat runs `examples/gpt/pretrain.py` (megatron-core, two data-parallel ranks, gloo, 50 ms of sleep in each step) three times, one
-after the other: behind `mt-resilient run` with its warm process ready, behind `mt-resilient run --no-warm`, and under
-`torchrun --max-restarts 3`. Rank 1 is killed; the clock stops when the first step line of the new ranks arrives here. torchrun's ranks
-then start from step 0: nobody restores anything for them, which is to torchrun's advantage.
+The training is `examples/gpt/pretrain.py`: megatron-core, two data-parallel ranks, gloo, and 50 ms of sleep in each step. Each repeat runs
+it three times in turn: behind `mt-resilient run` with a ready warm process, behind `mt-resilient run --no-warm`, and under
+`torchrun --max-restarts 3`. Each time rank 1 is killed. The clock stops when the first step line of the new ranks arrives. torchrun's ranks
+start from step 0 and restore nothing, which is to torchrun's advantage.
 
-Predicted, from spikes with a bare all-reduce (forked 51-266 ms, torchrun 2587-3664 ms) and one trial by hand: warm 0.5 s, torchrun 4 to
-5 s, cold the same.
+Predicted: 0.5 s for a warm start, and 4 to 5 s for a cold start and for torchrun.
 
-Measured on two quiet cores of an AMD EPYC, medians of three: warm 0.26 s, cold 2.12 s, torchrun 2.50 s (1.99 to 2.95 in six runs); warm
-is 0.10 of torchrun, cold 0.85 (1.01 in the run before). The phases of the warm one, in ms: detect 4, stop 38, start 54, build 53,
-restore 11, step 75 (50 of them its sleep). Megatron is imported at the top of the script, as people do; where a function imports it, the
-ranks do that themselves, and warm was 0.42 s. Ranks were forked twice each, one after the other, when torchrun asked for them: 0.30 s.
-On 32 cores of another host, then (torch 2.11 with CUDA, two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5, torchrun 13.1 s.
+Measured on two quiet cores (AMD EPYC), medians of three: warm 0.26 s, cold 2.12 s, torchrun 2.50 s (1.99 to 2.95 in six runs). So a warm
+start takes 0.10 of torchrun's time, a cold start 0.85 (1.01 in the run before). The phases of the warm start in ms: detect 4, stop 38,
+start 54, build 53, restore 11, step 75 (50 of them are sleep). On 32 cores of another host, with an earlier version (torch 2.11 with CUDA,
+two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5 s, torchrun 13.1 s.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
 import signal
@@ -28,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import GPT, Job, JobFailed, plain, workplace, wrapped
-from measure import Result, median, report, say
+from measure import Result, arguments, count, median, report, say
 
 WAYS = ("warm", "cold", "torchrun")
 SCRIPT = (str(GPT), "--device", "cpu", "--steps", "1000000", "--step-delay", "0.05")
@@ -111,29 +108,25 @@ def results(measured: dict[str, list[Figures]]) -> list[Result]:
         return median([figures[name] for figures in measured[way] if name in figures])
 
     peer = middle("torchrun", "total")
-    rows = [
-        Result(
-            name=f"SIGKILL to first step, {way}",
-            ours=middle(way, "total"),
-            peer=peer,
-            limit=None if peer is None else share * peer,
-            unit="s",
-            target=f"<= {share} x torchrun --max-restarts",
-        )
-        for way, share in LIMITS.items()
-    ]
+    rows = []
+    for way, share in LIMITS.items():
+        limit, target = None if peer is None else share * peer, f"<= {share} x torchrun --max-restarts"
+        total = middle(way, "total")
+        rows.append(Result(f"SIGKILL to first step, {way}", total, "s", peer=peer, limit=limit, target=target))
     outside = {"gone": "SIGKILL to old ranks gone", "begun": "SIGKILL to first new rank begun"}
     for way in ("warm", "cold"):
         for name, text in outside.items():
-            rows.append(Result(name=f"{text}, {way}", ours=middle(way, name), peer=middle("torchrun", name), unit="s"))
-        rows += [Result(name=f"phase {phase}, {way}", ours=middle(way, phase), unit="s") for phase in PHASES]
+            rows.append(Result(f"{text}, {way}", middle(way, name), "s", peer=middle("torchrun", name)))
+        rows += [Result(f"phase {phase}, {way}", middle(way, phase), "s") for phase in PHASES]
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="faults for each way of starting")
-    parser.add_argument("--quick", action="store_true", help="one fault each, only to see that it works")
+    parser = arguments(__doc__)
+    parser.add_argument("--repeats", type=count, default=3, help="number of faults for each kind of start (default: 3)")
+    parser.add_argument(
+        "--quick", action="store_true", help="cause one fault each, only to see that the benchmark works"
+    )
     options = parser.parse_args()
     measured: dict[str, list[Figures]] = {way: [] for way in WAYS}
     with workplace() as place:

@@ -1,40 +1,35 @@
-"""What the ranks' word at each boundary costs a training, on one node and on several.
+"""Measure what the exchange of the ranks' rows at each boundary costs a training, on one node and on several.
 
     python benchmarks/sentinel.py [--rounds N] [--quick] [--only one|several]
 
-One node: steps of 100 ms on two ranks (`sentinel_loop.py`), in one run and in turn: plain, with a session's boundary after each, and with
-the heartbeat of NVIDIA's resiliency extension 0.4.1 to its monitor, which pays for hang detection alone (left out where it is not on the
-PYTHONPATH: put it into a directory of its own, for Megatron 0.17.1 does not start beside this version). Side by side: the boundary itself,
-which is on the critical path, and paired differences of whole steps, whose scatter is larger than what is looked for. No snapshot is due.
+One node: two ranks with steps of 100 ms (`sentinel_loop.py`). The steps run in turn without a session, with a session's boundary after
+each, and with the heartbeat of NVIDIA's Resiliency Extension (NVRx 0.4.1), which serves hang detection alone. NVRx is left out unless it
+is on the PYTHONPATH. (Put it into a directory of its own: Megatron 0.17.1 does not start beside this version.) The benchmark measures the
+boundary itself and the differences of paired steps, which scatter more. No snapshot is due.
 
-Several nodes: processes of this machine with a board for each of so many nodes, 100 ms asleep between saying and taking: what each rank
-spends in both, and the processor time of a step and rank, by the first rank of each node (`training/boundary/cross_node.py`) and by an
-all-reduce of all ranks. On two cores, 16 processes share them: what is told is an upper bound. Alone: rounds of the nodes with nothing
-between them.
+Several nodes: forked processes of this machine, and boards as of so many nodes. Each process sleeps for 100 ms between sending its row and
+reading the result. The benchmark measures the time of both, and the processor time of a step on a rank. The rows go through the first rank
+of each node (`training/boundary/cross_node.py`), or through an all-reduce of all ranks. With fewer cores than processes, the figures are
+upper bounds. The last rows of results are rounds without a pause between them.
 
-Predicted: 0.1 ms a boundary on one node; by the first ranks less than by an all-reduce, since only one rank of a node has threads that want
-a core.
-
-Measured: see docs/scaling.md. The target of 0.1 ms was missed at steps of 100 ms, which leave the caches cold; `cold_boundary.py` has what
-was done about it.
+Predicted: 0.1 ms for a boundary on one node; less through the first ranks than by an all-reduce, because only one rank of a node has
+threads that need a core. Measured: docs/scaling.md. The target of 0.1 ms is missed at steps of 100 ms, which empty the caches
+(`cold_boundary.py`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import mmap
-import os
 import statistics
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from jobs import REPOSITORY, workplace, wrapped
-from measure import Result, report, say
+from jobs import NEVER, REPOSITORY, forked, workplace, wrapped
+from measure import Result, arguments, count, report, say, version
 
 from mt_resilient.resilience.inprocess.tally import ROW
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
@@ -42,7 +37,6 @@ from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.training.boundary.allreduce import Exchange, Group, Nodes, Pages
 from mt_resilient.training.boundary.cross_node import Rounds
 
-NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 LIMIT_US = 100.0
 SHAPES = ((2, 2), (4, 4, 4, 4), (2,) * 8)
 """The number of ranks of each node."""
@@ -50,39 +44,28 @@ STEP_S, STEPS, ROUNDS_ALONE = 0.1, 40, 500
 
 
 def one_node(place: Path, rounds: int) -> list[Result]:
-    job = wrapped(
-        [str(REPOSITORY / "benchmarks" / "sentinel_loop.py"), str(rounds)], place / "one", "--no-warm", *NEVER
-    )
+    script = str(REPOSITORY / "benchmarks" / "sentinel_loop.py")
+    job = wrapped([script, str(rounds)], place / "one", "--no-warm", *NEVER)
     try:
-        job.wait_for(lambda: any(line.startswith("sentinel ") for line in job.lines), 60 + 3 * rounds, "the steps")
-        line = next(line for line in job.lines if line.startswith("sentinel "))
+        ranks = job.wait_for_figures("sentinel", 60 + 3 * rounds)
     finally:
         job.stop()
-    ranks = json.loads(line.removeprefix("sentinel "))
-    boundary = [us for rank in ranks for us in rank["parts"]["boundary"]]
+
+    def middle(part: str) -> float:
+        return statistics.median(us for rank in ranks for us in rank["parts"][part])
+
     peer = "peer" in ranks[0]["steps"]
+    target = "<= 0.1 ms on the critical path"
+    ours_us, peer_us = _paired(ranks, "ours"), _paired(ranks, "peer") if peer else None
     results = [
-        Result(
-            name="one boundary, steps of 100 ms", ours=statistics.median(boundary), limit=LIMIT_US, unit="us",
-            target="<= 0.1 ms on the critical path",
-        ),
-        Result(
-            name="step with less step without, median of pairs", ours=_paired(ranks, "ours"),
-            peer=_paired(ranks, "peer") if peer else None, unit="us",
-        ),
-    ]  # fmt: skip
-    if peer:
-        heartbeat = [us for rank in ranks for us in rank["parts"]["heartbeat"]]
-        results.append(
-            Result(name="one NVRx heartbeat", ours=None, peer=statistics.median(heartbeat), unit="us")
-        )  # of its own client, to its own monitor
-    for part in ("contribute", "take", "judge", "beat"):
-        results.append(
-            Result(
-                name=f"  of which {part}", ours=statistics.median(u for r in ranks for u in r["parts"][part]), unit="us"
-            )
-        )
-    return results
+        Result("one boundary, steps of 100 ms", middle("boundary"), "us", limit=LIMIT_US, target=target),
+        Result("step with less step without, median of pairs", ours_us, "us", peer=peer_us),
+    ]
+    if peer:  # of its own client, to its own monitor
+        results.append(Result("one NVRx heartbeat", None, "us", peer=middle("heartbeat")))
+    return results + [
+        Result(f"  of which {part}", middle(part), "us") for part in ("contribute", "take", "judge", "beat")
+    ]
 
 
 def _paired(ranks: Sequence[dict], way: str) -> float:
@@ -94,25 +77,16 @@ def _paired(ranks: Sequence[dict], way: str) -> float:
 def several_nodes(place: Path, shape: Sequence[int], way: str, steps: int, pause_s: float) -> tuple[float, float]:
     """Return two figures in microseconds: the median time of all ranks at a boundary, and the processor time of one step on one rank."""
     world = sum(shape)
-    memory, told = mmap.mmap(-1, world * PAGE_BYTES), mmap.mmap(-1, world * 16)
+    figures = np.frombuffer(mmap.mmap(-1, world * 16)).reshape(world, 2)
+    memory = memoryview(mmap.mmap(-1, world * PAGE_BYTES))
     store = place / f"store-{way}-{'-'.join(map(str, shape))}-{pause_s}"
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                pages = [Page(memoryview(memory)[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) for n in range(world)]
-                figures = _rank(_exchange(way, shape, rank, pages, store), rank, steps, pause_s)
-                memoryview(told).cast("d")[2 * rank : 2 * rank + 2] = memoryview(figures).cast("B").cast("d")
-                code = 0
-            finally:
-                os._exit(code)
-        children.append(child)
-    for child in children:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    figures = memoryview(told).cast("d").tolist()
-    return statistics.median(figures[::2]), statistics.fmean(figures[1::2])
+
+    def act(rank: int) -> None:
+        pages = [Page(memory[n * PAGE_BYTES : (n + 1) * PAGE_BYTES]) for n in range(world)]
+        figures[rank] = _rank(_exchange(way, shape, rank, pages, store), steps, pause_s)
+
+    forked(world, act)()
+    return float(np.median(figures[:, 0])), float(figures[:, 1].mean())
 
 
 def _exchange(way: str, shape: Sequence[int], rank: int, pages: list[Page], store: Path) -> Exchange:
@@ -127,7 +101,7 @@ def _exchange(way: str, shape: Sequence[int], rank: int, pages: list[Page], stor
     return Nodes(pages[rank], pages[first : first + shape[node]], Rounds(node, len(shape)) if rank == first else None)
 
 
-def _rank(exchange: Exchange, rank: int, steps: int, pause_s: float) -> memoryview:
+def _rank(exchange: Exchange, steps: int, pause_s: float) -> tuple[float, float]:
     took_us: list[float] = []
     for step in range(steps):
         if step == 10:
@@ -140,54 +114,41 @@ def _rank(exchange: Exchange, rank: int, steps: int, pause_s: float) -> memoryvi
         assert exchange.reduced() == (float(step),) * ROW
         took_us.append((time.perf_counter_ns() - taking + said - started) / 1000)
     own_us = (time.process_time() - cpu_s) / (steps - 10) * 1e6
-    return memoryview(torch.tensor([statistics.median(took_us[10:]), own_us], dtype=torch.float64).numpy())
+    return statistics.median(took_us[10:]), own_us
+
+
+def several_results(place: Path, steps: int) -> list[Result]:
+    results = []
+    for shape in SHAPES:
+        name, world = f"{len(shape)} nodes of {shape[0]} ranks", sum(shape)
+        ours, peer = (several_nodes(place, shape, way, steps, STEP_S) for way in ("first ranks", "all-reduce"))
+        pages = several_nodes(place, (world,), "pages", steps, STEP_S)
+        for at, what in ((0, "at one boundary"), (1, "processor for one step and rank")):
+            all_reduce = "(peer: an all-reduce of all ranks)"
+            results.append(Result(f"{name}: {what} {all_reduce}", ours[at], "us", peer=peer[at]))
+            results.append(Result(f"{world} ranks of one node, by pages: {what}", pages[at], "us"))
+        say(f"  {name}: first ranks {ours}, all-reduce {peer}, pages {pages}")
+    for nodes in (2, 4, 8):
+        name, shape = f"{nodes} nodes, nothing between the rounds (peer: gloo's all-reduce)", (1,) * nodes
+        alone, peer = (several_nodes(place, shape, way, ROUNDS_ALONE, 0.0) for way in ("first ranks", "all-reduce"))
+        results.append(Result(name, alone[0], "us", peer=peer[0]))
+        say(f"  {nodes} nodes alone: first ranks {alone[0]}, all-reduce {peer[0]}")
+    return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="blocks of six steps of each way")
-    parser.add_argument("--quick", action="store_true", help="a few steps, only to see that it works")
-    parser.add_argument(
-        "--only", choices=("one", "several"), help="one node alone, or several alone (which wants no etcd)"
-    )
+    parser = arguments(__doc__)
+    parser.add_argument("--rounds", type=count, default=6, help="blocks of six steps of each kind (default: 6)")
+    parser.add_argument("--quick", action="store_true", help="run a few steps, only to see that the benchmark works")
+    parser.add_argument("--only", choices=("one", "several"), help="one node alone, or several alone (needs no etcd)")
     options = parser.parse_args()
-    steps = 20 if options.quick else STEPS
     results: list[Result] = []
     with workplace() as place:
-        for shape in SHAPES if options.only != "one" else ():
-            name = f"{len(shape)} nodes of {shape[0]} ranks"
-            figures = {way: several_nodes(place, shape, way, steps, STEP_S) for way in ("first ranks", "all-reduce")}
-            pages = several_nodes(place, (sum(shape),), "pages", steps, STEP_S)
-            for at, what in ((0, "at one boundary"), (1, "processor for one step and rank")):
-                results.append(
-                    Result(
-                        name=f"{name}: {what} (peer: an all-reduce of all ranks)", ours=figures["first ranks"][at],
-                        peer=figures["all-reduce"][at], unit="us",
-                    )
-                )  # fmt: skip
-                results.append(
-                    Result(name=f"{sum(shape)} ranks of one node, by pages: {what}", ours=pages[at], unit="us")
-                )
-            say(f"  {name}: {figures}, pages {pages}")
-        for nodes in (2, 4, 8) if options.only != "one" else ():
-            alone = {
-                way: several_nodes(place, (1,) * nodes, way, ROUNDS_ALONE, 0.0)[0]
-                for way in ("first ranks", "all-reduce")
-            }
-            results.append(
-                Result(
-                    name=f"{nodes} nodes, nothing between the rounds (peer: gloo's all-reduce)", ours=alone["first ranks"],
-                    peer=alone["all-reduce"], unit="us",
-                )
-            )  # fmt: skip
-            say(f"  {nodes} nodes alone: {alone}")
+        if options.only != "one":
+            results += several_results(place, 20 if options.quick else STEPS)
         if options.only != "several":
             results = one_node(place, 2 if options.quick else options.rounds) + results
-    try:
-        peer = metadata.version("nvidia-resiliency-ext")
-    except metadata.PackageNotFoundError:
-        peer = "not installed"
-    report("sentinel", results, nvidia_resiliency_ext=peer)
+    report("sentinel", results, nvidia_resiliency_ext=version("nvidia-resiliency-ext") or "not installed")
 
 
 if __name__ == "__main__":

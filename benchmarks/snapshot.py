@@ -1,104 +1,101 @@
-"""What a snapshot costs a training: ours, its peers, and the limits that nobody beats, side by side.
+"""Measure what snapshots cost a training, in memory and on disk, and how fast they are written.
 
-    python benchmarks/snapshot.py [--device cuda] [--mib N] [--rounds N] [--only NAME …] [--directory DIR] [--tmpfs DIR]
+    python benchmarks/snapshot.py [--device cuda] [--mib N] [--cycles N] [--directory DIR]
 
-A state like that of a transformer under mixed precision (592 tensors) is saved to one disk by each in turn, in rounds whose order is drawn
-anew; the limits (as many bytes in one stream of direct I/O, and over the device's link) are taken in the same round, right before or after
-ours. Measured for each, in seconds: `stall`, the loop is in the call; `staged`, the state may be changed; `durable`, all is on
-disk, fsync included; `restore`, from cold files into live tensors, for ours with every checksum and fingerprint (of the peers in the first
-round only; of DCP once, which loads alike what any of its modes has saved). For ours and some that save in the background, beside steps
-of matrix products: `train stall`, in the call; `lost`, the training time that one save costs; `slower`, a step beside a save over one
-without, and `slower staging`, the step beside which the state leaves the device (ours: in memory alone as well, a snapshot a step). On a
-device `rewind` brings the state back out of memory, `rewind anew` in a process that has to register that memory first. Ctrl-C ends it
-with what has been measured.
+One rank trains a model of linear layers with AdamW (`snapshot_loop.py`) behind `mt-resilient run`, in two jobs: one takes a snapshot in
+memory every 8 steps, the other writes one to disk every 40 steps. A cycle is the steps from one snapshot to the next. For each step of a
+cycle, the median over all cycles is taken. The cost of a snapshot is the sum of what these medians exceed their own median, which is a
+step without a snapshot. The first four cycles are left out: there the slots' memory is prepared.
 
-Ours is a rank's `Tape` and the real drain process (`ours.py`); `write` is what that process says of itself. Each has saved once before, so
-that nobody's buffers and processes are counted. Each restored state is compared to the bit with what was saved.
+The time of the write is what the drain process reports. Its peer is one stream of direct I/O of as many bytes into the same folder.
 
-A figure is decided where medians and lowest of all rounds say the same: on a virtual disk, whose speed comes in bursts, one alone tells
-little.
-
-Measured with 1474 MiB on two cores of an AMD EPYC, torch 2.13.0, three rounds, nothing else running. Medians, in brackets the lowest, in
-seconds. Ours: stall 0.36 (0.22; in a loop 0.21), write 0.85 (0.82), durable 1.29 (1.05), restore 1.06 (0.70), lost 0.61 (0.36), of which
-the stall is a third. Direct I/O: write 0.90 (0.77), read 0.62 (0.56). Durable: DCP's best async 1.95 (1.88), torchsnapshot 2.75 (2.10),
-orbax 3.43 (3.33) at its best. Met: the write (0.95 x the direct one; lowest over lowest 1.06). Missed: 2.5 x faster than DCP (1.5 x;
-DCP is 2.2 x the disk's limit there), 5 x than orbax (2.7 x), 1.15 x the direct read (1.7 x; lowest 1.25 x), 0.1 s lost a GiB (0.42; lowest
-0.25). Once the disk's burst is spent, restoring and the bare read take alike: 1.28 (0.99) and 1.36 (1.28) in six turns each.
-
-Since then reads go into huge pages, ours and the bare one's: scattered pages split a request so that it fills such a disk's queue alone.
-Restore and bare read alone, nine turns each: 0.95 (0.82) and 0.87 (0.64), pair by pair 1.18 x, lowest over lowest 1.29 x: not decided.
-
-Measured with 7690 MiB on one H200 (16 cores, a virtual disk, torch 2.11.0), one round: each peer once, ours twice, in a step 18 times, the
-link's limits twice. Ours: train stall 3.7 ms (3.3), staged 0.157 (0.154; link 0.150), durable 3.73 (3.67), write 3.53 (3.49), restore 5.30
-(5.07), rewind 0.158 (link 0.150), anew 0.60, slower 1.006 beside the write and 1.003 beside staging, lost 0.03 a save. Direct I/O: write
-5.06 (4.41), which is no limit there: ours was faster each time, and one of its two writes had a file to truncate first (no longer so);
-read 5.26 (5.13), and torch.load was faster. Durable: DCP's stagers 7.14 and 7.63, its 2 threads 7.92, 1 thread 11.3, its default modes
-11.0 and 14.7 (stalls of 4.0 and 5.4); torch.save 7.28. On tmpfs: ours 2.77 (2.75), one stream 2.85 (2.57), DCP 4.96 to 11.4. Missed: the
-stall (3 ms; 1 % of a step of 254 ms), 2.5 x faster than DCP (1.9 x), 10 x on tmpfs (1.8 x: one file takes 2.7 GB/s there however many
-threads write, 16 files 30 GB/s).
+An earlier form of this benchmark measured 7690 MiB on one H200 (16 cores, torch 2.11.0): a snapshot in memory held the loop for 3.7 ms and
+made the next step 0.3 % longer, at a step of 254 ms (target: 3 ms). A snapshot on disk cost 30 ms in all. The write took 3.53 s, direct I/O
+5.06 s. On two quiet cores (AMD EPYC) with 1474 MiB, a snapshot on disk cost 0.61 s. Its write took 0.85 s, direct I/O 0.90 s.
 """
 
 from __future__ import annotations
 
-import argparse
+import mmap
 import os
-import time
-import warnings
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import median
 
-import torch
-from contest import Contest
-from costs import timed
-from judge import Judge, say_table
-from measure import report, say
-from peers import ROSTER
-from states import MIB, nbytes, transformer_state
+from jobs import REPOSITORY, workplace, wrapped
+from measure import Result, arguments, count, report, say, timed
 
-from mt_resilient.training import device
+MEMORY_EVERY, DISK_EVERY = 8, 40
+LEFT_OUT = 4
+BLOCK_BYTES = 16 << 20
+GIB = 1 << 30
+
+
+def measure(place: Path, device: str, mib: int, every: int, steps: int, *options: str) -> tuple[float, list[dict]]:
+    """Return the seconds that one snapshot costs, and the drain process's reports. every: steps from one snapshot to the next."""
+    script = [str(REPOSITORY / "benchmarks" / "snapshot_loop.py"), device, str(mib), str(steps)]
+    job = wrapped(script, place, "--no-warm", *options, ranks=1)
+    try:
+        took_s = job.wait_for_figures("steps", 3600.0)
+        events = [line["event"] for line in job.journal() if line["kind"] == "drain"]
+    finally:
+        job.stop()
+    took_s = took_s[LEFT_OUT * every :]
+    cycle = [median(took_s[at::every]) for at in range(every)]
+    say(
+        f"  {' '.join(options)}: a step takes {1000 * median(cycle):.1f} ms, a snapshot {1000 * excess(cycle):.1f} ms more"
+    )
+    return excess(cycle), [event for event in events if event["event"] == "durable"]
+
+
+def excess(cycle: list[float]) -> float:
+    return sum(cycle) - len(cycle) * median(cycle)
+
+
+def write_raw(file: Path, nbytes: int) -> float:
+    """Return the seconds to write a new file in one stream past the page cache, fsync included."""
+    with mmap.mmap(-1, BLOCK_BYTES) as block:
+        block[:] = os.urandom(BLOCK_BYTES)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+
+        def write() -> None:
+            for _ in range(max(1, nbytes // BLOCK_BYTES)):
+                os.write(descriptor, block)
+            os.fsync(descriptor)
+
+        try:
+            return timed(write)
+        finally:
+            os.close(descriptor)
+            file.unlink()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cuda, musa or cpu")
-    parser.add_argument("--mib", type=int, help="size of the state; 1474 on the CPU, 8192 on a device unless given")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=7.0, help="no round is begun that would not end by then")
-    parser.add_argument("--only", nargs="*", default=list(ROSTER), choices=list(ROSTER), help="peers to compare with")
-    parser.add_argument("--directory", type=Path, help="on the disk to measure; a temporary one unless given")
-    parser.add_argument("--tmpfs", type=Path, help="save there as well; /dev/shm on a device unless given")
-    parser.add_argument("--seed", type=int, default=0, help="of the order")
+    parser = arguments(__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "musa"), help="where the model is")
+    parser.add_argument("--mib", type=count, help="size of the state (default: 1474 on the CPU, 8192 on a device)")
+    parser.add_argument("--cycles", type=count, default=6, help="number of snapshots that are measured (default: 6)")
+    parser.add_argument("--directory", type=Path, help="a folder on the disk to measure (default: a temporary one)")
     options = parser.parse_args()
-    started, kind = time.monotonic(), options.device
-    warnings.simplefilter("ignore")
-    state = transformer_state((options.mib or (1474 if kind == "cpu" else 8192)) * MIB, kind)
-    say(f"  {len(state)} tensors, {nbytes(state) / MIB:.0f} MiB on {kind}, torch {torch.__version__}")
-    tmpfs = options.tmpfs or (None if kind == "cpu" else Path("/dev/shm"))
-    with ExitStack() as places:
-        place, memory = (
-            Path(places.enter_context(TemporaryDirectory(prefix="snapshot-", dir=home))) if wanted else None
-            for home, wanted in ((options.directory, True), (tmpfs, tmpfs is not None))
-        )
-        assert place is not None
-        contest = Contest(state, kind, place, memory, options.only, options.seed)
-        try:
-            contest.warm_up()
-            longest_s = 0.0
-            for number in range(options.rounds):
-                if number and time.monotonic() - started + longest_s > 60 * options.minutes:
-                    say(f"  no time for round {number + 1} of {options.rounds}")
-                    break
-                longest_s = max(longest_s, timed(lambda number=number: contest.round(with_restore=number == 0)))
-                say(f"  round {number + 1}: {longest_s:.0f} s, load {os.getloadavg()[0]:.1f}")
-            contest.rank_anew()
-            contest.in_memory()
-        except KeyboardInterrupt:
-            say("  interrupted: this is what was measured until then")
-        say_table(contest.measured)
-        named = {} if kind == "cpu" else {"device": device.module(kind).get_device_name()}
-        report("snapshot", Judge(contest.measured, state, kind).results(), **named)
-        contest.close()
+    if options.directory and not options.directory.is_dir():
+        parser.error(f"there is no folder {options.directory}")
+    device, mib = options.device, options.mib or (1474 if options.device == "cpu" else 8192)
+    results = []
+    with workplace(options.directory) as place:
+        for name, every in (("memory", MEMORY_EVERY), ("disk", DISK_EVERY)):
+            durable = every if name == "disk" else 10**9
+            flags = ("--snapshot-every", str(every), "--durable-every", str(durable))
+            steps = (LEFT_OUT + options.cycles) * every + 2
+            cost_s, written = measure(place / name, device, mib, every, steps, *flags)
+            limit_s, target = (0.003, "<= 3 ms") if device != "cpu" else (None, None)
+            if name == "disk":
+                limit_s, target = 0.1 * mib * (1 << 20) / GIB, "<= 0.1 s a GiB"
+            results.append(Result(f"cost of a snapshot, {name}", cost_s, "s", limit=limit_s, target=target))
+        nbytes = max((event["bytes"] for event in written), default=0)
+        raw_s = median(write_raw(place / "raw", nbytes) for _ in range(3))
+        write_s = median(event["seconds"] for event in written) if written else None
+        target = "<= 1.1 x raw direct write"
+        results.append(Result("write of a snapshot to disk", write_s, "s", raw_s, 1.1 * raw_s, target))
+    report("snapshot", results)
 
 
 if __name__ == "__main__":
