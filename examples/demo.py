@@ -1,6 +1,7 @@
-"""What `scripts/demo` shows: a real Megatron-Core training that is poisoned, loses a rank, loses everything, and ends with the same bits.
+"""Run the demonstration of `scripts/demo`: a real Megatron-Core training that faults do not change by a bit.
 
-Runs the undisturbed training first (plain torchrun), then the same one under `mt-resilient run` while it does all this to it.
+The training first runs undisturbed, under plain torchrun. Then the same training runs under `mt-resilient run`. It gets a NaN, loses a
+rank, and loses all its processes. At the end, the SHA-256 of both final states are compared.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def kill_everything(agent: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--keep", metavar="DIRECTORY", help="keep the run directory here")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="folder in which to keep the run directory and the output")
     keep = parser.parse_args().keep
     began = time.time()
     with tempfile.TemporaryDirectory(prefix="mt-resilient-demo-") as temporary:

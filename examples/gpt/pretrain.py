@@ -1,10 +1,10 @@
-"""A training loop of one's own on megatron-core, made fault-tolerant by `Session`: see the last lines of `main`.
+"""Train a small GPT with a loop of your own on megatron-core. `Session` makes it fault-tolerant: see the last lines of `main`.
 
     torchrun --standalone --nproc-per-node 4 examples/gpt/pretrain.py --tp 2
     mt-resilient run -- torchrun --standalone --nproc-per-node 4 examples/gpt/pretrain.py --tp 2
 
-Runs on a GPU with NCCL or MCCL, and on a CPU with gloo (`accelerator`). Data is a pure function of the sample's index, so the step
-is all that has to be known to continue, on any number of ranks.
+The script runs on GPUs with NCCL or MCCL, and on CPUs with gloo (`accelerator.py`). A sample depends only on its index. So the number of
+the step is enough to continue, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--mbs", type=int, default=2, help="samples in a micro-batch")
     parser.add_argument(
-        "--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep before each step, to be watched"
+        "--step-delay", type=float, default=0.0, metavar="SECONDS", help="sleep before each step, so that you can watch"
     )
     parser.add_argument(
         "--poison-gradient",
         metavar="STEP:RANK",
-        help="fault injection for demonstrations: put NaN into one element of one gradient of that rank at that step, once",
+        help="for demonstrations: at that step, put NaN into one element of one gradient of that rank, once",
     )
     parser.add_argument(
-        "--poison-marker", metavar="DIRECTORY", default=".", help="where it is noted that this has happened"
+        "--poison-marker",
+        metavar="DIRECTORY",
+        default=".",
+        help="folder for the file that records that this has happened",
     )
     return parser.parse_args()
 
