@@ -94,18 +94,10 @@ def _dcp_writer() -> Any:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from .simulator.command import Fleet, setting, simulate
+    from .simulator.command import simulate
     from .simulator.scenario.costs import Costs
 
-    what = setting(
-        fleet=Fleet(gpus=options.gpus, per_node=options.per_node, spares=options.spares, least=options.least),
-        days=options.days,
-        rate=options.rate,
-        seed=options.seed,
-        buddies=not options.no_buddies,
-        policies=_policies(options.config, _set(options.set), costs=Costs),
-    )
-    return simulate(what, options.faults, as_json=options.json, plots_in=options.plots, table=options.sensitivity)
+    return simulate(options, _policies(options.config, _set(options.set), costs=Costs))
 
 
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,9 @@ from .scenario.config import Setting
 _SPARES = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fleet:
-    gpus: int
-    """Total number of GPUs, without those of spares."""
-    per_node: int
-    spares: int | None
-    """Number of spare nodes; None: as configured."""
-    least: int | None
-    """Least number of nodes with which the job continues; 0: only with all; None: as configured, which may name single numbers."""
-
-
-def setting(
-    *,
-    fleet: Fleet,
-    days: float,
-    rate: float,
-    seed: int,
-    buddies: bool,
-    policies: Mapping[str, Any],
-) -> Setting:
-    """Return the setting for these options. policies: sections of the configuration. Raises UsageError."""
-    gpus, per_node, spares, least = fleet.gpus, fleet.per_node, fleet.spares, fleet.least
+def setting(options: Namespace, policies: Mapping[str, Any]) -> Setting:
+    """Return the setting for the options of `simulate`. policies: sections of the configuration. Raises UsageError."""
+    gpus, per_node, least = options.gpus, options.per_node, options.least
     if min(gpus, per_node) < 1:
         raise UsageError(f"--gpus {gpus} in nodes of {per_node}: there is nothing to simulate. Give 1 or more of each")
     if gpus % per_node:
@@ -67,61 +48,52 @@ def setting(
         )
     if least is not None:
         numbers = tuple(range(least or nodes, nodes + 1))
-    decides = Policy(
-        recovery=policies["recovery"],
-        ladder=policies["ladder"],
-        nodes=policies["nodes"],
-        quarantine=policies["quarantine"],
-    )
     return Setting(
         nodes=nodes,
         per_node=per_node,
-        spares=(known.spares or _SPARES) if spares is None else spares,
+        spares=(known.spares or _SPARES) if options.spares is None else options.spares,
         sizes=numbers if len(numbers) > 1 else (),
-        days=days,
-        rate=rate,
-        seed=seed,
+        days=options.days,
+        rate=options.rate,
+        seed=options.seed,
         costs=policies["costs"],
         snapshots=policies["snapshots"],
-        copies=policies["copies"] if buddies else CopiesPolicy(every_s=0.0),
-        policy=decides,
+        copies=CopiesPolicy(every_s=0.0) if options.no_buddies else policies["copies"],
+        policy=Policy(**{name: policies[name] for name in ("recovery", "ladder", "nodes", "quarantine")}),
         hang=policies["hang"],
         spikes=policies["spikes"],
         lease_ttl_s=policies["agent"].lease_ttl_s,
     )
 
 
-def simulate(what: Setting, faults: str, *, as_json: bool, plots_in: Path | None, table: bool) -> int:
-    """Run the simulation, print its result, return the exit code. faults: names of models, or files. Raises UsageError, MachineError."""
-    model = fault_models.named(faults)
-    if plots_in:
-        _writable(plots_in)
-    runs = sensitivity.runs(what, model) if table else []  # raises here if a run is impossible
+def simulate(options: Namespace, policies: Mapping[str, Any]) -> int:
+    """Run the simulation, print its result, return the exit code. Raises UsageError, MachineError."""
+    what, model = setting(options, policies), fault_models.named(options.faults)
+    if options.plots:
+        _writable(options.plots)
+    runs = sensitivity.runs(what, model) if options.sensitivity else []  # raises here if a run is impossible
     nodes = f"{formatting.count(what.nodes, 'node')} and {formatting.count(what.spares, 'spare')}"
     print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:
         outcome = played(what, model, told)
     cells: list[sensitivity.Cell] = []
-    if table:
+    if runs:
         with _progress("the table") as told:
             cells = sensitivity.table(runs, told)
-    if as_json:
-        found = outcome.as_json() | {"faults_model": model.name}
-        if cells:
-            found["sensitivity"] = [vars(cell) for cell in cells]
-        with _printing():
-            print(json.dumps(found))
-    else:
-        left_out = " (without --least)" if runs and what.sizes and not runs[0].setting.sizes else ""
-        heading = f"effective training time by restart, snapshots in memory and faults{left_out}:"
-        with _printing():
+    with _printing():
+        if options.json:
+            found = outcome.as_json() | {"faults_model": model.name}
+            print(json.dumps(found | ({"sensitivity": [vars(cell) for cell in cells]} if cells else {})))
+        else:
             report.show(report.told(outcome, model.name))
             if cells:
+                left_out = " (without --least)" if what.sizes and not runs[0].setting.sizes else ""
+                heading = f"effective training time by restart, snapshots in memory and faults{left_out}:"
                 report.show([heading, report.sensitivity(cells)])
-    if plots_in:
+    if options.plots:
         for name, picture in plots.of(outcome, cells).items():
-            _write(plots_in / name, picture)
-        print(f"mt-resilient: plots are in {plots_in}", file=sys.stderr)
+            _write(options.plots / name, picture)
+        print(f"mt-resilient: plots are in {options.plots}", file=sys.stderr)
     return 0
 
 

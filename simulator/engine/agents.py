@@ -129,9 +129,8 @@ def _launch(play: Play, record: GenerationRecord) -> None:
         restored_s=marks[2],
         begins_s=at_s + costs.first_step_s,
     )
-    play.later(marks[0] - play.now_s, _reached, play, record.number, "build")
-    play.later(marks[1] - play.now_s, _reached, play, record.number, "restore")
-    play.later(marks[2] - play.now_s, _reached, play, record.number, "step")
+    for mark_s, account in zip(marks, ("build", "restore", "step"), strict=True):
+        play.later(mark_s - play.now_s, _reached, play, record.number, account)
     play.later(play.cluster.group.begins_s - play.now_s, _begins, play, record.number)
 
 

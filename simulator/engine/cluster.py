@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from ...resilience.membership.buddy_placement import opposite
 from ...resilience.membership.quarantine import readmitted
 from ...resilience.model.cluster_state import World
 from ...resilience.model.generation import Decision, GenerationRecord, Quarantine
@@ -48,11 +49,11 @@ class WorkerGroup:
     """Whether all ranks wait at a step boundary."""
     saves: str = ""
     """The move or request for which their state goes to disk (`GenerationRecord.saves`)."""
-    exits: dict[NodeId, RankExit] = field(default_factory=dict)
+    exits: dict[NodeId, tuple[RankExit, ...]] = field(default_factory=dict)
     stalls: dict[NodeId, tuple[RankStall, ...]] = field(default_factory=dict)
     rewinds: list[InPlaceRewind] = field(default_factory=list)
-    mismatches: dict[NodeId, Mismatch] = field(default_factory=dict)
-    stragglers: dict[NodeId, Straggler] = field(default_factory=dict)
+    mismatches: dict[NodeId, tuple[Mismatch, ...]] = field(default_factory=dict)
+    stragglers: dict[NodeId, tuple[Straggler, ...]] = field(default_factory=dict)
 
     def training(self, now_s: float) -> bool:
         return self.begins_s <= now_s < self.broken_s
@@ -120,8 +121,7 @@ class Cluster:
             self.acks[name] = Ack(kind=kind, generation=generation, instance=instance, at_s=now_s, port=1)
 
     def _seated(self, before: GenerationRecord | None, now_s: float) -> None:
-        """Find the new members of a generation, and the steps that their buddies hold for them. A node's buddy is half the number of
-        members further on."""
+        """Find the new members of a generation, and the steps that their buddies hold for them."""
         assert self.record
         members = list(self.record.members)
         self.place = {name: at for at, name in enumerate(members)}
@@ -133,7 +133,7 @@ class Cluster:
         fresh |= self.newcomers.keys() & self.place.keys()
         copied = self.training.copied(now_s)
         for name in sorted(fresh):
-            keeper = members[(self.place[name] + max(1, len(members) // 2)) % len(members)]
+            keeper = members[opposite(self.place[name], len(members))]
             there = copied >= 0 and keeper not in fresh and keeper in self.nodes
             self.newcomers[name] = (copied,) if there else ()
         self.newcomers = {name: kept for name, kept in self.newcomers.items() if name in self.place}
@@ -174,14 +174,9 @@ class Cluster:
                 found[name] = replace(usual, memory_steps=tuple(map(Step, memory)))
             return found
         told: dict[NodeId, dict[str, object]] = {}
-        for name, gone in group.exits.items():
-            told.setdefault(name, {})["exits"] = (gone,)
-        for name, stalls in group.stalls.items():
-            told.setdefault(name, {})["stalls"] = stalls
-        for name, mismatch in group.mismatches.items():
-            told.setdefault(name, {})["mismatches"] = (mismatch,)
-        for name, slow in group.stragglers.items():
-            told.setdefault(name, {})["stragglers"] = (slow,)
+        for what in ("exits", "stalls", "mismatches", "stragglers"):
+            for name, seen in getattr(group, what).items():
+                told.setdefault(name, {})[what] = seen
         for name, changes in told.items():
             if name in found:
                 found[name] = replace(found[name], **changes)  # type: ignore[arg-type]
@@ -208,13 +203,8 @@ class Cluster:
             done = max(done, group.resume)
         marks = {
             name: at_s
-            for name, at_s in (
-                ("attached_s", group.attached_s),
-                ("built_s", group.built_s),
-                ("restored_s", group.restored_s),
-                ("stepped_s", group.stepped_s),
-            )
-            if at_s <= until_s
+            for name in ("attached_s", "built_s", "restored_s", "stepped_s")
+            if (at_s := getattr(group, name)) <= until_s
         }
         if (back := self._replayed(until_s)) is not None:
             marks["replayed_s"] = back

@@ -36,16 +36,16 @@ def _told_slow(play: Play, machine: int) -> None:
         or name in group.stragglers
     ):
         return
-    own_s = play.costs.step_s * play.slow[machine]
-    group.stragglers[name] = Straggler(
+    slow = Straggler(
         rank=cluster.rank(name),
         at_s=play.now_s,
         step=Step(track.finished(play.now_s)),
-        own_s=own_s,
+        own_s=play.costs.step_s * play.slow[machine],
         peers_s=play.costs.step_s,
         usual=1.0,
         lost=Lost.COMPUTING,
     )
+    group.stragglers[name] = (slow,)
     play.news()
 
 
@@ -75,7 +75,7 @@ def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> N
         return
     cluster.bad_from = onset
     rank = cluster.rank(name)
-    group.mismatches[name] = Mismatch(
+    mismatch = Mismatch(
         generation=generation,
         onset=Step(onset),
         agreed=Step(onset - 1),
@@ -85,6 +85,7 @@ def _compared(play: Play, generation: Generation, name: NodeId, onset: int) -> N
         wrong=(rank,),
         at_s=play.now_s,
     )
+    group.mismatches[name] = (mismatch,)
     play.news()
 
 

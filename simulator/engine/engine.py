@@ -114,11 +114,11 @@ class Play:
         for _ in range(_ROUNDS):
             before = cluster.record
             decision = decide(cluster.world(self.now_s), self.now_s, self.setting.policy)
-            self.outcome.decided()
+            self.outcome.decisions += 1
             if not decision.record and not decision.incidents and not decision.quarantine:
                 return
             cluster.write(decision, self.now_s)
-            self.outcome.wrote(1 + len(decision.incidents) + len(decision.quarantine))
+            self.outcome.etcd_writes += 1 + len(decision.incidents) + len(decision.quarantine)
             for name, shut_out in decision.quarantine.items():
                 self.outcome.shut_out += 1
                 self.later(shut_out.until_s - self.now_s, self.tick)

@@ -60,13 +60,14 @@ def _dies(play: Play, name: NodeId, why: str) -> None:
     if group is None or record is None or group.generation != record.number:
         return  # no ranks of this generation run
     play.broken()
-    group.exits[name] = RankExit(
+    gone = RankExit(
         rank=play.cluster.rank(name),
         at_s=play.now_s,
         code=1,
         error=f"RuntimeError: {why}",
         started=group.stepped_s <= play.now_s,
     )
+    group.exits[name] = (gone,)
     play.news()
     play.news(HEARD_S)  # the answer to an exception waits this long for other nodes' reports
 

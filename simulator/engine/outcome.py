@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ...resilience.model.incident import PHASES, Incident
+from ...resilience.model.incident import PHASES
 from ...resilience.plan.escalation import REPLACE_NODE
 from ...resilience.store.write_rates import pace
 from ..scenario.config import Setting
@@ -61,12 +62,6 @@ class Outcome:
 
     # -- while it is played -----------------------------------------------------------------------------------------------
 
-    def decided(self) -> None:
-        self.decisions += 1
-
-    def wrote(self, operations: int) -> None:
-        self.etcd_writes += operations
-
     def wave(self, operations: int) -> None:
         """Count one write by each of `operations` agents, all at the same time."""
         self.etcd_writes += operations
@@ -85,7 +80,11 @@ class Outcome:
         """Count the incidents of the job, before it starts again or the run ends."""
         for incident in cluster.incidents.values():
             self.recoveries[incident.cause, incident.rung] += 1
-            self._told(incident)
+            if incident.resume_step is not None:
+                self.lost_steps.append(incident.lost_steps)
+            for name in PHASES:
+                if name in incident.phases_s:
+                    self.phases_s.setdefault(name, []).append(incident.phases_s[name])
 
     def finish(self, books: Books, cluster: Cluster, drawn: int) -> None:
         assert cluster.record
@@ -93,13 +92,6 @@ class Outcome:
         self.drawn, self.spent_s = drawn, dict(books.spent_s)
         self.steps = math.floor(books.reached + 1e-9)
         self.generations = cluster.record.number
-
-    def _told(self, incident: Incident) -> None:
-        if incident.resume_step is not None:
-            self.lost_steps.append(incident.lost_steps)
-        for name in PHASES:
-            if name in incident.phases_s:
-                self.phases_s.setdefault(name, []).append(incident.phases_s[name])
 
     # -- figures ----------------------------------------------------------------------------------------------------------
 
@@ -129,11 +121,9 @@ class Outcome:
 
     def _spans(self) -> dict[int, float]:
         """Return, for each number of machines, for how many seconds that many were away."""
-        first = self.out[0][0]
         spans: Counter[int] = Counter()
-        ends = [at_s for at_s, _ in self.out[1:]] + [self.setting.lasts_s]
-        for (begin, count), end in zip(self.out, ends, strict=True):
-            spans[count] += max(0.0, end - max(first, begin))  # type: ignore[assignment]
+        for (begin_s, count), (end_s, _) in pairwise([*self.out, (self.setting.lasts_s, 0)]):
+            spans[count] += max(0.0, end_s - begin_s)  # type: ignore[assignment]
         return dict(spans)
 
     @property

@@ -90,7 +90,6 @@ PURE = {
     "checkpoint/arena/memory_ring.py",
     "checkpoint/buddy/admission.py",
     "formats/zarr_nodes.py",
-    "simulator/results/closed_form.py",
     "simulator/results/plots.py",
 }
 """Pure modules of other rooms."""
