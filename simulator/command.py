@@ -34,7 +34,7 @@ def setting(options: Namespace, policies: Mapping[str, Any]) -> Setting:
         raise UsageError(f"--gpus {gpus} in nodes of {per_node}: there is nothing to simulate. Give 1 or more of each")
     if gpus % per_node:
         raise UsageError(
-            f"--gpus {gpus} cannot be had with nodes of {per_node}; nothing was simulated. Give a multiple of --per-node"
+            f"--gpus {gpus} is not a multiple of the {per_node} GPUs of a node; nothing was simulated. Give a multiple of --per-node"
         )
     nodes = gpus // per_node
     if least and least > nodes:
@@ -73,7 +73,7 @@ def simulate(options: Namespace, policies: Mapping[str, Any]) -> int:
         _writable(options.plots)
     runs = sensitivity.runs(what, model) if options.sensitivity else []  # raises here if a run is impossible
     nodes = f"{formatting.count(what.nodes, 'node')} and {formatting.count(what.spares, 'spare')}"
-    print(f"mt-resilient: playing {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
+    print(f"mt-resilient: simulating {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
     with _progress("simulating") as told:
         outcome = played(what, model, told)
     cells: list[sensitivity.Cell] = []
@@ -108,8 +108,8 @@ def _printing() -> Iterator[None]:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest to it at exit
         raise MachineError(
-            f"the result cannot be written to standard output ({error.strerror}) and is lost. Send it elsewhere; the "
-            "same seed gives it again"
+            f"the result cannot be written to standard output ({error.strerror}) and is lost. Send it elsewhere. The "
+            "same seed gives the same result"
         ) from error
 
 
@@ -118,7 +118,7 @@ def _write(file: Path, text: str) -> None:
         file.write_text(text)
     except OSError as error:
         raise MachineError(
-            f"{file} cannot be written ({error.strerror}); the result is out, plots are missing. Name another directory"
+            f"{file} cannot be written ({error.strerror}). The result was printed, but plots are missing. Name another directory"
         ) from error
 
 

@@ -9,16 +9,16 @@ ACCOUNTS: Mapping[str, str] = {
     STEPS: "steps that count, at their full speed",
     "detect": "from a fault to the decision",
     "stop": "until nothing of the old worker group is left, and all nodes have said so",
-    "nodes": "for a node to take a lost one's place",
+    "nodes": "until a node takes a lost node's place",
     "start": "until the new ranks are there",
     "build": "until process groups and model are there",
     "restore": "of the state, into new processes or in place; before it, the rest of a lost node's fetch",
-    "step": "what a first step takes longer",
-    REPLAY: "steps computed again, and the one that a fault cut off",
+    "step": "by which a first step takes longer",
+    REPLAY: "steps computed again, and the step that a fault cut off",
     SNAPSHOTS: "boundaries, and stalls of snapshots in memory and on disk",
     STRAGGLERS: "steps that a slow node made longer",
     FEWER: "steps that fewer nodes than all made longer, at the same batch",
-    "operator": "for somebody to start a job again that had given up",
+    "operator": "until somebody restarts a job that gave up",
 }
 """The accounts and their meanings, in the order of a recovery's phases."""
 TRAINING = "training"

@@ -31,8 +31,8 @@ def told(outcome: Outcome, faults: str) -> list[RenderableType]:
         f"{outcome.drawn} faults, {sum(outcome.struck.values())} of which struck the job; {outcome.generations} generations",
         f"lost steps of a recovery: mean {mean(lost):.1f}, 99 % at most {percentile(lost, 0.99)}, at most {max(lost, default=0)}",
         f"nodes away for repair: mean {outcome.away_mean:.1f}, at most {outcome.away_most}; {outcome.away_at_most(0.99)} spares "
-        "would have done in 99 % of the time",
-        f"etcd: {etcd:.0f} operations a second in the mean ({outcome.etcd_steady_per_s:.0f} of them keepalives and repeated "
+        "would have been enough for 99 % of the time",
+        f"etcd: {etcd:.0f} operations a second on average ({outcome.etcd_steady_per_s:.0f} of them keepalives and repeated "
         f"statuses); up to {outcome.etcd_wave} writes at once when a generation changes",
     ]
     if outcome.shut_out:

@@ -89,8 +89,8 @@ def named(words: str) -> Model:
     twice = {source.name for source in sources if [other.name for other in sources].count(source.name) > 1}
     if twice:
         raise UsageError(
-            f"--faults {words}: {', '.join(sorted(twice))} would be there twice; name each model once, and only one of "
-            "llama3 and stepfun"
+            f"--faults {words} contains {', '.join(sorted(twice))} twice. Name each model once, and only one of llama3 and "
+            "stepfun"
         )
     return Model(name="+".join(part.name for part in parts), sources=tuple(sources), pattern=parts[0].pattern)
 
@@ -126,7 +126,7 @@ def read(file: Path) -> Model:
     sources, pattern = table.get("source", []), table.get("pattern", {})
     tables = isinstance(sources, list) and all(isinstance(values, dict) for values in (*sources, pattern))
     if not tables or not sources:
-        raise UsageError(f"{file} wants one [[source]] or more, and may have one [pattern]")
+        raise UsageError(f"{file} needs at least one [[source]], and may have one [pattern]")
     return Model(
         name=file.stem,
         sources=tuple(_made(Source, values, f"{file}: source {n}") for n, values in enumerate(sources, 1)),

@@ -78,16 +78,16 @@ class Source:
             raise UsageError(f"source {self.name!r}: give one of per_1000_node_days and per_day, and more than 0")
         if self.shows is Shows.SLOWS and (not 1 < self.factor <= 1000 or self.lasts_s <= 0):
             raise UsageError(
-                f"source {self.name!r} slows steps: it wants a factor of more than 1, 1000 at the most, and lasts_s"
+                f"source {self.name!r} slows steps: it needs a factor above 1 and at most 1000, and lasts_s"
             )
         if (self.shows is Shows.SPIKES) != (self.per_day > 0):
             raise UsageError(
-                f"source {self.name!r}: spikes are of the job and want per_day; all others are of nodes and want "
+                f"source {self.name!r}: spikes strike the job and need per_day; all others strike nodes and need "
                 "per_1000_node_days"
             )
         if self.lasting and self.shows not in (Shows.DIES, Shows.HANGS, Shows.LOST):
             raise UsageError(
-                f"source {self.name!r}: a node that {self.shows} is not replaced; lasting is for what dies, hangs or is lost"
+                f"source {self.name!r}: a node is not replaced if it only {self.shows}; lasting is for dies, hangs and lost"
             )
 
 
@@ -176,8 +176,8 @@ def few_enough(model: Model, machines: int, lasts_s: float, rate: float) -> None
     expected = model.per_s(machines) * rate * lasts_s
     if expected > MOST_FAULTS:
         raise UsageError(
-            f"{expected:.3g} faults are to be expected, and {MOST_FAULTS} are the most that is simulated; nothing was "
-            "simulated: take fewer nodes, days or faults"
+            f"{expected:.3g} faults are expected, and at most {MOST_FAULTS} can be simulated; nothing was simulated. Take "
+            "fewer nodes, days or faults"
         )
 
 

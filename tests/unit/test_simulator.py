@@ -283,7 +283,7 @@ def test_faults_are_the_same_for_the_same_seed_and_others_for_another() -> None:
 
 
 def test_too_many_faults_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"^3\.66e\+08 faults are to be expected, and 200000 are the most"):
+    with pytest.raises(UsageError, match=r"^3\.66e\+08 faults are expected, and at most 200000 can be simulated"):
         draw(DEATHS, 100_000, 3660 * DAY_S, 1.0, 0)
 
 
@@ -376,16 +376,16 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
         ("lasting = 1", "lasting = 2", "it is a share"),
         ("2.5", '"many"', "must be a number"),
         ('name = "GPU"', "", "lacks name"),
-        ("per_day = 1", "per_1000_node_days = 1", "spikes are of the job"),
+        ("per_day = 1", "per_1000_node_days = 1", "spikes strike the job"),
         ("[pattern]", "[patern]", "has patern"),
         ("shape = 0.7", "lemons = 0.1", "go together"),
         ("[[source]]", "[[source", "is not TOML"),
-        ("per_1000_node_days = 2.5", "per_day = 2.5", "all others are of nodes"),
-        ('"dies"', '"corrupts"', "a node that corrupts is not replaced; lasting is for what dies"),
+        ("per_1000_node_days = 2.5", "per_day = 2.5", "all others strike nodes"),
+        ('"dies"', '"corrupts"', "not replaced if it only corrupts; lasting is for dies"),
         ("shape = 0.7", "shape = 0.005", "0.2 to 100 can be"),
         ("shape = 0.7", "cluster_most = 3000000000", "2 to 1000 faults"),
         ("shape = 0.7", "repair_p90_s = 1e300", "1 to 1e\\+09 can be"),
-        (OWN, "source = [1, 2]", "wants one"),
+        (OWN, "source = [1, 2]", "needs at least one"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, before: str, after: str, said: str) -> None:
@@ -398,7 +398,7 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, before: str, after: str
     ("words", "said"),
     [
         (("--faults", "lama3"), "did you mean llama3?"),
-        (("--faults", "llama3,stepfun"), "would be there twice"),
+        (("--faults", "llama3,stepfun"), "contains .* twice"),
         (("--gpus", "10"), "Give a multiple of --per-node"),
         (("--gpus", "0"), "--gpus 0 in nodes of 8: there is nothing to simulate. Give 1 or more of each"),
         (("--gpus", "16", "--least", "3"), "is more than the 2 nodes"),
@@ -421,7 +421,7 @@ def test_no_copies_are_no_buddies(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["simulate", "--gpus", "64", "--days", "20", "--rate", "50", "--spares", "8", "--json", *more]) == 0
         told.append(capsys.readouterr())
     assert told[0].out == told[1].out == told[2].out != told[3].out
-    assert "playing 20 days of 8 nodes and 8 spares" in told[0].err
+    assert "simulating 20 days of 8 nodes and 8 spares" in told[0].err
 
 
 def test_a_lease_that_is_configured_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
