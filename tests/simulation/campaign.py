@@ -9,8 +9,7 @@ import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .episode import Episode, Outcome, draw, play, shrunk
@@ -63,15 +62,6 @@ def _play(seeds: Iterable[int]) -> list[Outcome]:
 def _short(outcome: Outcome) -> Outcome:
     """Without the text, which nobody will read."""
     return Outcome(outcome.episode, "", outcome.exit_codes, outcome.ticks)
-
-
-def found_by(seeds: Iterable[int], planted: AbstractContextManager[object] | None = None) -> Iterator[Outcome]:
-    """The outcomes of these seeds, here and one by one, that violate something. planted: a bug, in force meanwhile."""
-    with planted or nullcontext():
-        for seed in seeds:
-            outcome = play(draw(seed))
-            if outcome.violated:
-                yield outcome
 
 
 def told(outcome: Outcome) -> str:

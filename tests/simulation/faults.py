@@ -45,14 +45,43 @@ def script_raises(job: Job, number: int) -> None:
         job.ranks.raise_(f"RuntimeError: bad luck number {number}", job.now_s + 0.5)
 
 
-def rank_killed_at_a_step(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.kill_at[job.ranks.step + 1 + number % 3] = 1
+def _at_a_step(name: str, what: str, times: Callable[[int], object] = lambda number: 1, within: int = 1) -> Fault:
+    """A fault of the ranks that strikes at one of their next `within` steps. times: how often, or for how long."""
+
+    def fault(job: Job, number: int) -> None:
+        if job.node and job.node.ranks:
+            getattr(job.faults, what)[job.ranks.step + 1 + number % within] = times(number)
+
+    fault.__name__ = name
+    return fault
 
 
-def rank_killed_again_and_again(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.kill_at[job.ranks.step + 1] = 99
+def _while_set(name: str, flag: str, seconds: tuple[int, int], words: str = "") -> Fault:
+    """A fault that lasts as long as this flag is set. seconds: the fewest, and how many more there are to choose from."""
+
+    def fault(job: Job, number: int) -> tuple[int, End]:
+        if words:
+            job.say(words)
+        setattr(job.faults, flag, True)
+        return seconds[0] + number % seconds[1], lambda job: setattr(job.faults, flag, False)
+
+    fault.__name__ = name
+    return fault
+
+
+rank_killed_at_a_step = _at_a_step("rank_killed_at_a_step", "kill_at", within=3)
+rank_killed_again_and_again = _at_a_step("rank_killed_again_and_again", "kill_at", lambda number: 99)
+rank_hangs_at_a_step = _at_a_step("rank_hangs_at_a_step", "hang_at", within=3)
+rank_is_slow = _at_a_step("rank_is_slow", "busy_at", lambda number: 1 + number % 12)
+nan = _at_a_step("nan", "nan_at", within=2)
+nan_again = _at_a_step("nan_again", "nan_at", lambda number: 2 + number % 3)
+nan_without_end = _at_a_step("nan_without_end", "nan_at", lambda number: 99)
+agent_stalls = _while_set("agent_stalls", "agent_stalls", (1, 13))
+disk_full = _while_set("disk_full", "disk_full", (2, 20), "the disk is full")
+drain_dies = _while_set("drain_dies", "drain_dead", (2, 20), "the drain process is dead, and cannot be started")
+storage_unreadable = _while_set("storage_unreadable", "unreadable", (2, 15))
+peers_hang = _while_set("peers_hang", "peers_hang", (5, 20))
+"""The next ranks that die leave peers that notice nothing."""
 
 
 def rank_hangs(job: Job, number: int) -> None:
@@ -61,33 +90,8 @@ def rank_hangs(job: Job, number: int) -> None:
         job.ranks.hang("somewhere")
 
 
-def rank_hangs_at_a_step(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.hang_at[job.ranks.step + 1 + number % 3] = 1
-
-
-def rank_is_slow(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.busy_at[job.ranks.step + 1] = 1 + number % 12
-
-
 def ranks_end_slowly(job: Job, number: int) -> None:
     job.faults.teardown_s = number % 4
-
-
-def nan(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.nan_at[job.ranks.step + 1 + number % 2] = 1
-
-
-def nan_again(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.nan_at[job.ranks.step + 1] = 2 + number % 3
-
-
-def nan_without_end(job: Job, number: int) -> None:
-    if job.node and job.node.ranks:
-        job.faults.nan_at[job.ranks.step + 1] = 99
 
 
 def nan_in_the_data(job: Job, number: int) -> None:
@@ -147,11 +151,6 @@ def _one(job: Job, number: int) -> NodeId:
     members = [name for name in there if job.watch.record and name in job.watch.record.members]
     among = there if number % 5 == 0 or not members else members
     return among[number % len(among)]
-
-
-def agent_stalls(job: Job, number: int) -> tuple[int, End]:
-    job.faults.agent_stalls = True
-    return 1 + number % 13, lambda job: setattr(job.faults, "agent_stalls", False)
 
 
 def agent_obeys_late(job: Job, number: int) -> None:
@@ -244,23 +243,6 @@ def machine_sleeps(job: Job, number: int) -> None:
     job.now_s += 5 + number % 40
 
 
-def disk_full(job: Job, number: int) -> tuple[int, End]:
-    job.say("the disk is full")
-    job.faults.disk_full = True
-    return 2 + number % 20, lambda job: setattr(job.faults, "disk_full", False)
-
-
-def drain_dies(job: Job, number: int) -> tuple[int, End]:
-    job.say("the drain process is dead, and cannot be started")
-    job.faults.drain_dead = True
-    return 2 + number % 20, lambda job: setattr(job.faults, "drain_dead", False)
-
-
-def storage_unreadable(job: Job, number: int) -> tuple[int, End]:
-    job.faults.unreadable = True
-    return 2 + number % 15, lambda job: setattr(job.faults, "unreadable", False)
-
-
 def data_away(job: Job, number: int) -> tuple[int, End]:
     """What the script reads before its first step: no start goes well meanwhile."""
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
@@ -282,17 +264,17 @@ def node_dies(job: Job, number: int) -> tuple[int, End] | None:
 
 def two_nodes_die(job: Job, number: int) -> tuple[int, End] | None:
     there = sorted(job.nodes)
-    return _die(job, [there[(number + n) % len(there)] for n in range(min(2, len(there)))], number) if there else None
+    return _die(job, [there[(number + n) % len(there)] for n in range(min(2, len(there)))], number)
 
 
 def all_nodes_die(job: Job, number: int) -> tuple[int, End] | None:
-    return _die(job, sorted(job.nodes), number) if job.nodes else None
+    return _die(job, sorted(job.nodes), number)
 
 
 def leading_node_dies(job: Job, number: int) -> tuple[int, End] | None:
     entry = job.store.inner.get(KEYS.leader)
     led = [name for name, node in job.nodes.items() if entry and node.instance == entry.value.decode()]
-    return _die(job, led, number) if led else None
+    return _die(job, led, number)
 
 
 def newcomer_dies(job: Job, number: int) -> tuple[int, End] | None:
@@ -301,7 +283,9 @@ def newcomer_dies(job: Job, number: int) -> tuple[int, End] | None:
     return _die(job, [new[number % len(new)]], number) if new else None
 
 
-def _die(job: Job, names: list[NodeId], number: int) -> tuple[int, End]:
+def _die(job: Job, names: list[NodeId], number: int) -> tuple[int, End] | None:
+    if not names:
+        return None
     for name in names:
         job.kill_node(name)
     return 2 + number % 29, lambda job: [_start_agent(job, name) for name in names] and None
@@ -390,12 +374,6 @@ def node_shut_out(job: Job, number: int) -> tuple[int, End] | None:
             job.order(Wish.READMIT, node=name)
 
     return 5 + number % 30, readmitted
-
-
-def peers_hang(job: Job, number: int) -> tuple[int, End]:
-    """The next ranks that die leave peers that notice nothing."""
-    job.faults.peers_hang = True
-    return 5 + number % 20, lambda job: setattr(job.faults, "peers_hang", False)
 
 
 OF_NODES: tuple[Fault, ...] = (
