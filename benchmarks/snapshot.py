@@ -5,7 +5,8 @@
 One rank trains a model of linear layers with AdamW (`snapshot_loop.py`) behind `mt-resilient run`, in two jobs: one takes a snapshot in
 memory every 8 steps, the other writes one to disk every 40 steps. A cycle is the steps from one snapshot to the next. For each step of a
 cycle, the median over all cycles is taken. The cost of a snapshot is the sum of what these medians exceed their own median, which is a
-step without a snapshot. The first four cycles are left out: there the slots' memory is prepared.
+step without a snapshot. The first four cycles are left out: there the slots' memory is prepared. On a busy machine the medians scatter, and
+the cost comes out too large.
 
 The time of the write is what the drain process reports. Its peer is one stream of direct I/O of as many bytes into the same folder.
 

@@ -39,12 +39,7 @@ Plant = Callable[[], Any]
 def _swap(owner: object, name: str, made: Callable[[Any], Any]) -> Plant:
     """made: what takes the place of the real one, which it is given."""
 
-    @contextmanager
-    def swapped() -> Iterator[None]:
-        with patch.object(owner, name, made(getattr(owner, name))):
-            yield
-
-    return swapped
+    return lambda: patch.object(owner, name, made(getattr(owner, name)))
 
 
 def _both(one: Plant, other: Plant) -> Plant:

@@ -1,4 +1,4 @@
-"""One rank a node: bits flip, and whatever happens before that is seen, the job ends with the bits of a run that nothing befell."""
+"""Nodes of one rank: bits flip, and other faults strike before the flip is detected. The job ends with the bits of an undisturbed run."""
 
 import random
 
@@ -61,7 +61,7 @@ def play(seed: int) -> tuple[Job, int]:
     return job, flips
 
 
-def test_a_flip_does_not_stay_whatever_else_happens() -> None:
+def test_a_flipped_bit_does_not_stay_whatever_else_happens() -> None:
     found = flipped = 0
     for seed in range(SEEDS):
         job, flips = play(seed)

@@ -1,4 +1,4 @@
-"""Thousands of jobs, each of another kind of bad luck, and not one of them breaks an invariant."""
+"""Thousands of simulated jobs with drawn faults: none of them breaks an invariant."""
 
 import os
 import subprocess

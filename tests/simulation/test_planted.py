@@ -1,4 +1,4 @@
-"""The campaign finds what it is there for, each planted bug; without the bug the same seed is green."""
+"""The campaign finds each planted bug. Without the bug, the same seed passes."""
 
 import pytest
 
@@ -10,7 +10,7 @@ WITHIN = 5_000
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_seed_shows(bug: str) -> None:
+def test_a_known_seed_shows_the_planted_bug(bug: str) -> None:
     seed, plant = BUGS[bug]
     with plant():
         assert play(draw(seed)).invariant
@@ -19,7 +19,7 @@ def test_a_seed_shows(bug: str) -> None:
 
 @pytest.mark.variant
 @pytest.mark.parametrize("bug", BUGS)
-def test_the_campaign_finds(bug: str) -> None:
+def test_the_campaign_finds_the_planted_bug(bug: str) -> None:
     _, plant = BUGS[bug]
     with plant():
         _, found = campaign(range(WITHIN), most=3)
