@@ -136,7 +136,7 @@ def _wrong_at_the_end(world: World) -> Decision:
     since = _wrong_since(world)
     if since < 0 or 0 <= record.onset <= since:
         return Decision()
-    reason = f"from step {since} on nodes do not hold the same bits: nobody is to go on from there"
+    reason = f"from step {since} on, the nodes hold different bits: no later start may resume from there"
     return Decision(record=replace(record, onset=since), reason=reason)
 
 

@@ -35,7 +35,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Decision:
         return Decision(record=over, reason=why)
     drains = [request for request in waiting(world) if request.kind == Wish.DRAIN]
     if drains:
-        why = "the job has not begun, and there is nothing to drain: end the agent of that node, with Ctrl-C or SIGTERM. Nothing was done"
+        why = "the job has not begun, so there is nothing to drain. Nothing was done; end the agent of that node with Ctrl-C or SIGTERM"
         return Decision(answers={r.id: Answer(sentence=why, exit_code=UsageError.exit_code) for r in drains})
     seats = rank_assignment.first(world, now, policy)
     if seats is None:
@@ -69,7 +69,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         assert asked
         several = world.spec is not None and world.spec.nodes > 1
         drained = f"node {asked.node}{', which the job cannot do without,' * several} is drained"
-        what, hint = drained if asked.kind == Wish.DRAIN else "asked", ""
+        what, hint = drained if asked.kind == Wish.DRAIN else "stopped", ""
         barred = [node for node in quarantine.in_force(world, now) if node in world.nodes]
         if barred and asked.kind == Wish.DRAIN:
             hint = f"; {formatting.listed(barred)} could train in its place, once readmitted"
@@ -82,7 +82,9 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         )
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
-        reason = "the training is over" if complete else "the script has left in order, before the end of the training"
+        reason = (
+            "the training is over" if complete else "the script ended its loop in order, before the end of the training"
+        )
         # Once the ranks are gone, nodes no longer report how far the ranks had come.
         reached = Step(max(record.replay_until, recoverable_state.step_reached(world)))
         record = replace(record, reason=reason, complete=complete, replay_until=reached)

@@ -63,8 +63,8 @@ def cut_short(world: World) -> Decision:
     if not gone or 0 < record.leave_in_s <= HURRY_S:
         return Decision()
     reason = (
-        f"{formatting.listed(gone)} {'has' if len(gone) == 1 else 'have'} gone before the end: nobody waits for a "
-        "last snapshot any more"
+        f"{formatting.listed(gone)} {'is' if len(gone) == 1 else 'are'} gone before the end: the other nodes no longer wait "
+        "for a last snapshot"
     )
     return Decision(record=replace(record, leave_in_s=HURRY_S), reason=reason)
 
@@ -108,7 +108,7 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     goes_on = [request for request in asked if request.kind == Wish.RESUME]
     overtaken = [r.id for r in asked[: asked.index(goes_on[-1])] if r.kind == Wish.PAUSE] if goes_on else []
     if overtaken:
-        early = Answer(sentence="the ranks were told to go on before all of them waited")
+        early = Answer(sentence="the order to resume came before all ranks waited")
         return Decision(answers=dict.fromkeys(overtaken, early))
     if leaving(world, now):
         return Decision()  # an event of `state_machine` answers it
@@ -169,7 +169,7 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
         instances = (world.nodes[node].instance for node in fresh)
         reason = f"{are} drained by {next(iter(fresh.values())).by}"
         return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
-    on = f"the job goes on on {formatting.listed([*record.members])}"
+    on = f"the job continues on {formatting.listed([*record.members])}"
     answers: dict[str, Answer] = {}
     for request in asked:
         goes_on = record.phase is Phase.RUN or record.idle or _has_left(request, world)
@@ -179,7 +179,7 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
             why = f"the agent of {request.node} is gone: there is nothing to drain"
             answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
         elif _has_left(request, world):
-            why = f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
+            why = f"the agent of {request.node} that was to be drained is gone, and another agent runs there now; {on}"
             answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
     return Decision(answers=answers)
 
@@ -200,10 +200,10 @@ def _resume(request: Request, world: World, now: float, reached: Step) -> Decisi
     record = world.record
     assert record
     if record.paused:
-        return Decision(record=replace(record, paused=False), reason=f"on with the training, ordered by {request.by}")
+        return Decision(record=replace(record, paused=False), reason=f"the ranks resume, ordered by {request.by}")
     if any(said.paused for said in world.statuses()):
         return Decision()
-    return answered(request, f"the ranks go on from step {max(reached, 0)}", reached)
+    return answered(request, f"the ranks continue from step {max(reached, 0)}", reached)
 
 
 def _snapshot(request: Request, world: World, now: float, reached: Step) -> Decision:
@@ -228,10 +228,10 @@ def _readmit(request: Request, world: World, now: float) -> Decision:
             f"{formatting.listed([*shut_out])} {'is' if len(shut_out) == 1 else 'are'}" if shut_out else "no node is"
         )
         return answered(
-            request, f"node {node} is not shut out; {others}. Nothing was done", exit_code=UsageError.exit_code
+            request, f"node {node} is not in quarantine; {others}. Nothing was done", exit_code=UsageError.exit_code
         )
     entry = quarantine.readmitted(request.by, now)
-    done = answered(request, f"node {node} may train again, and what has struck it so far counts no more")
+    done = answered(request, f"node {node} may train again, and its earlier faults no longer count")
     return replace(done, quarantine={node: entry})
 
 

@@ -180,9 +180,9 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     if not same_place(first, second):
         return True, False, "it moves"
     if "t" in (first.state, second.state):
-        return True, False, "somebody debugs it"
+        return True, False, "a debugger has stopped it"
     if first.muted and second.muted:
-        return True, False, "nobody reads what it prints"
+        return True, False, "it waits until its output is read"
     if not second.state:
         return True, False, "it has just ended"
     if second.spot.place is Place.HALTED and second.state == "T":
@@ -190,7 +190,7 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     share = (second.cpu_s - first.cpu_s) / max(1e-9, second.at_s - first.at_s)
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
     at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
-    at_work += ["has something to compute"] if not at_work and "R" in (first.state, second.state) else []
+    at_work += ["is ready to run"] if not at_work and "R" in (first.state, second.state) else []
     if not at_work:
         return False, False, "it does not move and uses no processor"
     words = "it " + " and ".join(at_work)
@@ -246,7 +246,8 @@ def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
 def _sentence(blamed: Sequence[RankStall], stalls: Sequence[RankStall]) -> str:
     if not blamed:
         return (
-            f"all {len(stalls)} ranks wait, and none is missing: the network, a device, or a rank that does not show it"
+            f"all {len(stalls)} ranks wait, and none stands out: the cause may be the network, a device, or a rank whose stack "
+            "does not show it"
         )
     who = ", ".join(str(s.rank) for s in blamed)
     return f"rank{'s' if len(blamed) > 1 else ''} {who} hang{'s' if len(blamed) == 1 else ''}"

@@ -64,7 +64,7 @@ def sizes(text: str) -> tuple[int, ...]:
         if int(least) <= int(most):
             return tuple(range(numbers[0], numbers[1] + 1))
     raise UsageError(
-        f"--nodes {text}: write a number, MIN:MAX, or the numbers that will do, as 2,4,8, up to {MOST_NODES}; nothing was started"
+        f"--nodes {text} is not valid: write a number, MIN:MAX, or allowed numbers such as 2,4,8, up to {MOST_NODES}. Nothing was started"
     )
 
 

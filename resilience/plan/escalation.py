@@ -122,26 +122,24 @@ def plan(
     is none). past: all earlier incidents of the job; incidents that were only observed are ignored. in_place: all ranks are alive and can
     rewind in place. shut_out: nodes that no longer train; the script is not blamed for faults on them."""
     past = [incident for incident in past if incident.would is None]
-    restart = Plan(
-        event=Event.FAULT, rung=RESTART_GROUP, reason="end what is left of the worker group, start it again, restore"
-    )
+    restart = Plan(event=Event.FAULT, rung=RESTART_GROUP, reason="restart the worker group")
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
         blind = bool(past) and past[-1].remedy in BLIND
         what = "the model, its settings and its data" if blind else "the model and its settings"
-        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps; look at {what}")
+        return _give_up(BudgetSpent, f"the ranks have tried every remedy. Check {what}")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
         if size.another:
-            return _leave("the ranks refuse the state that was kept", restart, size)
+            return _leave("the ranks refuse the snapshot", restart, size)
         return _give_up(
             LayoutError,
-            "a snapshot is for the script and ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
+            "a snapshot fits only the script and layout that wrote it. Give that command again, or start anew with another --run-dir",
         )
     if verdict.cause is Cause.STATE_UNSAVABLE and not verdict.started:
-        return _give_up(StateError, "no step was made; mend the script, and give the same command again")
+        return _give_up(StateError, "no step was made. Correct the script, then give the same command again")
     if (
         verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG)
         and not verdict.started
@@ -150,22 +148,22 @@ def plan(
         alike = _alike(verdict, restarts, policy, shut_out)
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
-            said = f"the script {what} {alike} times in the same way before any step was told"
-            return _give_up(ScriptError, f"{said}: an error of its own")
+            said = f"the script {what} {alike} times in the same way before it reported a step"
+            return _give_up(ScriptError, f"{said}: the error is in the script")
     if verdict.cause is Cause.SCRIPT_RAISED and verdict.through:
         alike = failed_behind(restarts, verdict.signature, reached)
         if alike >= policy.same_failure_at_start:
-            said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
-            return _give_up(ScriptError, f"{said}: an error of its own")
+            said = f"the training is complete, but the script failed {alike} times in the same way after its loop"
+            return _give_up(ScriptError, f"{said}: the error is in the script")
     if verdict.cause in RANKS_ENDED and not verdict.started and size.trained:
         return _answer_to_failed_starts(failed_starts(begun, reached, size.now), restart, policy, size)
     if verdict.cause is Cause.TORCH_MISSING:
-        return _give_up(MachineError, "mend the installation, then give the same command again")
+        return _give_up(MachineError, "repair the installation, then give the same command again")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
     if unusable and begun and begun[-1].resume_step == -1:
         return _give_up(
             SnapshotError,
-            "the snapshot of another job to start from is damaged, and there is none of this job: name another one with --start-from",
+            "the snapshot of another job to start from is damaged, and this job has none. Name another one with --start-from",
         )
     if verdict.cause in NO_LIFE:
         return restart
@@ -188,7 +186,7 @@ def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GROUP
     pause_s = answer.pause_s if fails else 0.0
     soon = f"the next start is in {pause_s:g} s" if pause_s else ""
-    soon += ", or as soon as another number of nodes can be had" if pause_s and answer.unfit else ""
+    soon += ", or earlier if another number of nodes is available" if pause_s and answer.unfit else ""
     reason = "; ".join(filter(None, (answer.reason, soon, sentences.seats(seats))))
     return replace(answer, rung=rung, pause_s=pause_s, reason=reason)
 
@@ -208,20 +206,20 @@ def _answer_to_mismatch(
 
     before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s and counts(i)]
     if len(before) + 1 < policy.max_mismatches:
-        how = "all ranks go back in place, to" if in_place else "end the worker group, start it again from"
+        how = "all ranks rewind in place to" if in_place else "restart the worker group from"
         reason = f"{how} before step {verdict.onset}; newer snapshots are set aside"
         return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GROUP, reason=reason)
     again = [i for i in before if i.signature == verdict.signature]
     who = (
-        "the same tensors at the same step: perhaps a core that computes wrongly, or the script itself"
+        "the same tensors at the same step: perhaps a faulty core, or the script itself"
         if again
-        else "perhaps a bad part"
+        else "perhaps faulty hardware"
     )
     where = dict.fromkeys((*(node for i in before for node in i.nodes), *here))
     return _give_up(
         SilentCorruption,
-        f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}): have the memory and the devices of "
-        f"{formatting.listed([*where])} tested, then give the same command again{sentences.on_purpose(verdict.signature)}",
+        f"replicas diverged {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}). Test the memory and the devices of "
+        f"{formatting.listed([*where])}, then give the same command again{sentences.on_purpose(verdict.signature)}",
     )
 
 
@@ -233,10 +231,12 @@ def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy,
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
     if failed >= policy.failed_starts:
-        return _give_up(BudgetSpent, f"{said}, and it has trained before: look at what it needs (data, disks, network)")
+        return _give_up(
+            BudgetSpent, f"{said}, although the job has trained before. Check what it needs (data, disks, network)"
+        )
     if failed == 1:
         return restart
-    reason = f"{restart.reason}; {said}, and it has trained before"
+    reason = f"{restart.reason}; {said}, although the job has trained before"
     return replace(restart, pause_s=min(5.0 ** min(failed - 2, 4), _LONGEST_PAUSE_S), reason=reason)
 
 
@@ -256,10 +256,10 @@ def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolic
 def _leave(said: str, restart: Plan, size: Size) -> Plan:
     """Return a restart on another number of nodes, because the script does not start on the present one. The restart waits if the job had
     already left the present number and came back to it, because no other number was available."""
-    here = f"on {formatting.count(size.now, 'node')}, and it has trained on {size.trained}"
+    here = f"on {formatting.count(size.now, 'node')} (the job has trained on {size.trained})"
     if not size.left:
-        return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size.now)
-    reason = f"no start goes well {here}, nor on any other number that can be had: they are tried in turn"
+        return replace(restart, reason=f"{said} {here}: the job tries another allowed number", unfit=size.now)
+    reason = f"starts fail {here} and on every other available number: the job tries each in turn"
     return replace(restart, reason=reason, unfit=size.now, pause_s=_LONGEST_PAUSE_S)
 
 
@@ -276,20 +276,20 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
     if unread or not all(status.storage for status in statuses):
         return _give_up(
             MachineError,
-            "no snapshot can be read at present, and the training is not begun anew unasked: look after the storage, then give "
+            "no snapshot can be read at present, and the job does not start from the beginning unasked. Check the storage, then give "
             "the same command again",
         )
     if any(status.rejected_steps for status in statuses):
         return _give_up(
             SnapshotError,
-            "every snapshot has been set aside, and the training is not begun anew unasked: mend what damages them; to begin "
-            "anew, name another directory with --run-dir",
+            "every snapshot has been set aside, and the job does not start from the beginning unasked. Find out what damages them; "
+            "to start from the beginning, name another directory with --run-dir",
         )
     if onset >= 0 and any(status.durable_steps for status in statuses):
         return _give_up(
             SnapshotError,
-            f"every snapshot that is left is of step {onset} or later, from which on the state is wrong, and the training is not begun "
-            "anew unasked: to begin anew, name another directory with --run-dir; and keep more snapshots (snapshots.keep)",
+            f"the state is wrong from step {onset} on, no older snapshot is left, and the job does not start from the beginning unasked. "
+            "To start from the beginning, name another directory with --run-dir. Keep more snapshots (snapshots.keep)",
         )
     return None
 

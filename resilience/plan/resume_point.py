@@ -67,9 +67,12 @@ def choose(
     common = common_steps(statuses, avoid)
     bound = ""
     if before := {step for step in common if step < skipped_to}:
-        common, bound = before, f": from step {skipped_to} the loop's body did not run, and the script failed behind it"
+        common, bound = (
+            before,
+            f": from step {skipped_to} the loop's body did not run, and the script failed after its loop",
+        )
     if onset < 0:
-        return _newest(statuses, common, "there is no snapshot that can be gone back to", bound)
+        return _newest(statuses, common, "there is no snapshot to resume from", bound)
     older = {step for step in common if step < onset}
     agreed = older.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
     bound = f", the newest before step {onset} at which the replicas agreed"

@@ -40,20 +40,20 @@ class Metrics:
             "mt_resilient_lost_steps", "Steps computed again after a fault", ["job"], registry=self.registry
         )
         self._snapshots = Counter(
-            "mt_resilient_snapshots", "Snapshots, by what became of them", ["job", "outcome"], registry=self.registry
+            "mt_resilient_snapshots", "Snapshots, by outcome", ["job", "outcome"], registry=self.registry
         )
         self._bytes = Counter(
             "mt_resilient_durable_bytes", "Bytes written to durable storage", ["job"], registry=self.registry
         )
         self._suspicions = Counter(
             "mt_resilient_suspected_hangs",
-            "How often all ranks were silent for longer than they may, whatever came of it",
+            "How often all ranks were silent for longer than their budgets, whether they hung or not",
             ["job"],
             registry=self.registry,
         )
         self._stall = Gauge(
             "mt_resilient_stall_seconds",
-            "Time the slowest local rank has spent at our boundaries",
+            "Seconds that the slowest local rank has spent at step boundaries",
             ["job"],
             registry=self.registry,
         )
@@ -71,7 +71,7 @@ class Metrics:
         )
         self._own = Gauge(
             "mt_resilient_own_step_seconds",
-            "What a step takes a rank without waiting for its peers; absent where it can't be told",
+            "Seconds that a step takes a rank without waits for its peers; absent if not known",
             ["job", "rank"],
             registry=self.registry,
         )
@@ -113,7 +113,7 @@ class Metrics:
             server, _ = start_http_server(port, registry=self.registry)
         except OSError as error:
             raise MachineError(
-                f"port {port} for /metrics cannot be had ({error.strerror}); give another one with --metrics-port"
+                f"port {port} for /metrics is not available ({error.strerror}); name another one with --metrics-port"
             ) from error
         return int(server.server_port)
 

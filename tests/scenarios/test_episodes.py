@@ -82,7 +82,7 @@ def test_killed_while_replaying(golden: Golden) -> None:
 
 
 def test_script_fails_at_import(golden: Golden) -> None:
-    """The script fails twice in the same way before any step was told: that is an error of its own."""
+    """The script fails twice in the same way before it reported a step: that is an error of its own."""
     job = Job(import_error="ModuleNotFoundError: No module named 'megatorn'")
     job.to_the_end()
     assert job.exit_code == ScriptError.exit_code
@@ -628,7 +628,7 @@ def test_rank_hangs_while_it_starts(golden: Golden) -> None:
 
 
 def test_ranks_hang_at_each_start(golden: Golden) -> None:
-    """A rank hangs twice in the same way before any step was told: that is an error of the script's own."""
+    """A rank hangs twice in the same way before it reported a step: that is an error of the script's own."""
     job = Job(hangs_at_start=9)
     job.to_the_end()
     assert job.exit_code == ScriptError.exit_code
@@ -699,7 +699,7 @@ def test_replica_of_two_flips(golden: Golden) -> None:
     job = Job(flip_at={7: 1})
     ends_well(job)
     (incident,) = job.incidents.values()
-    assert "cannot be said" in incident.summary
+    assert "it is not known which" in incident.summary
     assert "rank 1 was wrong" in incident.evidence[-1]
     golden(job.transcript())
 

@@ -138,7 +138,7 @@ def test_the_script_does_not_start_on_fewer_and_the_node_is_waited_for(golden: G
     record = job.world().record
     assert record
     assert (record.pause_s, job.now_s - record.opened_s) == (300, pytest.approx(91, abs=9))
-    assert "or as soon as another number of nodes can be had" in "".join(lines(job.world(), job.now_s, str))
+    assert "or earlier if another number of nodes is available" in "".join(lines(job.world(), job.now_s, str))
     job.start_agent("b")
     job.until_phase(Phase.RUN, record.number + 1)
     ends_well(job, "agent_lost", *["script_raised"] * 8)
