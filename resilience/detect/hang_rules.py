@@ -22,40 +22,46 @@ from .stack_traces import Frame, Spot
 
 @dataclass(frozen=True, kw_only=True)
 class HangPolicy:
-    """How long ranks may be silent before they are suspected of a hang."""
+    """How many seconds ranks may be silent before the agents suspect a hang and look at their stacks."""
 
     act: bool = True
     """Whether a hang restarts the ranks. False: the agent only reports it, with the stacks."""
     factor: float = 5.0
-    """A step is overdue after this many times the usual step time, the median of the last 64 steps.
+    """A step is overdue after this many times the usual step time (the median of the last 64 steps). Raise it if
+    single steps take much longer than most.
 
     5 is HyperPod's and DLRover's order of magnitude; a step with a snapshot or a validation in it stays below."""
     warmup_steps: int = 5
-    """Number of first steps after each start that have a larger budget. It is `start_s`. In later starts it is
-    `factor` times the slowest such step so far.
+    """Number of steps after each start that may take longer, because they compile and fill caches. Their budget is
+    `start_s`; in later starts it is `factor` times the slowest of these steps so far.
 
     These steps compile and fill caches."""
     floor_s: float = 60.0
-    """No step is overdue before this many seconds.
+    """No step is overdue before this many seconds, however short steps usually are. A garbage collection or a short
+    outage of the storage is then no hang.
 
     A garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
     start_s: float = 1800.0
-    """Allowed silence while ranks start, between two of these marks: attached, built, restored, first step.
+    """Seconds of silence allowed while ranks start, between two of these marks: attached, built, restored, first
+    step. Raise it if building or loading the model takes longer.
 
     torch lets a rendezvous wait as long."""
     evaluation_s: float = 1800.0
-    """Allowed silence in an evaluation: Megatron's, or `session.pausing("evaluation")`."""
+    """Seconds of silence allowed in an evaluation: Megatron's, or `session.pausing("evaluation")`. Raise it if an
+    evaluation takes longer."""
     checkpoint_s: float = 1800.0
-    """Allowed silence while the script writes its own checkpoint: Megatron's, or `session.pausing("checkpoint")`."""
+    """Seconds of silence allowed while the script writes its own checkpoint: Megatron's, or
+    `session.pausing("checkpoint")`. Raise it if that takes longer."""
     teardown_s: float = 120.0
-    """Allowed silence after all loops have ended, while the ranks destroy their process groups.
+    """Seconds of silence allowed after all loops have ended, while the ranks destroy their process groups.
 
     gloo hangs there now and then (torch 2.13)."""
     confirm_s: float = 10.0
-    """Time between two looks at the stacks, which must agree. The time doubles after each disagreement, up to a
-    minute."""
+    """Seconds between two looks at the stacks, which must agree before a hang is certain. The time doubles after each
+    disagreement, up to a minute."""
     busy_s: float = 1800.0
-    """How long a rank is left alone whose stack stands still while it uses the processor.
+    """For how many seconds a rank that uses the processor may stay at one place of its stack. It may be waiting for a
+    device.
 
     A rank that waits for a device may spin."""
 

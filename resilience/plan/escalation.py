@@ -51,37 +51,41 @@ _STARTS_ELSEWHERE = 5
 """Maximum of failed starts on a number of nodes on which the job has not trained. The waits between them take 31 s together, longer than a
 network's disturbance when a node is lost."""
 
+_BEFORE = "although the job has trained before"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
-    """Budgets: when recoveries end the job."""
+    """When the job stops instead of recovering once more."""
 
     max_without_progress: int = 3
-    """Restarts in a row without a newer snapshot to resume from, until the job stops. Restarts that were caused by a
-    node in quarantine count half.
+    """The job stops after this many restarts in a row that brought no newer snapshot to resume from. Restarts that a
+    node in quarantine caused count half.
 
     NVRx stops after three. On another node the next restart may succeed, and the number of nodes is limited."""
     unwatched_progress_s: float = 600.0
-    """A script whose steps are not visible counts as having made progress after it has lived this long.
+    """For scripts whose steps are not visible: ranks that have lived for this many seconds count as having made
+    progress.
 
     Such a script has no Session and none of the known loops."""
     same_failure_at_start: int = 2
-    """The script counts as faulty after this many identical failures before its first step or behind its last one. A
-    script that has trained since the command was given falls under `failed_starts` instead."""
+    """The job stops after this many identical failures before the first step or after the last one, because the error
+    is then in the script. If the job has trained since the command was given, `failed_starts` limits the failures
+    before the first step instead."""
     failed_starts: int = 7
-    """This many failed starts in a row, in whatever way, stop a job that has trained before. The cause may be
-    temporary, such as a full disk or missing data. So the second and each further failure is followed by a wait: 1,
-    5, 25, 125, 300 s. On a number of nodes on which the job has not trained, five failures are the limit. The job
-    then tries another allowed number; if none is left, it tries again every 300 s."""
+    """A job that has trained before stops after this many failed starts in a row, whatever the failures were. The
+    cause may be temporary, such as a full disk or missing data. So the job waits before it starts again: 1 s after
+    the second failure, then 5, 25, 125 and 300 s. On a number of nodes on which the job has not trained, five
+    failures are the limit. The job then tries another allowed number; if there is none, it tries again every 300 s."""
     max_mismatches: int = 3
-    """How often replicas may diverge within `mismatch_window_h` until the job stops. Divergences count if they hit
-    the same nodes, have the same signature, or start no later than an earlier one. Those on nodes in quarantine do
-    not count."""
+    """The job stops when replicas diverge for this many times within `mismatch_window_h`, because the hardware is
+    then unreliable. A divergence counts if an earlier one hit the same nodes, had the same tensors at the same step,
+    or began at the same or a later step. Divergences on nodes in quarantine do not count."""
     in_place_s: float = 30.0
-    """How long ranks may take to reach a boundary when they are told to rewind in place because replicas diverged.
-    Then all ranks are restarted."""
+    """How many seconds the ranks may take to reach a boundary when replicas have diverged and they must rewind in
+    place. After that, all ranks restart. Raise it if one step takes longer."""
     mismatch_window_h: float = 24.0
-    """Hours over which `max_mismatches` counts.
+    """Number of hours in which `max_mismatches` counts divergences.
 
     One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad
     part."""
@@ -231,12 +235,10 @@ def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy,
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
     if failed >= policy.failed_starts:
-        return _give_up(
-            BudgetSpent, f"{said}, although the job has trained before. Check what it needs (data, disks, network)"
-        )
+        return _give_up(BudgetSpent, f"{said}, {_BEFORE}. Check what it needs (data, disks, network)")
     if failed == 1:
         return restart
-    reason = f"{restart.reason}; {said}, although the job has trained before"
+    reason = f"{restart.reason}; {said}, {_BEFORE}"
     return replace(restart, pause_s=min(5.0 ** min(failed - 2, 4), _LONGEST_PAUSE_S), reason=reason)
 
 
@@ -273,24 +275,18 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
     known to be wrong; -1: no step is."""
     if point.step >= 0:
         return None
+    unasked = "and the job does not start from the beginning unasked"
+    anew = "To start from the beginning, name another directory with --run-dir"
     if unread or not all(status.storage for status in statuses):
-        return _give_up(
-            MachineError,
-            "no snapshot can be read at present, and the job does not start from the beginning unasked. Check the storage, then give "
-            "the same command again",
-        )
+        why = f"no snapshot can be read at present, {unasked}. Check the storage, then give the same command again"
+        return _give_up(MachineError, why)
     if any(status.rejected_steps for status in statuses):
         return _give_up(
-            SnapshotError,
-            "every snapshot has been set aside, and the job does not start from the beginning unasked. Find out what damages them; "
-            "to start from the beginning, name another directory with --run-dir",
+            SnapshotError, f"every snapshot has been set aside, {unasked}. Find out what damages them. {anew}"
         )
     if onset >= 0 and any(status.durable_steps for status in statuses):
-        return _give_up(
-            SnapshotError,
-            f"the state is wrong from step {onset} on, no older snapshot is left, and the job does not start from the beginning unasked. "
-            "To start from the beginning, name another directory with --run-dir. Keep more snapshots (snapshots.keep)",
-        )
+        why = f"the state is wrong from step {onset} on, no older snapshot is left, {unasked}. {anew}"
+        return _give_up(SnapshotError, f"{why}. Keep more snapshots (snapshots.keep)")
     return None
 
 
