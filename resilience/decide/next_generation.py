@@ -46,8 +46,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Decision:
 
 
 def advance(world: World, now: float, event: Event, phase: Phase, observe: bool) -> Decision:
-    assert world.record
-    record = replace(world.record, phase=phase)
+    record = replace(world.present, phase=phase)
     if event is Event.READY:
         order = pending(world)
         there = recoverable_state.ordered(world, order.to) if order else None
@@ -102,13 +101,12 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
 def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     """Return the next generation, on other nodes. While a generation gathers (waits for its members), the incident that ended the previous
     generation is still open. That incident may be the first effect of a lost node, so `bereft` completes it."""
-    assert world.record
-    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
+    settled_s = policy.grow_after_s if world.present.phase is Phase.RUN else None
     seats = rank_assignment.again(world, now, settled_s)
-    back = [node for node, i in seats.members.items() if world.record.members.get(node, i) != i]
+    back = [node for node, i in seats.members.items() if world.present.members.get(node, i) != i]
     reason = "; ".join(filter(None, (sentences.seats(seats), sentences.back(back))))
     record, story = _next(world, now, seats, reason, recoverable_state.step_reached(world))
-    if world.record.phase is Phase.RUN:
+    if world.present.phase is Phase.RUN:
         story = (*story, moved(world, seats, reason, now, recoverable_state.step_reached(world)))
     else:
         story = (*story, *bereft(world, seats, reason))
@@ -119,9 +117,8 @@ def _next(
     world: World, now: float, seats: Seats, reason: str, reached: Step
 ) -> tuple[GenerationRecord, tuple[Incident, ...]]:
     """Return the next generation's record, and the incidents that change with it."""
-    assert world.record
     order, story = carried(world)
-    before = world.record
+    before = world.present
     number = Generation(max(before.number, world.spec.given_up if world.spec else 0) + 1)
     known, there = rank_assignment.elders(world), {node.instance for node in world.nodes.values()}
     pauses = before.phase is Phase.GATHER and before.pauses(now) and len(seats.members) == len(before.members)
@@ -136,17 +133,17 @@ def _next(
         },
         new=tuple(node for node in seats.members if node not in known),
         left=tuple(sorted(known - seats.members.keys())),
-        master_addr=world.record.master_addr,
-        replay_until=Step(max(world.record.replay_until, reached)),
+        master_addr=world.present.master_addr,
+        replay_until=Step(max(world.present.replay_until, reached)),
         trained=len(before.members) if any(s.stepped_s for s in world.statuses()) else before.trained,
         turns=before.turns,
         reason=reason,
         opened_s=now,
         pause_s=before.opened_s + before.pause_s - now if pauses else 0.0,
-        paused=world.record.paused,
+        paused=world.present.paused,
         rewind=order,
-        snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,
-        dismissed=tuple(instance for instance in world.record.dismissed if instance in there),
+        snapshot="" if world.present.snapshot in world.answers else world.present.snapshot,
+        dismissed=tuple(instance for instance in world.present.dismissed if instance in there),
     )
     return record, story
 

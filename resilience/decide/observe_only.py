@@ -57,8 +57,7 @@ def ended(world: World) -> Plan | None:
 
 def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) -> tuple[Incident, ...]:
     """Return the incident of a verdict that is only reported; empty if it has been reported."""
-    assert world.record
-    number = world.record.number
+    number = world.present.number
     known = [i for i in world.incidents if i.would is not None and i.generation == number and i.cause == verdict.cause]
     if any(incident.open or verdict.cause is not Cause.RANK_HUNG for incident in known):
         return ()

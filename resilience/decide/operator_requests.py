@@ -16,7 +16,7 @@ controller keeps this in its own memory, so the next leader can continue in the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import MachineError, UsageError
@@ -94,8 +94,7 @@ def _pressed(request: Request, record: GenerationRecord) -> bool:
 
 def rule(world: World, now: float, reached: Step) -> Decision:
     """Return the next thing to do about the requests. now: wall-clock seconds; reached: the newest step that any rank has finished."""
-    record = world.record
-    assert record
+    record = world.present
     asked = waiting(world)
     if record.over:
         return Decision(answers={r.id: a for r in asked if (a := _at_the_end(r, world, record, reached))})
@@ -114,7 +113,7 @@ def rule(world: World, now: float, reached: Step) -> Decision:
         return Decision()  # an event of `state_machine` answers it
     drains = [request for request in asked if request.kind == Wish.DRAIN]
     drained = _drained(drains, world)
-    if drained != Decision() or (drains and record.moving and not goes_on):
+    if drained or (drains and record.moving and not goes_on):
         return drained
     for request in (goes_on or [request for request in asked if request.kind != Wish.DRAIN])[:1]:
         return _JUDGES[Wish(request.kind)](request, world, now, reached)
@@ -156,8 +155,7 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 
 def _drained(asked: Sequence[Request], world: World) -> Decision:
     """Return the next thing to do about all drains together: one change of nodes, not one for each."""
-    record = world.record
-    assert record
+    record = world.present
     dismissed = {*record.dismissed}
     fresh: dict[NodeId, Request] = {}
     for request in asked:
@@ -185,11 +183,11 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
 
 
 def _pause(request: Request, world: World, now: float, reached: Step) -> Decision:
-    record = world.record
-    assert record
+    record = world.present
     if not record.paused:
         return Decision(record=replace(record, paused=True), reason=f"a pause, ordered by {request.by}")
-    if _all(said.paused for said in world.statuses()):
+    told = world.statuses()
+    if told and all(said.paused for said in told):
         where = f"after step {reached}" if reached >= 0 else "before the first step"
         sentence = f"all ranks wait {where}; processes and memory stay as they are"
         return answered(request, sentence, reached)
@@ -197,8 +195,7 @@ def _pause(request: Request, world: World, now: float, reached: Step) -> Decisio
 
 
 def _resume(request: Request, world: World, now: float, reached: Step) -> Decision:
-    record = world.record
-    assert record
+    record = world.present
     if record.paused:
         return Decision(record=replace(record, paused=False), reason=f"the ranks resume, ordered by {request.by}")
     if any(said.paused for said in world.statuses()):
@@ -207,12 +204,11 @@ def _resume(request: Request, world: World, now: float, reached: Step) -> Decisi
 
 
 def _snapshot(request: Request, world: World, now: float, reached: Step) -> Decision:
-    record = world.record
-    assert record
+    record = world.present
     if record.snapshot != request.id:
         return Decision(record=replace(record, snapshot=request.id), reason=f"a snapshot, ordered by {request.by}")
     told = world.statuses()
-    if not _all(said.snapshot == request.id and said.snapshot_step >= 0 for said in told):
+    if not told or not all(said.snapshot == request.id and said.snapshot_step >= 0 for said in told):
         return Decision()
     there = set.intersection(*({*said.durable_steps} for said in told))
     since = [step for step in there if step >= max(said.snapshot_step for said in told)]
@@ -241,9 +237,3 @@ _JUDGES = {
     Wish.RESUME: _resume,
     Wish.SNAPSHOT: _snapshot,
 }
-
-
-def _all(answers: Iterable[bool]) -> bool:
-    """Whether there is at least one answer, and all are true."""
-    said: Sequence[bool] = list(answers)
-    return bool(said) and all(said)

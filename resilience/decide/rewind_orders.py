@@ -37,8 +37,7 @@ def _waiting(world: World) -> tuple[RewindOrder, Incident] | None:
 
 def ordered(request: Request, world: World, now: float, reached: Step) -> Decision:
     """Return the next thing to do about an operator's rewind. reached: the newest step that any rank has finished."""
-    record = world.record
-    assert record
+    record = world.present
     incident = next((i for i in world.incidents if i.signature == _signature(request)), None)
     if incident is None:
         if pending(world) is not None:
@@ -63,9 +62,10 @@ def _cannot(request: Request, world: World) -> str:
             f"the nearest {'is' if len(near) == 1 else 'are'} {formatting.listed(near)}" if near else "there is none"
         )
         return f"no snapshot of step {request.step} is kept: {known}. Nothing was done"
-    if not request.skip or (all(said.skips for said in world.statuses()) and world.statuses()):
+    told = world.statuses()
+    if not request.skip or (told and all(said.skips for said in told)):
         return ""
-    if all(said.stepped_s for said in world.statuses()) and world.statuses():
+    if told and all(said.stepped_s for said in told):
         return "this script cannot skip data: its batches come neither from session.batches nor by session.data_step. Nothing was done"
     return "only after its first step is it known whether this script can skip data. Nothing was done; ask again then"
 
@@ -119,9 +119,8 @@ def _lost(order: RewindOrder, incident: Incident) -> Incident:
 
 def turn_back(world: World, incident: Incident, to: Step) -> Decision:
     """Order all ranks to rewind in place to step `to`, before the replicas diverged."""
-    assert world.record
     order = RewindOrder(number=int(incident.id), to=to, cause=OrderedBy.COMPARISON)
-    return Decision(record=replace(world.record, rewind=order), incidents=(incident,), reason=incident.plan)
+    return Decision(record=replace(world.present, rewind=order), incidents=(incident,), reason=incident.plan)
 
 
 def unheeded(world: World, now: float, patience_s: float) -> Incident | None:

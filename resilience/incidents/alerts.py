@@ -33,8 +33,7 @@ def _news(
 def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[Incident, ...]:
     """Return incidents of members that are only cut off from etcd. An incident is closed when the member reaches etcd, or no longer trains.
     unseen: no node reports whether they train."""
-    record = world.record
-    assert record
+    record = world.present
 
     def tell(ident: str, signature: str, node: NodeId) -> Incident:
         said = world.status.get(node)
@@ -85,8 +84,7 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
 
 def stragglers_told(world: World) -> tuple[Incident, ...]:
     """Return incidents of ranks that have become slow. An incident is closed when the rank is no longer slow, or gone."""
-    record = world.record
-    assert record
+    record = world.present
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, Straggler]) -> Incident:
         node, found = seen
