@@ -20,11 +20,14 @@ class Journal:
     def write(self, kind: str, at_s: float, **fields: Any) -> None:
         """Append one event at wall-clock time `at_s`."""
         line = json.dumps({"at_s": round(at_s, 3), "kind": kind, **fields}, separators=(",", ":"))
+        self._append(line.encode(errors="backslashreplace"))
+
+    def _append(self, line: bytes) -> None:
         try:
             with self.path.open("ab+") as file:
                 # An agent was killed while writing if the last line has no end.
                 torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
-                file.write(b"\n" * bool(torn) + line.encode(errors="backslashreplace") + b"\n")
+                file.write(b"\n" * bool(torn) + line + b"\n")
         except OSError:
             self.lost += 1
 
