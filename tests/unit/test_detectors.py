@@ -62,16 +62,15 @@ def test_how_a_rank_ended(exited: RankExit, cause: Cause, sentence: str) -> None
     ("kind", "cause"),
     [("non_finite", Cause.NON_FINITE), ("snapshot", Cause.SNAPSHOT_UNUSABLE), ("exit", Cause.SCRIPT_RAISED)],
 )
-@pytest.mark.parametrize("started", [True, False])
-def test_what_a_rank_says_of_its_own_end(kind: str, cause: Cause, started: bool) -> None:
-    found = suspicion(gone(0, code=1, kind=kind, step=7, error="it says why", started=started))
+@pytest.mark.parametrize(("started", "code"), [(True, 1), (False, 1), (False, None)])
+def test_the_reason_that_a_rank_gives_counts_more_than_how_it_ended(
+    kind: str, cause: Cause, started: bool, code: int | None
+) -> None:
+    cause = Cause.RANK_KILLED if kind == "exit" and code is None else cause
+    found = suspicion(gone(0, code=code, kind=kind, step=7, error="it says why", started=started))
     assert (found.cause, found.step, found.started) == (cause, 7, started)
-    assert ("it says why" in found.evidence) is (kind == "exit")
+    assert ("it says why" in found.evidence) is (kind == "exit" and code == 1)
     assert ("step 7" in found.evidence) is (kind != "exit")
-
-
-def test_a_word_counts_more_than_the_way_of_dying() -> None:
-    assert suspicion(gone(0, code=None, kind="snapshot", step=7)).cause is Cause.SNAPSHOT_UNUSABLE
 
 
 def test_what_makes_two_faults_the_same_fault() -> None:

@@ -93,7 +93,9 @@ def test_a_rewind_is_ordered_once_obeyed_once_and_answered_when_it_is_done() -> 
         ({"skip": 3}, {"skips": False, "stepped_s": 0.0}, "only after its first step is it known"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(wish: dict[str, Any], said: dict[str, Any], sentence: str) -> None:
+def test_an_impossible_rewind_is_refused_with_the_reason(
+    wish: dict[str, Any], said: dict[str, Any], sentence: str
+) -> None:
     judged = there(asked(**wish), said=said)
     refused = decided(judged)
     assert refused.record is None
@@ -411,7 +413,7 @@ def test_a_node_that_is_shut_out_may_train_again() -> None:
         ("b", {B: replace(SHUT_OUT[B], until_s=NOW)}, "node b is not in quarantine; no node is. Nothing was done"),
     ],
 )
-def test_who_is_not_shut_out_cannot_be_readmitted(
+def test_only_a_quarantined_node_can_be_readmitted(
     node_: str, shut_out: dict[NodeId, Quarantine], sentence: str
 ) -> None:
     refused = decided(there(asked(Wish.READMIT, node=node_), quarantine=shut_out))

@@ -124,7 +124,7 @@ def test_where_the_job_went_on(told: Incident, line: str) -> None:
         ),
     ],
 )
-def test_what_has_become_of_it(told: Incident, text: str) -> None:
+def test_the_outcome_of_an_incident(told: Incident, text: str) -> None:
     assert explain.outcome(told) == text
 
 
@@ -136,7 +136,7 @@ def test_what_was_told_only_says_whether_it_is_over(open_: bool, line: str) -> N
 @pytest.mark.parametrize(
     ("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before the first reported step")]
 )
-def test_when_it_struck(at: int, text: str) -> None:
+def test_the_step_at_which_a_fault_struck(at: int, text: str) -> None:
     assert f"(the fault struck {text})" in explain.lines(incident(at=at), "at noon", "1")[-1]
 
 

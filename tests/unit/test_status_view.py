@@ -57,18 +57,18 @@ def left(**fields: Any) -> dict[NodeId, NodeStatus]:
         (trio(status={}), "trains, trains, stands by"),
     ],
 )
-def test_who_is_what(judged: World, expected: str) -> None:
+def test_each_node_has_its_role(judged: World, expected: str) -> None:
     assert ", ".join(roles(judged, NOW).values()) == expected
     assert [*roles(judged, NOW)] == [B, A, C]
 
 
-def test_before_a_life_of_the_job_has_begun_nobody_is_a_member() -> None:
+def test_before_the_first_generation_no_node_is_a_member() -> None:
     waiting = trio("ac", spec=replace(SPEC, first_generation=Generation(2)), record=record(Phase.ENDED))
     assert roles(waiting, NOW) == {A: "stands by", B: "gone", C: "stands by"}
 
 
 @pytest.mark.parametrize(("instance", "node_"), [("agent-c", C), ("agent-a", A), ("", None), ("dead", None)])
-def test_who_leads(instance: str, node_: NodeId | None) -> None:
+def test_the_lines_name_the_leader(instance: str, node_: NodeId | None) -> None:
     judged = trio(leader=instance)
     assert leader(judged) == node_
     assert f"{node_ or 'no node'} leads" in status_view.lines(judged, NOW, when)
@@ -102,7 +102,7 @@ def test_who_leads(instance: str, node_: NodeId | None) -> None:
         ({"record": None, "spec": None}, ""),
     ],
 )
-def test_what_the_job_is_doing(changes: dict[str, Any], sentence: str) -> None:
+def test_the_headline_says_what_the_job_does(changes: dict[str, Any], sentence: str) -> None:
     assert status_view.headline(trio(**changes), NOW) == sentence
 
 
@@ -167,7 +167,7 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
         ),
     ],
 )
-def test_what_else_there_is_to_know(changes: dict[str, Any], sentence: str) -> None:
+def test_the_lines_name_whatever_an_operator_should_know(changes: dict[str, Any], sentence: str) -> None:
     assert sentence in status_view.lines(trio(**changes), NOW, when)
 
 
