@@ -22,15 +22,16 @@ from ..backend.paths import Attempt
 @dataclass(frozen=True, kw_only=True)
 class RetentionPolicy:
     keep: int = 3
-    """Number of newest snapshots that stay on disk. The snapshot that the current ranks started from and the newest
-    certified snapshot stay in addition."""
+    """How many of the newest snapshots stay on disk. The snapshot that the current ranks started from and the newest
+    certified one stay in addition."""
     keep_every_steps: int = 0
-    """Of the older snapshots, the first one of every this many steps stays too. 0: none; 1: all."""
+    """From the older snapshots, the first one in every span of this many steps stays too, so that a rewind can go far
+    back. 0: none of them stay; 1: all of them."""
     max_age_h: float = 0.0
-    """Hours after which those older snapshots are deleted. 0: no limit."""
+    """Number of hours after which these older snapshots are deleted. 0: never."""
     max_bytes: int = 0
-    """While all snapshots together are larger than this, the oldest of those older snapshots are deleted. 0: no
-    limit."""
+    """While all snapshots on disk together are larger than this many bytes, the oldest of these older snapshots are
+    deleted. 0: no limit."""
 
     def __post_init__(self) -> None:
         for name, least in (("keep", 1), ("keep_every_steps", 0), ("max_bytes", 0)):

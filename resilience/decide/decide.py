@@ -77,8 +77,7 @@ def _answer(
     world: World, now: float, policy: Policy, event: Event | None, verdict: Verdict | None, answer: Plan | None
 ) -> Decision:
     """Return what to write about the event, and about requests if there is no event."""
-    present = world.record
-    assert present
+    present = world.present
     late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s)
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
         seats = rank_assignment.again(world, now)
@@ -87,13 +86,8 @@ def _answer(
         return next_generation.reopen(world.with_incidents((late,)), now, late, seats)
     move, phase = TABLE[present.phase, event] if event else (Move.IGNORE, present.phase)
     if event is None or move is Move.IGNORE:
-        ruling = cut_short(world)
-        if ruling == Decision():
-            ruling = _wrong_at_the_end(world)
-        if ruling == Decision():
-            ruling = rule(world, now, recoverable_state.step_reached(world))
-        if ruling == Decision():
-            ruling = planned_move.begun(world, now, policy)
+        ruling = cut_short(world) or _wrong_at_the_end(world) or rule(world, now, recoverable_state.step_reached(world))
+        ruling = ruling or planned_move.begun(world, now, policy)
         return replace(ruling, said="" if ruling.incidents else ruling.reason)
     if verdict and answer:
         reached = recoverable_state.step_reached(world)
@@ -136,7 +130,7 @@ def _wrong_at_the_end(world: World) -> Decision:
     since = _wrong_since(world)
     if since < 0 or 0 <= record.onset <= since:
         return Decision()
-    reason = f"from step {since} on nodes do not hold the same bits: nobody is to go on from there"
+    reason = f"from step {since} on, the nodes hold different bits: no later start may resume from there"
     return Decision(record=replace(record, onset=since), reason=reason)
 
 

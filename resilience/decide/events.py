@@ -33,21 +33,15 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
         in_place = (
             _all_at_work(world) and not verdict.consequences and recoverable_state.sound(world, verdict.onset) >= 0
         )
-        reached, newest, past = (
-            recoverable_state.step_reached(world),
-            recoverable_state.newest(world),
-            node_exclusion.unforgiven(world),
-        )
-        out = _out(world, now, verdict)
         size, trained = len(world.members), world.record.trained if world.record else 0
         answer = plan(
             verdict,
-            reached,
-            newest,
-            past,
+            recoverable_state.step_reached(world),
+            recoverable_state.newest(world),
+            node_exclusion.unforgiven(world),
             policy.recovery,
             in_place=in_place,
-            shut_out=out,
+            shut_out=_out(world, now, verdict),
             size=Size(
                 now=size,
                 trained=trained if world.spec and trained in world.spec.sizes else 0,
@@ -87,24 +81,19 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
     if world.all_acked(AckKind.RUNNING):
         return Event.RUNNING, None, None
     # Each member has reported its snapshots before READY, and reports again if an older status arrived late.
-    ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members)
-    ready = ready and not (world.record and world.record.pauses(now))
-    ready = (
-        ready
-        and all(node in world.nodes for node in world.members)
-        and rank_assignment.will_do(world, world.members, now)
-    )
-    if ready and policy.observe:
+    ready = world.all_acked(AckKind.READY) and len(statuses) == len(world.members) and not world.present.pauses(now)
+    there = all(node in world.nodes for node in world.members)
+    if not (ready and there and rank_assignment.will_do(world, world.members, now)):
+        return None, None, None
+    if policy.observe:
         return Event.READY, None, None
-    if ready:
-        stop = may_resume(
-            recoverable_state.point(world),
-            recoverable_state.said(world),
-            bool(unreadable(world.incidents)),
-            recoverable_state.onset(world),
-        )
-        return (stop.event if stop else Event.READY), None, stop
-    return None, None, None
+    stop = may_resume(
+        recoverable_state.point(world),
+        recoverable_state.said(world),
+        bool(unreadable(world.incidents)),
+        recoverable_state.onset(world),
+    )
+    return (stop.event if stop else Event.READY), None, stop
 
 
 def _others_wanted(world: World, now: float) -> bool:

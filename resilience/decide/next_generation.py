@@ -35,7 +35,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Decision:
         return Decision(record=over, reason=why)
     drains = [request for request in waiting(world) if request.kind == Wish.DRAIN]
     if drains:
-        why = "the job has not begun, and there is nothing to drain: end the agent of that node, with Ctrl-C or SIGTERM. Nothing was done"
+        why = "the job has not begun, so there is nothing to drain. Nothing was done; end the agent of that node with Ctrl-C or SIGTERM"
         return Decision(answers={r.id: Answer(sentence=why, exit_code=UsageError.exit_code) for r in drains})
     seats = rank_assignment.first(world, now, policy)
     if seats is None:
@@ -46,8 +46,7 @@ def first(world: World, now: float, policy: NodesPolicy) -> Decision:
 
 
 def advance(world: World, now: float, event: Event, phase: Phase, observe: bool) -> Decision:
-    assert world.record
-    record = replace(world.record, phase=phase)
+    record = replace(world.present, phase=phase)
     if event is Event.READY:
         order = pending(world)
         there = recoverable_state.ordered(world, order.to) if order else None
@@ -69,7 +68,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         assert asked
         several = world.spec is not None and world.spec.nodes > 1
         drained = f"node {asked.node}{', which the job cannot do without,' * several} is drained"
-        what, hint = drained if asked.kind == Wish.DRAIN else "asked", ""
+        what, hint = drained if asked.kind == Wish.DRAIN else "stopped", ""
         barred = [node for node in quarantine.in_force(world, now) if node in world.nodes]
         if barred and asked.kind == Wish.DRAIN:
             hint = f"; {formatting.listed(barred)} could train in its place, once readmitted"
@@ -82,7 +81,9 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         )
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
-        reason = "the training is over" if complete else "the script has left in order, before the end of the training"
+        reason = (
+            "the training is over" if complete else "the script ended its loop in order, before the end of the training"
+        )
         # Once the ranks are gone, nodes no longer report how far the ranks had come.
         reached = Step(max(record.replay_until, recoverable_state.step_reached(world)))
         record = replace(record, reason=reason, complete=complete, replay_until=reached)
@@ -100,13 +101,12 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
 def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     """Return the next generation, on other nodes. While a generation gathers (waits for its members), the incident that ended the previous
     generation is still open. That incident may be the first effect of a lost node, so `bereft` completes it."""
-    assert world.record
-    settled_s = policy.grow_after_s if world.record.phase is Phase.RUN else None
+    settled_s = policy.grow_after_s if world.present.phase is Phase.RUN else None
     seats = rank_assignment.again(world, now, settled_s)
-    back = [node for node, i in seats.members.items() if world.record.members.get(node, i) != i]
+    back = [node for node, i in seats.members.items() if world.present.members.get(node, i) != i]
     reason = "; ".join(filter(None, (sentences.seats(seats), sentences.back(back))))
     record, story = _next(world, now, seats, reason, recoverable_state.step_reached(world))
-    if world.record.phase is Phase.RUN:
+    if world.present.phase is Phase.RUN:
         story = (*story, moved(world, seats, reason, now, recoverable_state.step_reached(world)))
     else:
         story = (*story, *bereft(world, seats, reason))
@@ -117,9 +117,8 @@ def _next(
     world: World, now: float, seats: Seats, reason: str, reached: Step
 ) -> tuple[GenerationRecord, tuple[Incident, ...]]:
     """Return the next generation's record, and the incidents that change with it."""
-    assert world.record
     order, story = carried(world)
-    before = world.record
+    before = world.present
     number = Generation(max(before.number, world.spec.given_up if world.spec else 0) + 1)
     known, there = rank_assignment.elders(world), {node.instance for node in world.nodes.values()}
     pauses = before.phase is Phase.GATHER and before.pauses(now) and len(seats.members) == len(before.members)
@@ -134,17 +133,17 @@ def _next(
         },
         new=tuple(node for node in seats.members if node not in known),
         left=tuple(sorted(known - seats.members.keys())),
-        master_addr=world.record.master_addr,
-        replay_until=Step(max(world.record.replay_until, reached)),
+        master_addr=world.present.master_addr,
+        replay_until=Step(max(world.present.replay_until, reached)),
         trained=len(before.members) if any(s.stepped_s for s in world.statuses()) else before.trained,
         turns=before.turns,
         reason=reason,
         opened_s=now,
         pause_s=before.opened_s + before.pause_s - now if pauses else 0.0,
-        paused=world.record.paused,
+        paused=world.present.paused,
         rewind=order,
-        snapshot="" if world.record.snapshot in world.answers else world.record.snapshot,
-        dismissed=tuple(instance for instance in world.record.dismissed if instance in there),
+        snapshot="" if world.present.snapshot in world.answers else world.present.snapshot,
+        dismissed=tuple(instance for instance in world.present.dismissed if instance in there),
     )
     return record, story
 

@@ -82,12 +82,16 @@ def _fail_at_start(world: World, held: Sequence[Incident]) -> dict[NodeId, str]:
     # If a host dies at the start, ranks of other nodes may raise before its loss is known. It is known once all members are ready.
     ready = world.record and world.record.phase is Phase.GATHER and world.all_acked(AckKind.READY)
     if ready and all(_new(world, node) for node in newest.nodes):
-        why = "ranks end there before their first step, and the job has trained without it"
+        why = "ranks end there before their first step, and the job has trained without this node"
         return {node: why for node in newest.nodes if not _forgiven(world, node, newest)}
     again = len(newest.nodes) == 1 and last[0] is not newest and last[0].nodes == newest.nodes
     if not again or _too_few(world, last[0]) or last[0].cause not in (*RANKS_ENDED, Cause.AGENT_LOST):
         return {}
-    return {newest.nodes[0]: "after a fault there ranks end before their first step, and the job has trained before"}
+    return {
+        newest.nodes[
+            0
+        ]: "after a fault on this node, ranks end there before their first step, although the job has trained before"
+    }
 
 
 def _in_turn(held: Sequence[Incident]) -> set[NodeId]:

@@ -29,7 +29,7 @@ from ..plan.escalation import OBSERVE, RESTART_GROUP, REWIND_IN_PLACE, STOP, Pla
 from ..plan.resume_point import ResumePoint
 from ..text import sentences
 
-INTRODUCTION = "observing: faults are judged and told, and nothing is done about them; snapshots are taken, and none is gone back to"
+INTRODUCTION = "observing: the program reports faults and does nothing about them. It takes snapshots and restores none"
 
 _STARTS = (Cause.AGENT_RESTARTED, Cause.AGENT_LOST)
 """Causes that are answered even while observing: an operator who gives the command again wants the ranks to run."""
@@ -41,7 +41,7 @@ def only_told(verdict: Verdict) -> bool:
 
 
 def beginning() -> ResumePoint:
-    return ResumePoint(step=Step(-1), reason="the job's beginning: nothing is gone back to while observing")
+    return ResumePoint(step=Step(-1), reason="the job's beginning: while observing, the ranks restore nothing")
 
 
 def ended(world: World) -> Plan | None:
@@ -51,14 +51,13 @@ def ended(world: World) -> Plan | None:
     if not codes:
         return None
     code = codes[0] if codes[0] > 0 else 128 - codes[0]
-    reason = f"the launcher has ended with exit code {code}, and nothing is started again while observing"
+    reason = f"the launcher exited with code {code}; while observing, the program starts nothing again"
     return Plan(event=Event.GIVE_UP, rung=STOP, exit_code=code, reason=reason)
 
 
 def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) -> tuple[Incident, ...]:
     """Return the incident of a verdict that is only reported; empty if it has been reported."""
-    assert world.record
-    number = world.record.number
+    number = world.present.number
     known = [i for i in world.incidents if i.would is not None and i.generation == number and i.cause == verdict.cause]
     if any(incident.open or verdict.cause is not Cause.RANK_HUNG for incident in known):
         return ()
@@ -86,13 +85,13 @@ def sightings_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
 
 def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
     found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
-    rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, went="go")
+    rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, rewound="rewind")
     if told.remedy == Remedy.GIVE_UP:
-        rung, plan = STOP, "end the job: all that can be done about it had been done before"
+        rung, plan = STOP, "end the job: the ranks had tried every remedy before"
     elif told.to < 0:
         rung, plan = (
             RESTART_GROUP,
-            "end the worker group and start it again: there is no snapshot to go back to in place",
+            "restart the worker group: there is no snapshot to rewind to in place",
         )
     return Incident(
         id=ident,
@@ -116,4 +115,4 @@ def hangs_over(world: World) -> tuple[Incident, ...]:
     if any(status.stalls for status in world.uncalm_statuses()):
         return ()
     hung = [i for i in world.incidents if i.open and i.would is not None and i.cause == Cause.RANK_HUNG]
-    return tuple(replace(i, open=False, evidence=(*i.evidence, "the ranks have gone on by themselves")) for i in hung)
+    return tuple(replace(i, open=False, evidence=(*i.evidence, "the ranks continued by themselves")) for i in hung)

@@ -16,7 +16,7 @@ controller keeps this in its own memory, so the next leader can continue in the 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import MachineError, UsageError
@@ -63,8 +63,8 @@ def cut_short(world: World) -> Decision:
     if not gone or 0 < record.leave_in_s <= HURRY_S:
         return Decision()
     reason = (
-        f"{formatting.listed(gone)} {'has' if len(gone) == 1 else 'have'} gone before the end: nobody waits for a "
-        "last snapshot any more"
+        f"{formatting.listed(gone)} {'is' if len(gone) == 1 else 'are'} gone before the end: the other nodes no longer wait "
+        "for a last snapshot"
     )
     return Decision(record=replace(record, leave_in_s=HURRY_S), reason=reason)
 
@@ -94,8 +94,7 @@ def _pressed(request: Request, record: GenerationRecord) -> bool:
 
 def rule(world: World, now: float, reached: Step) -> Decision:
     """Return the next thing to do about the requests. now: wall-clock seconds; reached: the newest step that any rank has finished."""
-    record = world.record
-    assert record
+    record = world.present
     asked = waiting(world)
     if record.over:
         return Decision(answers={r.id: a for r in asked if (a := _at_the_end(r, world, record, reached))})
@@ -108,13 +107,13 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     goes_on = [request for request in asked if request.kind == Wish.RESUME]
     overtaken = [r.id for r in asked[: asked.index(goes_on[-1])] if r.kind == Wish.PAUSE] if goes_on else []
     if overtaken:
-        early = Answer(sentence="the ranks were told to go on before all of them waited")
+        early = Answer(sentence="the order to resume came before all ranks waited")
         return Decision(answers=dict.fromkeys(overtaken, early))
     if leaving(world, now):
         return Decision()  # an event of `state_machine` answers it
     drains = [request for request in asked if request.kind == Wish.DRAIN]
     drained = _drained(drains, world)
-    if drained != Decision() or (drains and record.moving and not goes_on):
+    if drained or (drains and record.moving and not goes_on):
         return drained
     for request in (goes_on or [request for request in asked if request.kind != Wish.DRAIN])[:1]:
         return _JUDGES[Wish(request.kind)](request, world, now, reached)
@@ -156,8 +155,7 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 
 def _drained(asked: Sequence[Request], world: World) -> Decision:
     """Return the next thing to do about all drains together: one change of nodes, not one for each."""
-    record = world.record
-    assert record
+    record = world.present
     dismissed = {*record.dismissed}
     fresh: dict[NodeId, Request] = {}
     for request in asked:
@@ -169,7 +167,7 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
         instances = (world.nodes[node].instance for node in fresh)
         reason = f"{are} drained by {next(iter(fresh.values())).by}"
         return Decision(record=replace(record, dismissed=(*record.dismissed, *instances)), reason=reason)
-    on = f"the job goes on on {formatting.listed([*record.members])}"
+    on = f"the job continues on {formatting.listed([*record.members])}"
     answers: dict[str, Answer] = {}
     for request in asked:
         goes_on = record.phase is Phase.RUN or record.idle or _has_left(request, world)
@@ -179,17 +177,17 @@ def _drained(asked: Sequence[Request], world: World) -> Decision:
             why = f"the agent of {request.node} is gone: there is nothing to drain"
             answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
         elif _has_left(request, world):
-            why = f"the agent of {request.node} that was to be drained has gone, and another one has come in its place; {on}"
+            why = f"the agent of {request.node} that was to be drained is gone, and another agent runs there now; {on}"
             answers[request.id] = Answer(sentence=why, exit_code=MachineError.exit_code)
     return Decision(answers=answers)
 
 
 def _pause(request: Request, world: World, now: float, reached: Step) -> Decision:
-    record = world.record
-    assert record
+    record = world.present
     if not record.paused:
         return Decision(record=replace(record, paused=True), reason=f"a pause, ordered by {request.by}")
-    if _all(said.paused for said in world.statuses()):
+    told = world.statuses()
+    if told and all(said.paused for said in told):
         where = f"after step {reached}" if reached >= 0 else "before the first step"
         sentence = f"all ranks wait {where}; processes and memory stay as they are"
         return answered(request, sentence, reached)
@@ -197,22 +195,20 @@ def _pause(request: Request, world: World, now: float, reached: Step) -> Decisio
 
 
 def _resume(request: Request, world: World, now: float, reached: Step) -> Decision:
-    record = world.record
-    assert record
+    record = world.present
     if record.paused:
-        return Decision(record=replace(record, paused=False), reason=f"on with the training, ordered by {request.by}")
+        return Decision(record=replace(record, paused=False), reason=f"the ranks resume, ordered by {request.by}")
     if any(said.paused for said in world.statuses()):
         return Decision()
-    return answered(request, f"the ranks go on from step {max(reached, 0)}", reached)
+    return answered(request, f"the ranks continue from step {max(reached, 0)}", reached)
 
 
 def _snapshot(request: Request, world: World, now: float, reached: Step) -> Decision:
-    record = world.record
-    assert record
+    record = world.present
     if record.snapshot != request.id:
         return Decision(record=replace(record, snapshot=request.id), reason=f"a snapshot, ordered by {request.by}")
     told = world.statuses()
-    if not _all(said.snapshot == request.id and said.snapshot_step >= 0 for said in told):
+    if not told or not all(said.snapshot == request.id and said.snapshot_step >= 0 for said in told):
         return Decision()
     there = set.intersection(*({*said.durable_steps} for said in told))
     since = [step for step in there if step >= max(said.snapshot_step for said in told)]
@@ -228,10 +224,10 @@ def _readmit(request: Request, world: World, now: float) -> Decision:
             f"{formatting.listed([*shut_out])} {'is' if len(shut_out) == 1 else 'are'}" if shut_out else "no node is"
         )
         return answered(
-            request, f"node {node} is not shut out; {others}. Nothing was done", exit_code=UsageError.exit_code
+            request, f"node {node} is not in quarantine; {others}. Nothing was done", exit_code=UsageError.exit_code
         )
     entry = quarantine.readmitted(request.by, now)
-    done = answered(request, f"node {node} may train again, and what has struck it so far counts no more")
+    done = answered(request, f"node {node} may train again, and its earlier faults no longer count")
     return replace(done, quarantine={node: entry})
 
 
@@ -241,9 +237,3 @@ _JUDGES = {
     Wish.RESUME: _resume,
     Wish.SNAPSHOT: _snapshot,
 }
-
-
-def _all(answers: Iterable[bool]) -> bool:
-    """Whether there is at least one answer, and all are true."""
-    said: Sequence[bool] = list(answers)
-    return bool(said) and all(said)

@@ -33,8 +33,8 @@ class Move(Enum):
     BEGIN = "the ranks are to wait, and their state goes to disk"
     WAIT = "they do not all wait yet, or it is not on disk"
     GO = "the next generation may begin elsewhere"
-    DROP = "what it was for has gone"
-    LATE = "their state has not come to the disk"
+    DROP = "the reason for the move is gone"
+    LATE = "their state did not reach the disk"
 
 
 def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
@@ -72,10 +72,10 @@ def begun(world: World, now: float, policy: Policy) -> Decision:
         record = replace(world.record, moving=why, moving_s=now, moving_after=back)
         return Decision(record=record, reason=f"all ranks wait: {why}")
     if step is Move.WAIT and world.record and world.record.moving_after != back and pending(world) is None:
-        reason = "the ranks wait at an older step: its state is to come to the disk"
+        reason = "after a rewind, the ranks wait until the older state is on disk"
         return Decision(record=replace(world.record, moving_after=back), reason=reason)
     if step in (Move.DROP, Move.LATE) and world.record:
         tried_s = world.record.moving_s if step is Move.LATE else 0.0
-        reason = f"the ranks go on where they are: {step.value}"
+        reason = f"the ranks continue on the same nodes: {step.value}"
         return Decision(record=replace(world.record, moving="", moving_s=tried_s), reason=reason)
     return Decision()

@@ -37,8 +37,7 @@ def _waiting(world: World) -> tuple[RewindOrder, Incident] | None:
 
 def ordered(request: Request, world: World, now: float, reached: Step) -> Decision:
     """Return the next thing to do about an operator's rewind. reached: the newest step that any rank has finished."""
-    record = world.record
-    assert record
+    record = world.present
     incident = next((i for i in world.incidents if i.signature == _signature(request)), None)
     if incident is None:
         if pending(world) is not None:
@@ -59,13 +58,16 @@ def _cannot(request: Request, world: World) -> str:
     there = sorted(common_steps(recoverable_state.said(world), unreadable(world.incidents)))
     if request.step not in there:
         near = [*[s for s in there if s < request.step][-1:], *[s for s in there if s > request.step][:1]]
-        known = f"the nearest {'is' if len(near) == 1 else 'are'} {formatting.listed(near)}" if near else "none is"
-        return f"no state of step {request.step} is kept: {known}. Nothing was done"
-    if not request.skip or (all(said.skips for said in world.statuses()) and world.statuses()):
+        known = (
+            f"the nearest {'is' if len(near) == 1 else 'are'} {formatting.listed(near)}" if near else "there is none"
+        )
+        return f"no snapshot of step {request.step} is kept: {known}. Nothing was done"
+    told = world.statuses()
+    if not request.skip or (told and all(said.skips for said in told)):
         return ""
-    if all(said.stepped_s for said in world.statuses()) and world.statuses():
-        return "this script cannot leave data out: its batches come neither from session.batches nor by session.data_step. Nothing was done"
-    return "whether this script can leave data out is known once its ranks have done a step: ask again then. Nothing was done"
+    if told and all(said.stepped_s for said in told):
+        return "this script cannot skip data: its batches come neither from session.batches nor by session.data_step. Nothing was done"
+    return "only after its first step is it known whether this script can skip data. Nothing was done; ask again then"
 
 
 def _order(request: Request, world: World, record: GenerationRecord, now: float, reached: Step) -> Decision:
@@ -76,7 +78,7 @@ def _order(request: Request, world: World, record: GenerationRecord, now: float,
         generation=record.number,
         cause=OrderedBy.OPERATOR,
         rung=REWIND_IN_PLACE if live else RESTART_GROUP,
-        summary=f"a rewind to step {request.step} is ordered by {request.by}",
+        summary=f"{request.by} ordered a rewind to step {request.step}",
         plan=sentences.ordered(request.step, request.skip, live),
         at_s=now,
         step_at_fault=reached,
@@ -108,7 +110,7 @@ def lost(world: World) -> tuple[Incident, ...]:
 
 
 def _lost(order: RewindOrder, incident: Incident) -> Incident:
-    why = f"the state of step {order.to} is not kept any more; the training goes on as it was"
+    why = f"the snapshot of step {order.to} is no longer kept; the training continues without the rewind"
     return replace(incident, open=False, rung=OBSERVE, plan=why)
 
 
@@ -117,9 +119,8 @@ def _lost(order: RewindOrder, incident: Incident) -> Incident:
 
 def turn_back(world: World, incident: Incident, to: Step) -> Decision:
     """Order all ranks to rewind in place to step `to`, before the replicas diverged."""
-    assert world.record
     order = RewindOrder(number=int(incident.id), to=to, cause=OrderedBy.COMPARISON)
-    return Decision(record=replace(world.record, rewind=order), incidents=(incident,), reason=incident.plan)
+    return Decision(record=replace(world.present, rewind=order), incidents=(incident,), reason=incident.plan)
 
 
 def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
@@ -132,8 +133,8 @@ def unheeded(world: World, now: float, patience_s: float) -> Incident | None:
     cannot = any(s.declined == order.number or s.finished or s.stopped for s in world.statuses())
     if not cannot and now - incident.at_s <= patience_s:
         return None
-    why = "they cannot" if cannot else f"they did not within {formatting.seconds(patience_s)}"
-    plan = f"all ranks were to go back in place, and {why}: end the worker group, start it again from before step {incident.onset}"
+    why = "could not" if cannot else f"did not within {formatting.seconds(patience_s)}"
+    plan = f"the ranks were to rewind in place, but {why}: restart the worker group from before step {incident.onset}"
     return replace(incident, rung=RESTART_GROUP, plan=plan)
 
 

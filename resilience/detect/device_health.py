@@ -17,15 +17,15 @@ HOT_LOOKS = 3
 """Number of readings in a row that must show a device slowed down. When a device starts to work, it is slowed down for a moment."""
 
 FATAL_XIDS = {
-    48: "an error of its memory that could not be corrected",
+    48: "an uncorrectable memory error",
     64: "rows of its memory could not be remapped",
-    74: "an error of NVLink",
+    74: "an NVLink error",
     79: "it has fallen off the bus",
-    94: "a contained error of its memory that could not be corrected",
-    95: "an uncontained error of its memory",
+    94: "a contained memory error",
+    95: "an uncontained memory error",
     119: "its system processor does not answer",
     120: "an error of its system processor",
-    140: "an error of its memory that could not be recovered",
+    140: "an unrecovered memory error",
 }
 """The Xids whose first named cause is the hardware, or which end with a reset of it (https://docs.nvidia.com/deploy/xid-errors/)."""
 
@@ -56,11 +56,11 @@ def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tu
         return ()
     now, found = last[-1], []
     if now.uncorrected is not None and now.uncorrected > ((first.uncorrected or 0) if first else 0):
-        found.append("its memory has had errors that could not be corrected")
+        found.append("its memory had uncorrectable errors")
     if now.remap_failed:
-        found.append("rows of its memory could not be remapped: it wants to be replaced")
+        found.append("rows of its memory could not be remapped: replace the device")
     elif now.remap_pending:
-        found.append("rows of its memory wait to be remapped: it wants a reset")
+        found.append("rows of its memory wait to be remapped: reset the device")
     recent = last[-HOT_LOOKS:]
     if len(recent) == HOT_LOOKS:
         found += ["the hardware slows it down because of its temperature"] if all(each.hot for each in recent) else []

@@ -22,40 +22,46 @@ from .stack_traces import Frame, Spot
 
 @dataclass(frozen=True, kw_only=True)
 class HangPolicy:
-    """How long ranks may be silent before they are suspected of a hang."""
+    """How many seconds ranks may be silent before the agents suspect a hang and look at their stacks."""
 
     act: bool = True
     """Whether a hang restarts the ranks. False: the agent only reports it, with the stacks."""
     factor: float = 5.0
-    """A step is overdue after this many times the usual step time, the median of the last 64 steps.
+    """A step is overdue after this many times the usual step time (the median of the last 64 steps). Raise it if
+    single steps take much longer than most.
 
     5 is HyperPod's and DLRover's order of magnitude; a step with a snapshot or a validation in it stays below."""
     warmup_steps: int = 5
-    """Number of first steps after each start that have a larger budget. It is `start_s`. In later starts it is
-    `factor` times the slowest such step so far.
+    """Number of steps after each start that may take longer, because they compile and fill caches. Their budget is
+    `start_s`; in later starts it is `factor` times the slowest of these steps so far.
 
     These steps compile and fill caches."""
     floor_s: float = 60.0
-    """No step is overdue before this many seconds.
+    """No step is overdue before this many seconds, however short steps usually are. A garbage collection or a short
+    outage of the storage is then no hang.
 
     A garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
     start_s: float = 1800.0
-    """Allowed silence while ranks start, between two of these marks: attached, built, restored, first step.
+    """Seconds of silence allowed while ranks start, between two of these marks: attached, built, restored, first
+    step. Raise it if building or loading the model takes longer.
 
     torch lets a rendezvous wait as long."""
     evaluation_s: float = 1800.0
-    """Allowed silence in an evaluation: Megatron's, or `session.pausing("evaluation")`."""
+    """Seconds of silence allowed in an evaluation: Megatron's, or `session.pausing("evaluation")`. Raise it if an
+    evaluation takes longer."""
     checkpoint_s: float = 1800.0
-    """Allowed silence while the script writes its own checkpoint: Megatron's, or `session.pausing("checkpoint")`."""
+    """Seconds of silence allowed while the script writes its own checkpoint: Megatron's, or
+    `session.pausing("checkpoint")`. Raise it if that takes longer."""
     teardown_s: float = 120.0
-    """Allowed silence after all loops have ended, while the ranks destroy their process groups.
+    """Seconds of silence allowed after all loops have ended, while the ranks destroy their process groups.
 
     gloo hangs there now and then (torch 2.13)."""
     confirm_s: float = 10.0
-    """Time between two looks at the stacks, which must agree. The time doubles after each disagreement, up to a
-    minute."""
+    """Seconds between two looks at the stacks, which must agree before a hang is certain. The time doubles after each
+    disagreement, up to a minute."""
     busy_s: float = 1800.0
-    """How long a rank is left alone whose stack stands still while it uses the processor.
+    """For how many seconds a rank that uses the processor may stay at one place of its stack. It may be waiting for a
+    device.
 
     A rank that waits for a device may spin."""
 
@@ -180,9 +186,9 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     if not same_place(first, second):
         return True, False, "it moves"
     if "t" in (first.state, second.state):
-        return True, False, "somebody debugs it"
+        return True, False, "a debugger has stopped it"
     if first.muted and second.muted:
-        return True, False, "nobody reads what it prints"
+        return True, False, "it waits until its output is read"
     if not second.state:
         return True, False, "it has just ended"
     if second.spot.place is Place.HALTED and second.state == "T":
@@ -190,7 +196,7 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     share = (second.cpu_s - first.cpu_s) / max(1e-9, second.at_s - first.at_s)
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
     at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
-    at_work += ["has something to compute"] if not at_work and "R" in (first.state, second.state) else []
+    at_work += ["is ready to run"] if not at_work and "R" in (first.state, second.state) else []
     if not at_work:
         return False, False, "it does not move and uses no processor"
     words = "it " + " and ".join(at_work)
@@ -246,7 +252,8 @@ def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
 def _sentence(blamed: Sequence[RankStall], stalls: Sequence[RankStall]) -> str:
     if not blamed:
         return (
-            f"all {len(stalls)} ranks wait, and none is missing: the network, a device, or a rank that does not show it"
+            f"all {len(stalls)} ranks wait, and none stands out: the cause may be the network, a device, or a rank whose stack "
+            "does not show it"
         )
     who = ", ".join(str(s.rank) for s in blamed)
     return f"rank{'s' if len(blamed) > 1 else ''} {who} hang{'s' if len(blamed) == 1 else ''}"

@@ -46,6 +46,17 @@ _SENT = (signal.SIGKILL, signal.SIGTERM)
 """Signals that come from outside. If any other signal ends a rank after its loop, that counts as the script's own failure: SIGINT is an
 uncaught KeyboardInterrupt."""
 _KINDS = frozenset(kind.value for kind in Kind)
+_REASONS = {
+    "snapshot": (Cause.SNAPSHOT_UNUSABLE, "step {step} could not be restored from its snapshot"),
+    "unreadable": (Cause.SNAPSHOT_UNREADABLE, "the snapshot of step {step} cannot be read at present"),
+    "refused": (Cause.STATE_REFUSED, "{who} refuses the snapshot to start from: {error}"),
+    "unsavable": (Cause.STATE_UNSAVABLE, "{who} cannot save an object of its Session: {error}"),
+    "no torch": (Cause.TORCH_MISSING, "torchrun does not start on {node}: {error}"),
+    "broken": (Cause.SCRIPT_RAISED, "{who} cannot run the script: {error}"),
+    "fenced": (Cause.AGENT_LOST, "the agent of {node} lost its lease and ended its ranks"),
+    "nonsense": (Cause.RANK_KILLED, "{who} was ended by its agent, because it had overwritten its page: {error}"),
+}
+"""Cause and sentence for each reason of a rank's end (`RankExit.kind`) that needs no further look."""
 
 
 def dead_ranks(world: World) -> list[Suspicion]:
@@ -59,45 +70,21 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
     who = f"rank {gone.rank}" if gone.rank >= 0 else "the launcher (torchrun)"
     who = f"the wrapper of {who}" if gone.kind == "wrapper" else who
     if gone.kind in _KINDS:
-        cause, text = (
-            Cause(gone.kind),
-            gone.error.partition(": ")[2] or f"step {gone.step}: {gone.kind} again and again",
-        )
-    elif gone.kind == "snapshot":
-        cause, text = Cause.SNAPSHOT_UNUSABLE, f"step {gone.step} could not be restored from its snapshot"
-    elif gone.kind == "unreadable":
-        cause, text = Cause.SNAPSHOT_UNREADABLE, f"the snapshot of step {gone.step} cannot be read at present"
-    elif gone.kind == "refused":
-        cause, text = (
-            Cause.STATE_REFUSED,
-            f"{who} on {node} cannot take the state that it was to start from: {gone.error}",
-        )
-    elif gone.kind == "unsavable":
-        cause, text = (
-            Cause.STATE_UNSAVABLE,
-            f"{who} on {node} cannot keep the state that its Session is given: {gone.error}",
-        )
-    elif gone.kind == "no torch":
-        cause, text = Cause.TORCH_MISSING, f"torchrun does not start on {node}: {gone.error}"
-    elif gone.kind == "broken":
-        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} cannot run the script: {gone.error}"
-    elif gone.kind == "fenced":
-        cause, text = (
-            Cause.AGENT_LOST,
-            f"the agent of {node} had lost its lease, and ended its ranks",
-        )
-    elif gone.kind == "nonsense":
-        cause, text = Cause.RANK_KILLED, f"{who} on {node} was ended, for it had written over its page: {gone.error}"
+        cause = Cause(gone.kind)
+        text = gone.error.partition(": ")[2] or f"step {gone.step}: {gone.kind} again and again"
+    elif gone.kind in _REASONS:
+        cause, text = _REASONS[gone.kind]
+        text = text.format(who=f"{who} on {node}", node=node, step=gone.step, error=gone.error)
     elif gone.code is None or gone.code < 0:
-        how = f"was killed by signal {-gone.code}" if gone.code else "died without a word"
+        how = f"was killed by signal {-gone.code}" if gone.code else "ended, and its exit code is not known"
         if gone.out_of_memory:
-            how = "was killed by the kernel, for want of memory (OOM killer)"
+            how = "was killed by the kernel, because memory ran out (OOM killer)"
         of_itself = gone.through and gone.code is not None and -gone.code not in _SENT
         cause, text = Cause.SCRIPT_RAISED if of_itself else Cause.RANK_KILLED, f"{who} on {node} {how}"
     else:
         said = f": {gone.error}" if gone.error else ""
-        early = "" if gone.code else ", before its loop was over"
-        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} left with exit code {gone.code}{early}{said}"
+        early = "" if gone.code else " before its loop was over"
+        cause, text = Cause.SCRIPT_RAISED, f"{who} on {node} exited with code {gone.code}{early}{said}"
     return Suspicion(
         cause=cause,
         node=node,
@@ -128,11 +115,13 @@ def replaced_agents(world: World) -> list[Suspicion]:
         cause = Cause.AGENT_RESTARTED if present else Cause.AGENT_LOST
         seen = world.status[node].at_s if node in world.status else world.record.opened_s if world.record else 0.0
         seen = max(seen, stepped_s) if present is None else seen
-        text = f"the agent of {node} was started anew" if present else f"the agent of {node} is gone: its lease expired"
+        text = (
+            f"the agent of {node} was started again" if present else f"the agent of {node} is gone: its lease expired"
+        )
         if instance in world.dead and not present:
             seen, text = (
                 world.dead[instance].at_s,
-                f"the agent of {node} is dead: so says the one that held a connection",
+                f"the agent of {node} is dead: a neighbour node reports it",
             )
         started = node in world.status and world.status[node].max_step >= 0
         found.append(Suspicion(cause=cause, node=node, at_s=seen, evidence=text, started=started, signature=cause))
@@ -155,7 +144,7 @@ def unwritten_ends(world: World) -> list[Suspicion]:
     if last < 0 or any(last in status.durable_steps for status in world.statuses()):
         return []
     written = {node for node, ack in world.acks.items() if ack.kind is AckKind.ENDED}
-    lost = f"the training was over, and the state that it ended with, of step {last}, was not on disk"
+    lost = f"the training was over, but its final state, of step {last}, was not on disk"
     return [replace(s, details=(lost,)) for s in replaced_agents(world) if s.node not in written]
 
 

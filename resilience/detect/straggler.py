@@ -34,24 +34,25 @@ from ..model.signals import Lost
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerPolicy:
-    """When a rank counts as a straggler."""
+    """When a rank counts as a straggler. Stragglers are only reported."""
 
     enabled: bool = True
-    """Whether ranks are compared by the time that their steps take them without waiting for each other."""
+    """Whether the agents compare the times that ranks take for a step, without their waits for each other."""
     shift: float = 0.1
-    """A straggler became slower than it was, and is slower than its peers, each by at least this share.
+    """A rank is a straggler if, by at least this share, it is slower than its peers and has become slower than it
+    was. Lower values find smaller slowdowns and give more false alarms.
 
     FALCON: 10 %."""
     factor: float = 2.0
-    """A rank is also a straggler, without any change, if it takes this many times its peers' time.
+    """A rank is also a straggler if it has always taken this many times as long as its peers.
 
     DLRover: twice the median."""
     sample_s: float = 2.0
-    """Steps of at least this many seconds together make one sample."""
+    """Consecutive steps that together take at least this many seconds make one sample."""
     window_samples: int = 10
-    """Number of newest samples that a rank is judged by."""
+    """A rank is judged by this many newest samples. More of them make the result surer and later."""
     baseline_samples: int = 60
-    """Number of earlier samples that those are compared with. Half as many are enough to begin with."""
+    """The newest samples are compared with this many samples before them. Half as many are enough to begin with."""
 
     def __post_init__(self) -> None:
         if self.shift <= 0:

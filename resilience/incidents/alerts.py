@@ -33,8 +33,7 @@ def _news(
 def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[Incident, ...]:
     """Return incidents of members that are only cut off from etcd. An incident is closed when the member reaches etcd, or no longer trains.
     unseen: no node reports whether they train."""
-    record = world.record
-    assert record
+    record = world.present
 
     def tell(ident: str, signature: str, node: NodeId) -> Incident:
         said = world.status.get(node)
@@ -68,7 +67,7 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
             rung=OBSERVE,
             summary=f"no parameter has changed since step {status.frozen}",
             evidence=("the learning rate is not 0, and all fingerprints of the parameters are the same",),
-            plan="nothing is done: look at the optimizer, the gradients and the learning rate",
+            plan="the program does nothing. Check the optimizer, the gradients and the learning rate",
             at_s=status.at_s,
             step_at_fault=status.max_step,
             started=True,
@@ -85,8 +84,7 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
 
 def stragglers_told(world: World) -> tuple[Incident, ...]:
     """Return incidents of ranks that have become slow. An incident is closed when the rank is no longer slow, or gone."""
-    record = world.record
-    assert record
+    record = world.present
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, Straggler]) -> Incident:
         node, found = seen
@@ -97,7 +95,7 @@ def stragglers_told(world: World) -> tuple[Incident, ...]:
             rung=OBSERVE,
             summary=sentences.straggler(found, node),
             evidence=sentences.straggling(found),
-            plan="nothing is done: there is no other machine to take its place; the others wait for it at each step",
+            plan="the program does nothing; the other ranks wait for this rank at each step",
             at_s=found.at_s,
             step_at_fault=found.step,
             started=True,
@@ -115,7 +113,7 @@ def stragglers_told(world: World) -> tuple[Incident, ...]:
 
 def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
     """Return incidents of memory that runs out. An incident is closed when the memory no longer runs out."""
-    asked = "a snapshot on disk is asked for, and again while it lasts: so little is lost if the kernel kills a rank"
+    asked = "the agent asks for snapshots on disk while the shortage lasts, so that little is lost if the kernel kills a rank"
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, NodeStatus, Shortage]) -> Incident:
         node, status, found = seen
@@ -153,7 +151,7 @@ def complaints_told(world: World) -> tuple[Incident, ...]:
             cause=Cause.DEVICE_SICK,
             rung=OBSERVE,
             summary=sentences.complaint(found, node),
-            plan="nothing is done as long as the training goes on; look after the device when it may be spared",
+            plan="the program does nothing while the training continues. Check the device when the job can spare it",
             at_s=found.at_s,
             step_at_fault=Step(found.step),
             started=found.step >= 0,

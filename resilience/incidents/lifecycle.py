@@ -36,7 +36,6 @@ def _ordered(world: World) -> int:
 
 
 def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -> Incident:
-    assert world.record
     evidence = formatting.few([*dict.fromkeys(s.evidence for s in verdict.blamed)])
     consequences = formatting.few([*dict.fromkeys(s.evidence for s in verdict.consequences)])
     seen = tuple(f"also seen, as a consequence: {said}" for said in consequences)
@@ -65,17 +64,16 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
 def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> Incident:
     """Return the incident with the fields that judgements use. Its texts for people stay empty: for thousands of ranks, they take long to
     make."""
-    assert world.record
     return Incident(
         id="",
-        generation=world.record.number,
+        generation=world.present.number,
         cause=verdict.cause,
         rung=rung,
         summary="",
         at_s=verdict.at_s,
         step_at_fault=reached,
         started=verdict.started,
-        loop_skipped=verdict.through and world.record.resume_step == reached,
+        loop_skipped=verdict.through and world.present.resume_step == reached,
         nodes=verdict.nodes,
         size=len(world.members),
         onset=verdict.onset,
@@ -99,8 +97,7 @@ def convictions_told(changed: tuple[Incident, ...], world: World) -> tuple[Incid
 def phases_told(world: World) -> tuple[Incident, ...]:
     """Return the incidents of restarts to which the present generation's statuses add phase times. If another fault interrupts a recovery,
     its incident is closed when the following recovery is over."""
-    assert world.record
-    record, changed = world.record, []
+    record, changed = world.present, []
     for incident in world.incidents:
         if not incident.open or incident.rung not in RESTARTS or incident.generation >= record.number:
             continue
@@ -113,20 +110,19 @@ def phases_told(world: World) -> tuple[Incident, ...]:
 
 
 def _with_phases(incident: Incident, world: World) -> Incident:
-    assert world.record
     statuses = world.statuses()
-    if world.record.phase is Phase.GATHER or len(statuses) < len(world.members):
+    if world.present.phase is Phase.GATHER or len(statuses) < len(world.members):
         return incident
-    launched, opened_s = world.record.launched_s, world.record.opened_s
+    launched, opened_s = world.present.launched_s, world.present.opened_s
     if incident.cause == Cause.AGENT_LOST:  # the job may have waited for the node, and opened several generations
         opened_s = incident.at_s + incident.phases_s.get("detect", 0.0)
     marks = [opened_s, launched]
     marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
     if incident.resume_step is None:
-        incident = replace(incident, resume_step=world.record.resume_step)
+        incident = replace(incident, resume_step=world.present.resume_step)
     if "start" not in incident.phases_s:  # a later start of the ranks has another reason
         incident = replace(incident, launch=incident.launch or statuses[0].launch)
-    if world.record.replay_until <= world.record.resume_step:
+    if world.present.replay_until <= world.present.resume_step:
         marks[-1] = marks[-2]  # no step is replayed
     for name, (start, end) in zip(PHASES[1:], pairwise(marks), strict=True):
         if not end:

@@ -23,22 +23,21 @@ from .lifecycle import next_id
 
 def moved(world: World, seats: Seats, why: str, now: float, reached: Step) -> Incident:
     """Return the incident of a planned move: other nodes train from here on, and nothing was wrong."""
-    assert world.record
-    there = "with their state on disk; the next ones begin there"
+    plan = "the ranks waited until their state was on disk; the next ranks begin with it"
     if not recoverable_state.saved(world):
-        there = "and their state has not come to the disk; the next ones begin with an older one"
+        plan = "the ranks waited, but their state did not reach the disk; the next ranks begin with an older one"
     return Incident(
         id=next_id(world),
-        generation=world.record.number,
+        generation=world.present.number,
         cause=Cause.MOVED,
         rung=_rung(seats),
         summary=why,
-        plan=f"the ranks have waited, {there}",
-        at_s=world.record.moving_s or now,
+        plan=plan,
+        at_s=world.present.moving_s or now,
         step_at_fault=reached,
         started=True,
         size=len(world.members),
-        signature=f"{Cause.MOVED}:{world.record.number}",
+        signature=f"{Cause.MOVED}:{world.present.number}",
     )
 
 

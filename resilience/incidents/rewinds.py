@@ -70,7 +70,7 @@ def _forgotten(told: InPlaceRewind) -> Incident:
         generation=told.generation,
         cause=told.cause,
         rung=REWIND_IN_PLACE,
-        summary=f"a rewind to step {told.to} was ordered; etcd has lost its data since, and by whom",
+        summary=f"a rewind to step {told.to} was ordered; etcd has lost who ordered it",
         plan="",
         at_s=told.at_s,
         step_at_fault=told.reached,

@@ -18,11 +18,11 @@ from ..model.rewind import Remedy, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class RescuePolicy:
-    """What changes when the ranks skipped data and the same fault came again."""
+    """What the ranks change if the same fault recurs although they skipped data."""
 
     lr_scale: float = 1.0
-    """Factor on the learning rate of the steps around the data that the ranks skip next. Afterwards the schedule's
-    own learning rate holds again. 1: no change."""
+    """Factor for the learning rate of the steps around the data that the ranks skip next. Afterwards the schedule's
+    own learning rate holds again. 1: no change; 0.5, for example, takes those steps more carefully."""
     precision: bool = False
     """Whether those steps are computed without FP8. For Megatron this switches `config.fp8` off. In a loop with
     `Session`, `session.careful` is true and the loop decides."""

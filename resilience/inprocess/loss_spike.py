@@ -53,17 +53,21 @@ class SpikePolicy:
     """When a loss or a gradient norm counts as a spike."""
 
     enabled: bool = True
-    """Whether the ranks judge loss and gradient norm. They always judge NaN and Inf."""
+    """Whether the ranks judge loss and gradient norm. NaN and Inf are always judged. Set it to false if the loss
+    jumps by design."""
     baseline_steps: int = 128
-    """Number of steps that the expected loss is computed from. No step is judged before this many have passed."""
+    """Number of past steps from which the expected loss and its usual noise are computed. No step is judged before
+    this many have passed."""
     run_steps: int = 3
-    """A loss spike lasts at least this many steps. It is found at the last of them."""
+    """A high loss counts as a spike once it has lasted this many steps. Fewer steps find a spike earlier and give
+    more false alarms."""
     each_sigma: float = 2.0
-    """Each step of a loss spike lies more than this many scales above the expected loss."""
+    """In a loss spike, each step lies above the expected loss by more than this many times the usual noise."""
     mean_sigma: float = 4.0
-    """The mean of the steps of a loss spike lies more than this many scales above the expected loss."""
+    """In a loss spike, the mean of the steps lies above the expected loss by more than this many times the usual
+    noise. Raise it if normal jumps of the loss are taken for spikes."""
     gradient_factor: float = 100.0
-    """A gradient norm of this many times the baseline's median is a spike by itself."""
+    """A single step is a spike if its gradient norm is more than this many times the median of the baseline."""
 
     def __post_init__(self) -> None:
         if self.baseline_steps < 16:

@@ -30,28 +30,27 @@ from .loss_spike import Finding
 
 @dataclass(frozen=True, kw_only=True)
 class LadderPolicy:
-    """What the ranks try, in this order, after a NaN or a spike: replay, replay from an older state, skip data,
-    stop."""
+    """What the ranks try after a NaN or a spike, in this order: replay, replay from an older state, skip data, stop."""
 
     max_replays: int = 2
-    """How often the ranks replay the same data before they skip it. The first replay starts from the newest state,
-    the next ones from an older state."""
+    """How often the ranks replay the same data before they skip it. The first replay starts from the newest state
+    before the fault, further ones from an older state."""
     distance_steps: int = 100
-    """How many steps before the onset of a spike that older state lies. If no state is that old, the ranks take the
+    """How many steps before the onset of a spike that older state lies. If no snapshot is that old, the ranks use the
     oldest one.
 
     PaLM (arXiv:2204.02311, 5.1) went back about 100 steps."""
     skip_steps: int = 200
-    """How many batches around the onset of a spike the ranks skip; each further time twice as many. Of a NaN they
-    skip the one batch that gave it.
+    """How many batches around the onset of a spike the ranks skip; each further time twice as many. After a NaN they
+    skip only the batch that gave it.
 
     PaLM: 200 to 500."""
     max_skips: int = 3
-    """How often the ranks skip data because of one fault before the job stops."""
+    """How often the ranks skip data because of one fault. After that, the job stops."""
     same_fault_steps: int = 200
-    """A fault counts as the same fault if its onset is at most this many steps from the previous onset."""
+    """Two faults count as the same fault if their onsets are at most this many steps apart."""
     settled_steps: int = 3
-    """A fault counts as gone this many steps after the step at which the ranks found it.
+    """A fault counts as cured once the ranks are this many steps past the step at which they found it.
 
     The ranks find a spike within three steps (`loss_spike`)."""
 

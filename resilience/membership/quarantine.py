@@ -13,23 +13,23 @@ from . import rank_assignment
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantinePolicy:
-    """When a node is put into quarantine. It happens only while the job can continue without that node."""
+    """When a node is put into quarantine, that is, does not train for a while. It happens only while the job can
+    continue without that node."""
 
     hardware_faults: int = 2
-    """Number of faults blamed on a node's hardware that put it into quarantine. Such a fault is a replica that
-    differs from all others.
+    """A node is put into quarantine after this many faults of its own hardware: its replica differed from all others.
 
     One flipped bit is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs)."""
     faults: int = 3
-    """Number of faults that struck a node first and put it into quarantine. Such a fault is a killed rank, a hung
-    rank or a lost agent. Two in a row are enough if the second came before the first step. One before the first step
-    is enough on a node that has never trained, in a job that has.
+    """A node is put into quarantine after this many faults that struck it first: a killed rank, a hung rank or a lost
+    agent. Fewer are enough at the start of a job that has trained before. Two in a row are enough if the second came
+    before the first step. One before the first step is enough on a node that has never trained.
 
     Most nodes have none in a month, and a few have most of all faults (StepFun; Meta, arXiv:2410.21680, section 4)."""
     within_h: float = 24.0
-    """Hours over which faults are counted."""
+    """Number of hours in which these faults are counted."""
     lasts_h: float = 24.0
-    """Hours that a quarantine lasts."""
+    """Number of hours that a quarantine lasts. `mt-resilient readmit` ends it earlier."""
 
     def __post_init__(self) -> None:
         for name in ("hardware_faults", "faults"):

@@ -31,16 +31,17 @@ class NodesPolicy:
     """How many nodes train."""
 
     number: str = ""
-    """How many nodes train: `N`, `MIN:MAX`, or the allowed numbers `N,M,…`. Empty: torchrun's `--nnodes`. Short:
-    `--nodes`."""
+    """How many nodes train: `N`, `MIN:MAX`, or a list of the allowed numbers `N,M,…`. Empty: as torchrun's `--nnodes`
+    says. Short: `--nodes`."""
     spares: int = 0
-    """Additional nodes that are expected and stand by. Short: `--spares`."""
+    """How many additional nodes stand by to take the place of lost ones. Short: `--spares`."""
     join_s: float = 60.0
-    """How long the first start waits for expected nodes after the last one joined. Then it starts with the nodes
-    that are present."""
+    """How many seconds the first start still waits for missing nodes after the last node has joined. Then it starts
+    with the nodes that are present, if their number is allowed."""
 
     grow_after_s: float = 60.0
-    """How long a returned node must be present before the job grows by it.
+    """How many seconds a returned node must be present before the job grows by it. Growing costs a restart, so a node
+    that comes and goes should not cause one each time.
 
     Growing costs a restart."""
 
@@ -64,7 +65,7 @@ def sizes(text: str) -> tuple[int, ...]:
         if int(least) <= int(most):
             return tuple(range(numbers[0], numbers[1] + 1))
     raise UsageError(
-        f"--nodes {text}: write a number, MIN:MAX, or the numbers that will do, as 2,4,8, up to {MOST_NODES}; nothing was started"
+        f"--nodes {text} is not valid: write a number, MIN:MAX, or allowed numbers such as 2,4,8, up to {MOST_NODES}. Nothing was started"
     )
 
 
@@ -203,9 +204,8 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
     grows by it. None, at a fault: the job does not grow, because memory fits only the same number of nodes. Then a drained node that is
     still present remains a member, with its memory, until the ranks train (`planned_move`). It does not if it was `struck` before its ranks
     made a step, or if starts fail. If nodes are too few, other present nodes are added (`_with_mercy`)."""
-    assert world.record
     here = usable(world, now)
-    if settled_s is None and world.record.dismissed and not world.record.idle:
+    if settled_s is None and world.present.dismissed and not world.present.idle:
         here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
     found = _again(world, here, now, settled_s)
     if not found.missed and will_do(world, found.members, now):
@@ -218,8 +218,7 @@ def again(world: World, now: float, settled_s: float | None = None, struck: Coll
 def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId, NodeRecord]:
     """Return `here` with one of the `needed` nodes, even if it is quarantined or drained, because that node ends its old ranks. A node
     whose ranks may still train is preferred."""
-    assert world.record
-    members, there, wanted = world.record.members, world.nodes, needed(world)
+    members, there, wanted = world.present.members, world.nodes, needed(world)
     elders = [node for node in members if node in wanted and node in there and not there[node].fit]
     elders.sort(key=lambda node: there[node].instance != members[node])
     return {**here, **{node: there[node] for node in elders[:1]}}
@@ -227,9 +226,8 @@ def _one_at_work(world: World, here: Mapping[NodeId, NodeRecord]) -> dict[NodeId
 
 def _leaving(world: World, now: float) -> dict[NodeId, NodeRecord]:
     """Return the drained members that are healthy and whose agent has not restarted."""
-    assert world.record
     dismissed, there = _dismissed(world), world.nodes
-    drained = [n for n, i in world.record.members.items() if i in dismissed and n in there and there[n].instance == i]
+    drained = [n for n, i in world.present.members.items() if i in dismissed and n in there and there[n].instance == i]
     return {n: there[n] for n in drained if not there[n].fit and not _shut_out(world, n, now)}
 
 
@@ -240,8 +238,7 @@ def without(world: World, now: float, settled_s: float | None = None) -> Seats:
 
 def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_s: float | None) -> Seats:
     assert world.spec
-    assert world.record
-    before = world.record.members
+    before = world.present.members
     known = elders(world)
     spares = sorted((node for node in here if node not in before), key=lambda node: (node not in known, natural(node)))
     gone = [node for node in before if node not in here]
@@ -276,8 +273,7 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
 def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
     """Whether the job may grow by `node`. It always may if its present number of nodes is no longer allowed, because then memory is of no
     use."""
-    assert world.record
-    if not will_do(world, world.record.members, now):
+    if not will_do(world, world.present.members, now):
         return True
     return settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s
 

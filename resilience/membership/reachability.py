@@ -71,8 +71,7 @@ def _mute(world: World, node: NodeId, now: float, lease_s: float) -> bool:
 
 def standing_in(world: World, away: tuple[NodeId, ...]) -> dict[NodeId, NodeRecord]:
     """Return the present nodes, and the nodes in `away`. Of the latter only the identity is known."""
-    assert world.record
-    members, ranks = world.record.members, world.spec.ranks if world.spec else 0
+    members, ranks = world.present.members, world.spec.ranks if world.spec else 0
     return {**world.nodes, **{n: NodeRecord(instance=members[n], host=n, pid=0, ranks=ranks) for n in away}}
 
 

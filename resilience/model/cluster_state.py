@@ -54,6 +54,12 @@ class World:
         return tuple(self.record.members) if self.record else ()
 
     @property
+    def present(self) -> GenerationRecord:
+        """The generation record, where there must be one."""
+        assert self.record
+        return self.record
+
+    @property
     def begun(self) -> bool:
         """Whether the generation record was written since the job was last started (`Spec.first_generation`)."""
         return self.record is not None and (self.spec is None or self.record.number >= self.spec.first_generation)

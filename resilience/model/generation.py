@@ -178,6 +178,10 @@ class Decision:
     quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
     """Changed quarantines: of nodes that are quarantined or readmitted now."""
 
+    def __bool__(self) -> bool:
+        """Whether anything was decided."""
+        return self != Decision()
+
 
 def answered(request: Request, sentence: str, step: int = -1, exit_code: int = 0) -> Decision:
     """Return a decision that only answers `request`."""

@@ -51,37 +51,41 @@ _STARTS_ELSEWHERE = 5
 """Maximum of failed starts on a number of nodes on which the job has not trained. The waits between them take 31 s together, longer than a
 network's disturbance when a node is lost."""
 
+_BEFORE = "although the job has trained before"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPolicy:
-    """Budgets: when recoveries end the job."""
+    """When the job stops instead of recovering once more."""
 
     max_without_progress: int = 3
-    """Restarts in a row without a newer snapshot to resume from, until the job stops. Restarts that were caused by a
-    node in quarantine count half.
+    """The job stops after this many restarts in a row that brought no newer snapshot to resume from. Restarts that a
+    node in quarantine caused count half.
 
     NVRx stops after three. On another node the next restart may succeed, and the number of nodes is limited."""
     unwatched_progress_s: float = 600.0
-    """A script whose steps are not visible counts as having made progress after it has lived this long.
+    """For scripts whose steps are not visible: ranks that have lived for this many seconds count as having made
+    progress.
 
     Such a script has no Session and none of the known loops."""
     same_failure_at_start: int = 2
-    """The script counts as faulty after this many identical failures before its first step or behind its last one. A
-    script that has trained since the command was given falls under `failed_starts` instead."""
+    """The job stops after this many identical failures before the first step or after the last one, because the error
+    is then in the script. If the job has trained since the command was given, `failed_starts` limits the failures
+    before the first step instead."""
     failed_starts: int = 7
-    """This many failed starts in a row, in whatever way, stop a job that has trained before. The cause may be
-    temporary, such as a full disk or missing data. So the second and each further failure is followed by a wait: 1,
-    5, 25, 125, 300 s. On a number of nodes on which the job has not trained, five failures are the limit. The job
-    then tries another allowed number; if none is left, it tries again every 300 s."""
+    """A job that has trained before stops after this many failed starts in a row, whatever the failures were. The
+    cause may be temporary, such as a full disk or missing data. So the job waits before it starts again: 1 s after
+    the second failure, then 5, 25, 125 and 300 s. On a number of nodes on which the job has not trained, five
+    failures are the limit. The job then tries another allowed number; if there is none, it tries again every 300 s."""
     max_mismatches: int = 3
-    """How often replicas may diverge within `mismatch_window_h` until the job stops. Divergences count if they hit
-    the same nodes, have the same signature, or start no later than an earlier one. Those on nodes in quarantine do
-    not count."""
+    """The job stops when replicas diverge for this many times within `mismatch_window_h`, because the hardware is
+    then unreliable. A divergence counts if an earlier one hit the same nodes, had the same tensors at the same step,
+    or began at the same or a later step. Divergences on nodes in quarantine do not count."""
     in_place_s: float = 30.0
-    """How long ranks may take to reach a boundary when they are told to rewind in place because replicas diverged.
-    Then all ranks are restarted."""
+    """How many seconds the ranks may take to reach a boundary when replicas have diverged and they must rewind in
+    place. After that, all ranks restart. Raise it if one step takes longer."""
     mismatch_window_h: float = 24.0
-    """Hours over which `max_mismatches` counts.
+    """Number of hours in which `max_mismatches` counts divergences.
 
     One flipped bit in a long training is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs), several in a day are a bad
     part."""
@@ -122,26 +126,24 @@ def plan(
     is none). past: all earlier incidents of the job; incidents that were only observed are ignored. in_place: all ranks are alive and can
     rewind in place. shut_out: nodes that no longer train; the script is not blamed for faults on them."""
     past = [incident for incident in past if incident.would is None]
-    restart = Plan(
-        event=Event.FAULT, rung=RESTART_GROUP, reason="end what is left of the worker group, start it again, restore"
-    )
+    restart = Plan(event=Event.FAULT, rung=RESTART_GROUP, reason="restart the worker group")
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
         blind = bool(past) and past[-1].remedy in BLIND
         what = "the model, its settings and its data" if blind else "the model and its settings"
-        return _give_up(BudgetSpent, f"nothing that the ranks can do about it helps; look at {what}")
+        return _give_up(BudgetSpent, f"the ranks have tried every remedy. Check {what}")
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
         if size.another:
-            return _leave("the ranks refuse the state that was kept", restart, size)
+            return _leave("the ranks refuse the snapshot", restart, size)
         return _give_up(
             LayoutError,
-            "a snapshot is for the script and ranks that wrote it. Give the command that wrote it, or begin anew with another --run-dir",
+            "a snapshot fits only the script and layout that wrote it. Give that command again, or start anew with another --run-dir",
         )
     if verdict.cause is Cause.STATE_UNSAVABLE and not verdict.started:
-        return _give_up(StateError, "no step was made; mend the script, and give the same command again")
+        return _give_up(StateError, "no step was made. Correct the script, then give the same command again")
     if (
         verdict.cause in (Cause.SCRIPT_RAISED, Cause.RANK_HUNG)
         and not verdict.started
@@ -150,22 +152,22 @@ def plan(
         alike = _alike(verdict, restarts, policy, shut_out)
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
-            said = f"the script {what} {alike} times in the same way before any step was told"
-            return _give_up(ScriptError, f"{said}: an error of its own")
+            said = f"the script {what} {alike} times in the same way before it reported a step"
+            return _give_up(ScriptError, f"{said}: the error is in the script")
     if verdict.cause is Cause.SCRIPT_RAISED and verdict.through:
         alike = failed_behind(restarts, verdict.signature, reached)
         if alike >= policy.same_failure_at_start:
-            said = f"the training is through, and the script failed {alike} times in the same way behind its loop"
-            return _give_up(ScriptError, f"{said}: an error of its own")
+            said = f"the training is complete, but the script failed {alike} times in the same way after its loop"
+            return _give_up(ScriptError, f"{said}: the error is in the script")
     if verdict.cause in RANKS_ENDED and not verdict.started and size.trained:
         return _answer_to_failed_starts(failed_starts(begun, reached, size.now), restart, policy, size)
     if verdict.cause is Cause.TORCH_MISSING:
-        return _give_up(MachineError, "mend the installation, then give the same command again")
+        return _give_up(MachineError, "repair the installation, then give the same command again")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
     if unusable and begun and begun[-1].resume_step == -1:
         return _give_up(
             SnapshotError,
-            "the snapshot of another job to start from is damaged, and there is none of this job: name another one with --start-from",
+            "the snapshot of another job to start from is damaged, and this job has none. Name another one with --start-from",
         )
     if verdict.cause in NO_LIFE:
         return restart
@@ -188,7 +190,7 @@ def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GROUP
     pause_s = answer.pause_s if fails else 0.0
     soon = f"the next start is in {pause_s:g} s" if pause_s else ""
-    soon += ", or as soon as another number of nodes can be had" if pause_s and answer.unfit else ""
+    soon += ", or earlier if another number of nodes is available" if pause_s and answer.unfit else ""
     reason = "; ".join(filter(None, (answer.reason, soon, sentences.seats(seats))))
     return replace(answer, rung=rung, pause_s=pause_s, reason=reason)
 
@@ -208,20 +210,20 @@ def _answer_to_mismatch(
 
     before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s and counts(i)]
     if len(before) + 1 < policy.max_mismatches:
-        how = "all ranks go back in place, to" if in_place else "end the worker group, start it again from"
+        how = "all ranks rewind in place to" if in_place else "restart the worker group from"
         reason = f"{how} before step {verdict.onset}; newer snapshots are set aside"
         return Plan(event=Event.FAULT, rung=REWIND_IN_PLACE if in_place else RESTART_GROUP, reason=reason)
     again = [i for i in before if i.signature == verdict.signature]
     who = (
-        "the same tensors at the same step: perhaps a core that computes wrongly, or the script itself"
+        "the same tensors at the same step: perhaps a faulty core, or the script itself"
         if again
-        else "perhaps a bad part"
+        else "perhaps faulty hardware"
     )
     where = dict.fromkeys((*(node for i in before for node in i.nodes), *here))
     return _give_up(
         SilentCorruption,
-        f"replicas went apart {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}): have the memory and the devices of "
-        f"{formatting.listed([*where])} tested, then give the same command again{sentences.on_purpose(verdict.signature)}",
+        f"replicas diverged {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}). Test the memory and the devices of "
+        f"{formatting.listed([*where])}, then give the same command again{sentences.on_purpose(verdict.signature)}",
     )
 
 
@@ -233,10 +235,10 @@ def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy,
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
     if failed >= policy.failed_starts:
-        return _give_up(BudgetSpent, f"{said}, and it has trained before: look at what it needs (data, disks, network)")
+        return _give_up(BudgetSpent, f"{said}, {_BEFORE}. Check what it needs (data, disks, network)")
     if failed == 1:
         return restart
-    reason = f"{restart.reason}; {said}, and it has trained before"
+    reason = f"{restart.reason}; {said}, {_BEFORE}"
     return replace(restart, pause_s=min(5.0 ** min(failed - 2, 4), _LONGEST_PAUSE_S), reason=reason)
 
 
@@ -256,10 +258,10 @@ def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolic
 def _leave(said: str, restart: Plan, size: Size) -> Plan:
     """Return a restart on another number of nodes, because the script does not start on the present one. The restart waits if the job had
     already left the present number and came back to it, because no other number was available."""
-    here = f"on {formatting.count(size.now, 'node')}, and it has trained on {size.trained}"
+    here = f"on {formatting.count(size.now, 'node')} (the job has trained on {size.trained})"
     if not size.left:
-        return replace(restart, reason=f"{said} {here}: another number is tried, if there is one", unfit=size.now)
-    reason = f"no start goes well {here}, nor on any other number that can be had: they are tried in turn"
+        return replace(restart, reason=f"{said} {here}: the job tries another allowed number", unfit=size.now)
+    reason = f"starts fail {here} and on every other available number: the job tries each in turn"
     return replace(restart, reason=reason, unfit=size.now, pause_s=_LONGEST_PAUSE_S)
 
 
@@ -273,24 +275,18 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
     known to be wrong; -1: no step is."""
     if point.step >= 0:
         return None
+    unasked = "and the job does not start from the beginning unasked"
+    anew = "To start from the beginning, name another directory with --run-dir"
     if unread or not all(status.storage for status in statuses):
-        return _give_up(
-            MachineError,
-            "no snapshot can be read at present, and the training is not begun anew unasked: look after the storage, then give "
-            "the same command again",
-        )
+        why = f"no snapshot can be read at present, {unasked}. Check the storage, then give the same command again"
+        return _give_up(MachineError, why)
     if any(status.rejected_steps for status in statuses):
         return _give_up(
-            SnapshotError,
-            "every snapshot has been set aside, and the training is not begun anew unasked: mend what damages them; to begin "
-            "anew, name another directory with --run-dir",
+            SnapshotError, f"every snapshot has been set aside, {unasked}. Find out what damages them. {anew}"
         )
     if onset >= 0 and any(status.durable_steps for status in statuses):
-        return _give_up(
-            SnapshotError,
-            f"every snapshot that is left is of step {onset} or later, from which on the state is wrong, and the training is not begun "
-            "anew unasked: to begin anew, name another directory with --run-dir; and keep more snapshots (snapshots.keep)",
-        )
+        why = f"the state is wrong from step {onset} on, no older snapshot is left, {unasked}. {anew}"
+        return _give_up(SnapshotError, f"{why}. Keep more snapshots (snapshots.keep)")
     return None
 
 

@@ -18,17 +18,18 @@ from ..model.types import Step
 
 @dataclass(frozen=True, kw_only=True)
 class StabilityPolicy:
-    """When a snapshot counts as certified."""
+    """When a snapshot counts as certified. The newest certified snapshot is never deleted."""
 
     certify_after_steps: int = 100
-    """Clean steps after a snapshot whose replicas agreed, until it is certified.
+    """A snapshot whose replicas agreed is certified after this many further clean steps. By then, a fault in that
+    state has usually shown.
 
-    PaLM (arXiv:2204.02311, section 5.1) answers a loss spike by going back about as many steps. So a fault in an older
-    state has shown by then."""
+    PaLM (arXiv:2204.02311, section 5.1) answers a loss spike by going back about as many steps. So a fault in an
+    older state has shown by then."""
 
     compare_nodes: bool = True
-    """Whether nodes whose ranks are replicas of each other are compared. Set it to false if nodes
-    begin to diverge on purpose, as in local SGD after a warm-up."""
+    """Whether nodes that should hold the same bits are compared. Set it to false if nodes begin to diverge on
+    purpose, as in local SGD after a warm-up."""
 
     def __post_init__(self) -> None:
         if self.certify_after_steps < 1:
@@ -67,9 +68,12 @@ def choose(
     common = common_steps(statuses, avoid)
     bound = ""
     if before := {step for step in common if step < skipped_to}:
-        common, bound = before, f": from step {skipped_to} the loop's body did not run, and the script failed behind it"
+        common, bound = (
+            before,
+            f": from step {skipped_to} the loop's body did not run, and the script failed after its loop",
+        )
     if onset < 0:
-        return _newest(statuses, common, "there is no snapshot that can be gone back to", bound)
+        return _newest(statuses, common, "there is no snapshot to resume from", bound)
     older = {step for step in common if step < onset}
     agreed = older.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
     bound = f", the newest before step {onset} at which the replicas agreed"

@@ -35,7 +35,7 @@ _COMPUTED_AGAIN = {
     Repeated.SAME: "computed again, with the same loss as before",
     Repeated.OTHER: "computed again, with another loss than before",
 }
-_OTHER = "either this training does not repeat to the bit, or its snapshots lack a part of its state (docs/state.md lists what they hold)"
+_OTHER = "either this training is not reproducible, or its snapshots lack a part of its state (docs/state.md lists what they hold)"
 
 
 def _computed_again(incident: Incident) -> str:
@@ -59,28 +59,28 @@ _LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
 def outcome(incident: Incident) -> str:
     """Return the incident's outcome, as `status` shows it."""
     if incident.rung == OBSERVE and incident.open:
-        return f"still so; {incident.plan}"
+        return f"it still lasts; {incident.plan}"
     if incident.rung in (OBSERVE, STOP):
         return "it is over" if incident.cause in _LASTING and incident.rung == OBSERVE else incident.plan
     if incident.open:
-        return "under way"
+        return "the recovery is under way"
     if incident.rung in RESTARTS and "step" not in incident.phases_s and not incident.remedy:
-        return "over before its first step: another fault came, or the end of the job"
+        return "the ranks did not reach a step: another fault or the end of the job came first"
     return recovered(incident)
 
 
 def struck(incident: Incident) -> str:
     """Return the step after which the incident struck."""
-    return "before any step was told" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
+    return "before the first reported step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
 
 
 _CONCLUSIONS = {
-    Origin.TRANSIENT: "it did not come again when the same data was replayed: its origin is unknown",
-    Origin.STATE: "it did not come again from an older state: its origin is unknown (the newer state may have been damaged)",
-    Origin.DATA: "it came with the data, and went with it",
-    Origin.UNDECIDED: "it did not come again, but the data may have been other data: its origin is unknown",
-    Origin.RESCUED: "it went where more data was left out and the steps around it were computed with care: either may have done it",
-    AGAIN: "it came again",
+    Origin.TRANSIENT: "it did not recur when the same data was replayed: its origin is unknown",
+    Origin.STATE: "it did not recur from an older state: its origin is unknown (the newer state may have been damaged)",
+    Origin.DATA: "it recurred with the data, and not without it",
+    Origin.UNDECIDED: "it did not recur, but the data may have been other data: its origin is unknown",
+    Origin.RESCUED: "it did not recur after a wider skip, with the steps around it computed as [rescue] says: either may have cured it",
+    AGAIN: "it recurred",
 }
 
 
@@ -88,7 +88,7 @@ def concluded(incident: Incident) -> str:
     """Return where the fault came from, if the remedy has shown it; empty: it has not."""
     said = _CONCLUSIONS.get(incident.origin, "")
     if incident.origin == Origin.TRANSIENT and incident.repeated is Repeated.OTHER:
-        return "it did not come again, but neither did the steps before it come out as they had: its origin is unknown"
+        return "it did not recur, but the steps before it gave other results too: its origin is unknown"
     if incident.origin == Origin.TRANSIENT:
         whose = f" of {formatting.ranks(incident.ranks)}" if incident.ranks else ""
         return f"{said} (a transient fault of the hardware{whose} is possible)"
@@ -120,7 +120,7 @@ def lines(incident: Incident, when: str, number: str) -> list[str]:
     lines += [f"  and not    {weighed(each)}" for each in incident.weighed]
     lines.append(f"  done       {incident.plan}")
     if incident.rung == OBSERVE and incident.cause in _LASTING:
-        lines.append(f"  now        {'it is still so' if incident.open else 'it is over'}")
+        lines.append(f"  now        {'it still lasts' if incident.open else 'it is over'}")
     if incident.origin:
         lines.append(f"  learned    {concluded(incident)}")
     if 1 <= incident.rung <= 4:
@@ -155,15 +155,15 @@ def weighed(rival: Weighed) -> str:
     when = f"{formatting.seconds(abs(rival.by_s))} {'later' if rival.by_s >= 0 else 'earlier'}"
     match rival.because:
         case Because.FOLLOWS:
-            return f"{what}: seen {when}, and it follows from such a cause, never the other way round"
+            return f"{what}: seen {when}; it is an effect of such a fault, never its cause"
         case Because.LATER:
             return f"{what}: it came {when}"
         case Because.WAITS:
-            return f"{what}: who waits for one that is gone stands still, too"
+            return f"{what}: a rank that waits for a lost rank hangs too"
         case Because.AGREED:
-            return f"a flipped bit in a replica: they were the same at step {rival.step}"
+            return f"a flipped bit in a replica: the replicas were equal at step {rival.step}"
         case Because.NOT_COUNTED:
-            return "want of memory: the kernel has counted no kill for that"
+            return "lack of memory: the kernel counted no OOM kill"
 
 
 def _flat(texts: tuple[str, ...]) -> list[str]:

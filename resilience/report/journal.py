@@ -25,9 +25,8 @@ class Journal:
     def _append(self, line: bytes) -> None:
         try:
             with self.path.open("ab+") as file:
-                torn = (
-                    file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
-                )  # an agent was killed while writing
+                # An agent was killed while writing if the last line has no end.
+                torn = file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
                 file.write(b"\n" * bool(torn) + line + b"\n")
         except OSError:
             self.lost += 1

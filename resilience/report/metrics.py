@@ -5,7 +5,8 @@ Every label combination exists with value 0 from the start, because otherwise `i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
@@ -15,6 +16,7 @@ from ..model.incident import PHASES, Incident
 
 disable_created_metrics()  # they would double the size of /metrics
 
+T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 RUNGS = ("0", "1", "2", "3", "4", "6")
 
@@ -23,68 +25,47 @@ class Metrics:
     def __init__(self, job: str) -> None:
         self.registry = CollectorRegistry()
         self._job = job
-        self._recoveries = Counter(
-            "mt_resilient_recoveries",
-            "Recoveries, by cause and rung of the ladder",
-            ["job", "cause", "rung"],
-            registry=self.registry,
+
+        def metric(kind: Callable[..., T], name: str, words: str, *labels: str, **more: Any) -> T:
+            return kind(name, words, ["job", *labels], registry=self.registry, **more)
+
+        def counter(name: str, words: str) -> Counter:
+            return metric(Counter, name, words).labels(job)
+
+        def gauge(name: str, words: str) -> Gauge:
+            return metric(Gauge, name, words).labels(job)
+
+        self._recoveries = metric(
+            Counter, "mt_resilient_recoveries", "Recoveries, by cause and rung of the ladder", "cause", "rung"
         )
-        self._phases = Histogram(
-            "mt_resilient_recovery_seconds",
-            "Seconds of a recovery, by phase",
-            ["job", "phase"],
-            buckets=_SECONDS,
-            registry=self.registry,
+        self._phases = metric(
+            Histogram, "mt_resilient_recovery_seconds", "Seconds of a recovery, by phase", "phase", buckets=_SECONDS
         )
-        self._lost_steps = Counter(
-            "mt_resilient_lost_steps", "Steps computed again after a fault", ["job"], registry=self.registry
+        self._snapshots = metric(Counter, "mt_resilient_snapshots", "Snapshots, by outcome", "outcome")
+        self._own = metric(
+            Gauge,
+            "mt_resilient_own_step_seconds",
+            "Seconds that a step takes a rank without waits for its peers; absent if not known",
+            "rank",
         )
-        self._snapshots = Counter(
-            "mt_resilient_snapshots", "Snapshots, by what became of them", ["job", "outcome"], registry=self.registry
-        )
-        self._bytes = Counter(
-            "mt_resilient_durable_bytes", "Bytes written to durable storage", ["job"], registry=self.registry
-        )
-        self._suspicions = Counter(
+        self._lost_steps = counter("mt_resilient_lost_steps", "Steps computed again after a fault")
+        self._bytes = counter("mt_resilient_durable_bytes", "Bytes written to durable storage")
+        self._suspicions = counter(
             "mt_resilient_suspected_hangs",
-            "How often all ranks were silent for longer than they may, whatever came of it",
-            ["job"],
-            registry=self.registry,
+            "How often all ranks were silent for longer than their budgets, whether they hung or not",
         )
-        self._stall = Gauge(
-            "mt_resilient_stall_seconds",
-            "Time the slowest local rank has spent at our boundaries",
-            ["job"],
-            registry=self.registry,
+        self._stall = gauge(
+            "mt_resilient_stall_seconds", "Seconds that the slowest local rank has spent at step boundaries"
         )
-        self._effective = Gauge(
+        self._effective = gauge(
             "mt_resilient_effective_training_time_ratio",
             "Share of the time since the start in which steps of the final lineage were computed",
-            ["job"],
-            registry=self.registry,
         )
-        self._stragglers = Gauge(
-            "mt_resilient_stragglers",
-            "Local ranks that are slower than their peers now",
-            ["job"],
-            registry=self.registry,
-        )
-        self._own = Gauge(
-            "mt_resilient_own_step_seconds",
-            "What a step takes a rank without waiting for its peers; absent where it can't be told",
-            ["job", "rank"],
-            registry=self.registry,
-        )
-        self._step = Gauge(
-            "mt_resilient_step", "Newest step finished by all local ranks", ["job"], registry=self.registry
-        )
-        self._generation = Gauge(
-            "mt_resilient_generation", "Generation of the worker group", ["job"], registry=self.registry
-        )
-        self._paused = Gauge(
-            "mt_resilient_paused", "1 while all local ranks wait as ordered", ["job"], registry=self.registry
-        )
-        self._alive = Gauge("mt_resilient_ranks_alive", "Local ranks alive", ["job"], registry=self.registry)
+        self._stragglers = gauge("mt_resilient_stragglers", "Local ranks that are slower than their peers now")
+        self._step = gauge("mt_resilient_step", "Newest step finished by all local ranks")
+        self._generation = gauge("mt_resilient_generation", "Generation of the worker group")
+        self._paused = gauge("mt_resilient_paused", "1 while all local ranks wait as ordered")
+        self._alive = gauge("mt_resilient_ranks_alive", "Local ranks alive")
         for cause in Cause:
             for rung in RUNGS:
                 self._recoveries.labels(job, cause, rung)
@@ -92,19 +73,6 @@ class Metrics:
             self._phases.labels(job, phase)
         for outcome in ("memory", "durable", "copied", "skipped", "failed"):
             self._snapshots.labels(job, outcome)
-        for metric in (
-            self._lost_steps,
-            self._bytes,
-            self._suspicions,
-            self._stall,
-            self._stragglers,
-            self._effective,
-            self._step,
-            self._generation,
-            self._paused,
-            self._alive,
-        ):
-            metric.labels(job)
 
     def serve(self, port: int) -> int:
         """Serve /metrics on loopback and all other addresses of this node. Return the port; for 0, a free port is chosen. Raises
@@ -113,20 +81,20 @@ class Metrics:
             server, _ = start_http_server(port, registry=self.registry)
         except OSError as error:
             raise MachineError(
-                f"port {port} for /metrics cannot be had ({error.strerror}); give another one with --metrics-port"
+                f"port {port} for /metrics is not available ({error.strerror}); name another one with --metrics-port"
             ) from error
         return int(server.server_port)
 
     def recovery(self, incident: Incident) -> None:
         """Count an incident that is over."""
         self._recoveries.labels(self._job, incident.cause, str(incident.rung)).inc()
-        self._lost_steps.labels(self._job).inc(incident.lost_steps)
+        self._lost_steps.inc(incident.lost_steps)
         for phase, seconds in incident.phases_s.items():
             self._phases.labels(self._job, phase).observe(seconds)
 
     def durable(self, size_bytes: int) -> None:
         self._snapshots.labels(self._job, "durable").inc()
-        self._bytes.labels(self._job).inc(size_bytes)
+        self._bytes.inc(size_bytes)
 
     def copied(self) -> None:
         """Count one snapshot that was copied into another node's memory."""
@@ -138,7 +106,7 @@ class Metrics:
 
     def suspected(self) -> None:
         """Count one suspected hang: all ranks were silent for longer than their budgets."""
-        self._suspicions.labels(self._job).inc()
+        self._suspicions.inc()
 
     def staged(self, memory: int, skipped: int) -> None:
         """Add the numbers of new snapshots that all local ranks together copied into memory, and that they skipped."""
@@ -147,14 +115,14 @@ class Metrics:
 
     def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
         """Set the number of local stragglers and each rank's own time for a step, in seconds. own_s: by rank."""
-        self._stragglers.labels(self._job).set(stragglers)
+        self._stragglers.set(stragglers)
         for rank, seconds in own_s.items():
             self._own.labels(self._job, str(rank)).set(seconds)
 
     def now(self, *, step: int, generation: int, alive: int, paused: bool, stall_s: float, effective: float) -> None:
-        self._step.labels(self._job).set(step)
-        self._generation.labels(self._job).set(generation)
-        self._alive.labels(self._job).set(alive)
-        self._paused.labels(self._job).set(int(paused))
-        self._stall.labels(self._job).set(stall_s)
-        self._effective.labels(self._job).set(effective)
+        self._step.set(step)
+        self._generation.set(generation)
+        self._alive.set(alive)
+        self._paused.set(int(paused))
+        self._stall.set(stall_s)
+        self._effective.set(effective)

@@ -39,43 +39,43 @@ def lines(world: World, now: float, when: Callable[[float], str]) -> list[str]:
     """Return the sentences above the table. now: wall-clock seconds; when: formats wall-clock seconds as a time."""
     said, record = [headline(world, now)], world.record
     if len(world.nodes) > 1:
-        said.append(f"{leader(world) or 'nobody'} leads")
+        said.append(f"{leader(world) or 'no node'} leads")
     if missed := membership_changes.missed(world, now):
         said.append(sentences.seats(Seats(members={}, missed=missed)))
     barred = rank_assignment.left(world, now)
     if record and record.phase is Phase.GATHER and record.pauses(now):
-        sooner = ", or as soon as another number of nodes can be had" if len(world.members) in barred else ""
+        sooner = ", or earlier if another number of nodes is available" if len(world.members) in barred else ""
         said.append(f"starts fail: the next one is {when(record.opened_s + record.pause_s)}{sooner}")
     elif barred:
         said.append(
-            f"starts on {' and on '.join(map(str, barred))} nodes have failed: an hour later they are tried again"
+            f"starts on {' and on '.join(map(str, barred))} nodes have failed: the job tries them again an hour later"
         )
     if record and record.paused:
         told = world.statuses()
         all_wait = told and all(status.paused for status in told)
         said.append(
-            "paused: all ranks wait, until: mt-resilient resume"
+            "paused: all ranks wait for the command mt-resilient resume"
             if all_wait
             else "a pause is ordered; not all ranks wait yet"
         )
     if record and record.moving:
-        said.append(f"the ranks wait until their state is on disk, to go on on other nodes: {record.moving}")
+        said.append(f"the ranks wait until their state is on disk, then continue on other nodes: {record.moving}")
     for request in waiting(world):
         said.append(f"ordered by {request.by}, {when(request.at_s)}, and not done yet: {sentences.wish(request)}")
     part = roles(world, now) if world.quarantine else {}
     for node, entry in quarantine.in_force(world, now).items():
-        shut_out = f"is shut out until {when(entry.until_s)}: {entry.reason}"
+        shut_out = f"is in quarantine until {when(entry.until_s)}: {entry.reason}"
         if part.get(node) is Role.TRAINS:
-            said.append(f"{node} {shut_out}; it trains, for the job cannot do without it")
+            said.append(f"{node} {shut_out}; it still trains, because the job needs it")
         else:
-            said.append(f"{node} {shut_out}; to have it back before: mt-resilient readmit {node}")
+            said.append(f"{node} {shut_out}; to end this now: mt-resilient readmit {node}")
     said += [here.fit for here in world.nodes.values() if here.fit]
     members = [world.status[node] for node in world.members if node in world.status]
     if certified := [status.certified_steps[-1] for status in members if status.certified_steps]:
         said.append(f"newest certified snapshot: step {min(certified)}")
     said.append(compared(*node_divergence.compared(world.held())))
     if any(status.observes for status in members):
-        said.append("observing: nothing is done about faults")
+        said.append("observing: the program does nothing about faults")
     return [line for line in said if line]
 
 
@@ -118,17 +118,15 @@ def awaited(world: World, now: float, join_s: float | None = None) -> str:
     there = (
         f"{formatting.listed(sorted(world.nodes, key=str))} {'is' if len(world.nodes) == 1 else 'are'} here"
         if world.nodes
-        else "none is here"
+        else "no node is here"
     )
     spares = f" and {formatting.count(spec.spares, 'spare')}" if spec.spares else ""
     not_fit = f", of which {formatting.listed(unfit)} cannot be used" if unfit else ""
     sizes = rank_assignment.allowed(world, now)
     enough = len(world.nodes) - len(unfit) >= min(sizes)
     how_long = "some time (nodes.join_s)" if join_s is None else f"{join_s:.0f} s"
-    until = f"; it begins with them once nobody has come for {how_long}" if enough and not world.begun else ""
-    return (
-        f"waiting for nodes: {there}{not_fit}, and the job is for {' or '.join(formatting.few(sizes))}{spares}{until}"
-    )
+    until = f"; it begins with them when no other joins for {how_long}" if enough and not world.begun else ""
+    return f"waiting for nodes: {there}{not_fit}; the job expects {' or '.join(formatting.few(sizes))}{spares}{until}"
 
 
 def _short(world: World, now: float) -> bool:

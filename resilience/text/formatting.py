@@ -15,8 +15,8 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' if number != 1 else ''}"
+def count(number: int, thing: str, several: str = "") -> str:
+    return f"{number} {thing if number == 1 else several or f'{thing}s'}"
 
 
 def steps(number: int) -> str:

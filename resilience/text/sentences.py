@@ -16,8 +16,8 @@ from ..model.types import Rank
 from . import formatting
 
 AT_WORK = (
-    "no others begin while they may be at work, for of the nodes that were announced (--nodes, --spares) too few are left for that; start "
-    "their agents again or, where they are gone for good, stop the job and give the same command again"
+    "their ranks may still train, and too few other nodes were announced (--nodes, --spares) to start without them. Start their agents "
+    "again; if these nodes are gone for good, stop the job and give the same command again"
 )
 
 
@@ -25,31 +25,30 @@ def seats(found: Seats) -> str:
     """Return how the set of training nodes changes; empty: it does not change."""
     said = formatting.few([f"{successor} takes the place of {node}" for node, successor in found.successors.items()])
     if found.dropped:
-        there = (
-            f"{formatting.count(len(found.members), 'node')} go on" if len(found.members) != 1 else "one node goes on"
-        )
-        said.append(f"nobody takes the place of {formatting.listed(found.dropped)}: {there}")
+        count = len(found.members)
+        there = "1 node continues" if count == 1 else f"{count} nodes continue"
+        said.append(f"no node takes the place of {formatting.listed(found.dropped)}: {there}")
     if found.joined:
         said.append(f"{formatting.listed(found.joined)} {'joins' if len(found.joined) == 1 else 'join'}")
     if found.missed:
-        said.append(f"{formatting.listed(found.missed)} {'is' if len(found.missed) == 1 else 'are'} waited for")
+        said.append(f"the job waits for {formatting.listed(found.missed)}")
     if found.at_work:
         said.append(AT_WORK)
     return "; ".join(said)
 
 
 def cut_off(node: str, unseen: bool) -> str:
-    steps = "nobody is there who would see its ranks make steps" if unseen else "its ranks make steps with all others"
-    return f"the agent of {node} does not reach etcd: its lease is over, and {steps}"
+    steps = (
+        "no other member can tell whether its ranks still train" if unseen else "its ranks still train with all others"
+    )
+    return f"the agent of {node} does not reach etcd: its lease expired, but {steps}"
 
 
 def left_alone(unseen: bool) -> str:
     """Return why the leader does nothing about a node that is cut off from etcd."""
     if unseen:
-        return f"nothing is done: {AT_WORK}"
-    return (
-        "nothing is done as long as steps are made: its place is given away when they stop; look after its way to etcd"
-    )
+        return f"the program waits: {AT_WORK}"
+    return "the program does nothing while steps complete; if they stop, another node may take its place. Check its network to etcd"
 
 
 def back(nodes: Sequence[str]) -> str:
@@ -72,9 +71,9 @@ def finding(found: Finding) -> str:
         case Kind.NON_FINITE:
             return f"step {found.onset} gave NaN or Inf"
         case Kind.LOSS_SPIKE:
-            return f"the loss has gone up from step {found.onset} on"
+            return f"the loss is too high from step {found.onset} on"
         case Kind.GRADIENT_SPIKE:
-            return f"the gradient of step {found.onset} is out of all proportion"
+            return f"the gradient norm of step {found.onset} is far too large"
 
 
 def evidence(found: Finding) -> str:
@@ -83,59 +82,51 @@ def evidence(found: Finding) -> str:
         case Kind.NON_FINITE:
             return f"loss, gradient norm or parameters of step {found.onset} were not finite on at least one rank"
         case Kind.LOSS_SPIKE:
-            return f"from step {found.onset} on the loss was {found.value:.6g} on average; {found.expected:.6g} was to be expected"
+            return f"from step {found.onset} on, the mean loss was {found.value:.6g}; {found.expected:.6g} was expected"
         case Kind.GRADIENT_SPIKE:
             return f"the gradient norm of step {found.onset} was {found.value:.6g}; {found.expected:.6g} is usual"
 
 
 def out_of_line(ranks: Sequence[Rank]) -> str:
     """Return which ranks' gradients made a step wrong."""
-    verb, whose = ("was", "its") if len(ranks) == 1 else ("were", "their")
-    return (
-        f"{formatting.ranks(ranks)} {verb} out of line: {whose} own gradient, before the ranks' were added up, and "
-        "not that of the others"
-    )
+    return f"before the gradients of all ranks were summed, only that of {formatting.ranks(ranks)} was unusual"
 
 
-def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, went: str = "went") -> str:
-    """Return what the ranks did in a rewind or, with `went`: "go", would do. live: the ranks rewind in the same processes."""
+def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, rewound: str = "rewound") -> str:
+    """Return what the ranks did in a rewind or, with `rewound`: "rewind", would do. live: the ranks rewind in the same processes."""
     what = _DONE.get(remedy, "")
     if window:
-        what = f"leave out {formatting.batches(window)}"
+        what = f"skip {formatting.batches(window)}"
     if remedy is Remedy.RESCUE:
-        what += ", and compute the steps around them with the care that [rescue] says"
-    how = went + " back to step {} in place, with no process restarted" if live else "began at step {}"
-    return f"all ranks {how.format(to)}, and {what}"
+        what += ", and compute the steps around them as [rescue] in the configuration says"
+    how = f"{rewound} to step {to} in place, without a restart" if live else f"began at step {to}"
+    return f"all ranks {how}, and {what}"
 
 
 _DONE = {
     Remedy.REPLAY: "replay the same data",
-    Remedy.REPLAY_EARLIER: "replay the same data, from an older state this time",
-    Remedy.REWIND: "compute on, with whatever data the script takes then",
-    Remedy.REWIND_EARLIER: "compute on from this older state, with whatever data the script takes then",
+    Remedy.REPLAY_EARLIER: "replay the same data, this time from an older state",
+    Remedy.REWIND: "continue with whatever data the script reads next",
+    Remedy.REWIND_EARLIER: "continue from this older state with whatever data the script reads next",
 }
 
 
 def would(plan: str) -> str:
     """Return what the program would have done about an incident that was only observed."""
-    return f"nothing is done while observing; what would be: {plan}"
+    return f"the program only observes and did nothing; it would do this: {plan}"
 
 
 def ordered(to: int, skip: int, live: bool) -> str:
     """Return what the ranks do because of an order to rewind."""
-    left_out = {0: "", 1: ", and the batch after it is left out"}.get(
-        skip, f", and the {skip} batches after it are left out"
-    )
-    how = "all ranks go back there at the same boundary" if live else "the next ranks begin there"
-    return f"{how}{left_out}"
+    skipped = f", and skip {formatting.count(skip, 'batch', 'batches')} after it" if skip else ""
+    how = f"all ranks rewind to step {to} at the same boundary" if live else f"the next ranks begin at step {to}"
+    return f"{how}{skipped}"
 
 
 def gone_back(incident: Incident) -> str:
     """Return the answer to an operator's order to rewind."""
-    done, window = f"step {incident.resume_step} is restored on all ranks", incident.window
-    if window is None:
-        return done
-    return f"{done}; {formatting.batches(window)} {'is' if window.stop - window.start == 1 else 'are'} left out"
+    skipped = f", and skip {formatting.batches(incident.window)}" if incident.window else ""
+    return f"all ranks have restored step {incident.resume_step}{skipped}"
 
 
 def wish(request: Request) -> str:
@@ -149,43 +140,44 @@ def wish(request: Request) -> str:
 
 
 def remedies(done: Sequence[Remedy]) -> str:
-    """Return a summary such as `2 replays of the same data and 1 window of data left out`."""
+    """Return a summary such as `2 replays of the same data and 1 window of skipped data`."""
     skips = sum(remedy in SKIPS for remedy in done)
     blind = sum(remedy in BLIND for remedy in done)
     replays = len(done) - skips - blind
-    said = [f"{replays} replay{'s' if replays != 1 else ''} of the same data"] if replays or not blind else []
+    said = [f"{formatting.count(replays, 'replay')} of the same data"] if replays or not blind else []
     if blind:
-        said.append(f"{formatting.count(blind, 'rewind')}, each with data that is not known")
+        said.append(f"{formatting.count(blind, 'rewind')} with unknown data")
     if skips:
-        said.append(f"{formatting.count(skips, 'window')} of data left out")
+        said.append(f"{formatting.count(skips, 'window')} of skipped data")
     return " and ".join(said)
 
 
 def mismatch(found: Mismatch) -> str:
     """Return which replicas differ in which tensors, and which ranks are known to be wrong."""
     more = f" and {found.count - len(found.tensors)} more" if found.count > len(found.tensors) else ""
-    since = f", as they had at step {found.agreed}" if found.agreed >= 0 else ""
+    since = f" (they held the same at step {found.agreed})" if found.agreed >= 0 else ""
     if found.wrong and not found.replayed:
         who = f"{formatting.ranks(found.wrong)} differ{'s' if len(found.wrong) == 1 else ''} from the others"
     else:
-        who = "which of them is wrong cannot be said of so few copies"
+        who = _UNKNOWN
     return (
-        f"at step {found.onset} the replicas on {formatting.ranks(found.ranks)} do not hold the same bits{since}: "
+        f"at step {found.onset} the replicas on {formatting.ranks(found.ranks)} hold different bits{since}: "
         f"{', '.join(found.tensors)}{more}; {who}"
     )
 
 
 def parted(found: Parted) -> str:
     """Return which nodes' replicas differ, and which nodes are known to be wrong."""
-    who = "which of them is wrong cannot be said of so few copies"
+    who = _UNKNOWN
     if found.wrong:
         who = f"{formatting.listed([*found.wrong])} differ{'s' if len(found.wrong) == 1 else ''} from the others"
     return (
-        f"at step {found.seen[-1]} the replicas on {formatting.listed([*found.nodes])} do not hold the same bits, as they had at step "
-        f"{found.agreed}; {who}"
+        f"at step {found.seen[-1]} the replicas on {formatting.listed([*found.nodes])} hold different bits (they held the same at step "
+        f"{found.agreed}); {who}"
     )
 
 
+_UNKNOWN = "it is not known which of them is wrong"
 _PARTED = "fingerprint_mismatch:nodes:"
 
 
@@ -198,42 +190,40 @@ def on_purpose(signature: str) -> str:
     """Return advice for a training whose nodes diverge on purpose; empty: the signature is of another fault."""
     if not signature.startswith(_PARTED):
         return ""
-    return "; where the training lets nodes go apart on purpose (local SGD, say): --set stability.compare_nodes=false"
+    return ". If the nodes diverge on purpose, as in local SGD, use --set stability.compare_nodes=false"
 
 
 def straggler(found: Straggler, node: str) -> str:
-    return f"rank {found.rank} on {node} has become slow: a step takes {found.own_s / found.peers_s:.2f} times as long as its peers'"
+    return f"rank {found.rank} on {node} has become slow: its steps take {found.own_s / found.peers_s:.2f} times as long as its peers'"
 
 
 _LOST = {
     Lost.COMPUTING: "it computes for longer: more work than before, or a slower core",
-    Lost.QUEUED: "it waits for a processor that somebody else uses",
-    Lost.ASLEEP: "it sleeps, in no collective: its data, a disk, or a lock",
+    Lost.QUEUED: "it waits for a processor that another process uses",
+    Lost.ASLEEP: "it sleeps outside of collectives: it waits for data, a disk or a lock",
 }
 
 
 def straggling(found: Straggler) -> tuple[str, ...]:
     """Return the evidence for a straggler, and where its additional time goes."""
     own, peers = formatting.seconds(found.own_s), formatting.seconds(found.peers_s)
-    before = f"{found.usual:.2f} times as long as its peers' before"
     return (
-        f"without waiting for others a step takes it {own}, its peers {peers}; it took {before}",
+        f"without waits for others, a step takes this rank {own} and its peers {peers}; the usual ratio is {found.usual:.2f}",
         _LOST[Lost(found.lost)],
     )
 
 
 def shortage(found: Shortage, node: str) -> str:
-    return (
-        f"the memory of {node} runs out: {formatting.size(found.left_bytes)} are left, for some {found.lasts_s:.0f} s"
-    )
+    left = formatting.size(found.left_bytes)
+    return f"the memory of {node} runs out: {left} are left, which will last about {found.lasts_s:.0f} s"
 
 
 def growth(found: Shortage) -> tuple[str, ...]:
     """Return how fast the free memory shrinks, and which process takes it."""
-    whose = "no rank, nor the agent, grows so fast: another process does, or what is in shared memory and files"
+    whose = "no rank and not the agent grows so fast: another process does, or shared memory and files"
     if found.grows:
         whose = f"{found.grows} grows by {formatting.size(found.grows_per_s)} a second"
-    return (f"it becomes {formatting.size(found.per_s)} less each second; {whose}",)
+    return (f"it shrinks by {formatting.size(found.per_s)} a second; {whose}",)
 
 
 def complaint(found: Complaint, node: str) -> str:
@@ -242,7 +232,7 @@ def complaint(found: Complaint, node: str) -> str:
 
 def convicted(found: Mismatch) -> str:
     were = "was" if len(found.wrong) == 1 else "were"
-    return f"computed again, step {found.onset} gave on all ranks what the others had held: {formatting.ranks(found.wrong)} {were} wrong"
+    return f"a replay of step {found.onset} gave the other ranks' values on all ranks: {formatting.ranks(found.wrong)} {were} wrong"
 
 
 def mismatch_signature(found: Mismatch) -> str:

@@ -129,7 +129,7 @@ def test_the_last_step_is_on_disk_and_a_finished_run_is_not_run_again(tmp_path: 
 def test_a_script_that_fails_behind_its_loop_is_tried_twice(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "raises"])
     assert job.agent.wait(120) == ScriptError.exit_code, job.said()
-    assert "failed 2 times in the same way behind its loop" in job.said()
+    assert "failed 2 times in the same way after its loop" in job.said()
     assert "no such bucket" in job.said()
 
 

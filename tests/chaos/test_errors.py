@@ -173,7 +173,7 @@ def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> 
     assert job.finish() == 5
     last = job.said().strip().splitlines()[-1]
     assert "No module named 'no_such_module_at_all'" in last
-    assert "the script failed 2 times in the same way before any step was told" in last
+    assert "the script failed 2 times in the same way before it reported a step" in last
 
 
 def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     job.agent.send_signal(signal.SIGTERM)
     assert job.finish() == 143, job.said()
     last = job.said().splitlines()[-1]
-    assert "ended, asked by SIGTERM, but without the last snapshot (step " in last
+    assert "ended, stopped by SIGTERM, but without the last snapshot (step " in last
     assert "layer['x'], a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in last
     assert re.search("; the same command goes on from step [67]$", last), "what memory still held is on disk"
     assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
@@ -332,15 +332,15 @@ def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, ru
         script.unlink()
     assert [incident.rung for incident in job.incidents()] == rungs
     if code:
-        done = "after 2 rewinds, each with data that is not known; nothing that the ranks can do about it helps"
-        assert f"again, {done}; look at the model, its settings and its data" in job.said().splitlines()[-1]
+        done = "after 2 rewinds with unknown data; the ranks have tried every remedy"
+        assert f"again, {done}. Check the model, its settings and its data" in job.said().splitlines()[-1]
         assert (
             job.said().count("Which data this loop uses is not known, so no recovery can put it back: take the batches")
             == 1
         )
         assert not re.search("same data|hardware", job.said() + cli("explain", "--run-dir", str(job.directory)).stdout)
     else:
-        assert "it came with the data, and went with it" in job.said()
+        assert "it recurred with the data, and not without it" in job.said()
 
 
 @pytest.fixture
@@ -556,7 +556,7 @@ def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answ
     assert "is on disk" in order("snapshot", "now")
     *_, to, reached = job.until(lambda now: now.paused).memory_steps
     subprocess.run(["fsfreeze", "-f", freezer], check=True)
-    assert f"step {to} is restored on all ranks" in order("rewind", "--to", str(to), "--skip", "1")
+    assert f"all ranks have restored step {to}" in order("rewind", "--to", str(to), "--skip", "1")
     assert f"step {reached}" in job.said()
     assert "storage does not answer" in job.said()
     assert "the ranks go on" in order("resume")

@@ -22,7 +22,7 @@ def test_a_rank_writes_at_random_into_all_that_it_has(tmp_path: Path) -> None:
     assert "Traceback" not in job.said().partition("local rank 1 has written")[0]
     incident = job.incidents()[0]
     assert (incident.cause, incident.rung) == ("rank_killed", 2)
-    assert "for it had written over its page" in incident.summary
+    assert "because it had overwritten its page" in incident.summary
     ours = {int(fd): what for fd, what in json.loads(found.read_text()).items() if "mt-resilient" in what}
     assert ours
     assert all(fd >= 100 for fd in ours), ours

@@ -32,7 +32,7 @@ def test_a_hang_and_a_spike_are_told_and_the_ranks_go_on(tmp_path: Path) -> None
     job.until_step(20)
     pid = job.until(lambda now: bool(now.pids) and all(now.pids)).pids[1]
     os.kill(pid, signal.SIGSTOP)
-    job.until_said("nothing is done while observing")
+    job.until_said("the program only observes and did nothing")
     os.kill(pid, signal.SIGCONT)
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected

@@ -58,7 +58,7 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
     assert (step, Path(directory).is_dir()) == (f"step {reached}", True), said
     pids = job.until(lambda now: now.paused).pids
     code, said = order(job, "rewind", "--to", "10", "--skip", "5")
-    assert (code, said) == (0, "step 10 is restored on all ranks; batches 10 to 14 are left out")
+    assert (code, said) == (0, "all ranks have restored step 10, and skip batches 10 to 14")
     assert job.until(lambda now: now.paused and now.min_step == 10).pids == pids, "no process was restarted"
     job.kill_rank(1)
     job.until(lambda now: now.generation == 2 and now.paused)
@@ -81,15 +81,15 @@ def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> 
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
     job = Job(tmp_path, command, "--durable-every", "10", "--set", "snapshots.keep=50")
     job.until(lambda now: now.min_step >= 30 and 20 in now.durable_steps)
-    refused = (2, "no state of step 7 is kept: the nearest is 10. Nothing was done")
+    refused = (2, "no snapshot of step 7 is kept: the nearest is 10. Nothing was done")
     assert order(job, "rewind", "--to", "7") == refused
     with ThreadPoolExecutor() as terminals:
         sent = terminals.submit(order, job, "rewind", "--to", "20")
-        job.until_said("a rewind to step 20 is ordered")
+        job.until_said("ordered a rewind to step 20")
         paused = terminals.submit(order, job, "pause")
         job.until(lambda now: len(explain.look(RunDirectory(job.directory)).requests) == 2)
         job.gate.touch()  # from here on the ranks come to their boundaries again
-        assert sent.result() == (0, "step 20 is restored on all ranks")
+        assert sent.result() == (0, "all ranks have restored step 20")
         assert paused.result()[0] == 0
     code, said = order(job, "drain", os.uname().nodename)
     assert code == 0, said

@@ -66,7 +66,7 @@ def test_killed_while_the_data_is_away(tmp_path: Path, expected: tuple[str, list
     data.rename(tmp_path / "away")
     job.kill_rank(1)
     job.until_said(
-        "3 starts in a row have failed before the first step, and it has trained before; the next start is in 5 s"
+        "3 starts in a row have failed before the first step, although the job has trained before; the next start is in 5 s"
     )
     (tmp_path / "away").rename(data)
     job.until_step(40)

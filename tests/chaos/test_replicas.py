@@ -58,4 +58,4 @@ def test_a_part_that_errs_again_and_again_ends_the_job(tmp_path: Path) -> None:
     job = flipped(tmp_path, "two by DDP", "parameter", 60, FLIP_AGAIN="1")
     assert job.agent.wait(120) == SilentCorruption.exit_code, job.said()
     assert [i.rung for i in job.incidents()] == [1, 1, 6]
-    assert "replicas went apart 3 times" in job.said()
+    assert "replicas diverged 3 times" in job.said()

@@ -61,7 +61,7 @@ def test_bad_data_is_left_out(tmp_path: Path) -> None:
         ("loss_spike", 1, "replay earlier", "again", (1,)),
         ("loss_spike", 1, "skip", "data", (1,)),
     ], job.said()
-    assert "went with it: the data of rank 1" in job.said()
+    assert "not without it: the data of rank 1" in job.said()
     window = job.incidents()[-1].window
     assert window is not None
     assert window.start <= 40

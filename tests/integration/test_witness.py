@@ -112,7 +112,7 @@ def test_one_whose_output_nobody_reads_does_not_hang(tmp_path: Path) -> None:
         assert (look.state, look.spot.place, found) == (
             "S",
             Place.ELSEWHERE,
-            (True, False, "nobody reads what it prints"),
+            (True, False, "it waits until its output is read"),
         )
 
 

@@ -24,7 +24,7 @@ def test_paused_before_its_first_step_and_sent_behind_its_first_data(tmp_path: P
     assert cli("rewind", "--to", "0", *directory).returncode == 0
     # Whether a loop can leave data out is known once it has done a step of its own, or from its hook: Megatron's is.
     sent = cli("rewind", "--to", "0", "--skip", "2", *directory)
-    assert (sent.returncode, sent.stdout) == (0, "step 0 is restored on all ranks; batches 0 to 1 are left out\n"), sent
+    assert (sent.returncode, sent.stdout) == (0, "all ranks have restored step 0, and skip batches 0 to 1\n"), sent
     assert cli("resume", *directory).returncode == 0
     assert hit.finish(280) == 0, hit.said()[-4000:]
     clean = behind(MEGATRON_DP2, tmp_path / "clean", "--skip-data", "0:2")

@@ -165,7 +165,7 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     job.start()
     job.until_step(25)
     told = cli("drain", "n2", "--run-dir", str(job.place / "runs" / "n1"))
-    assert (told.returncode, "the job goes on on n1" in told.stdout) == (0, True), told
+    assert (told.returncode, "the job continues on n1" in told.stdout) == (0, True), told
     assert job.finish("n2") == [0]
     job.goes_on()
     job.start("n2")

@@ -142,10 +142,11 @@ class Job:
         elif started:
             self.say("an agent starts" if self.lives == 1 else "the agent is started again")
 
-    def start_agent(self, name: str = "a") -> None:
-        on = "" if self.alone else f" on {name}"
-        if NodeId(name) not in self.late and self._start(NodeId(name)):
-            self.say(f"an agent starts{on}" if on else "the agent is started again")
+    def start_agent(self, *names: str) -> None:
+        for name in names or ("a",):
+            on = "" if self.alone else f" on {name}"
+            if NodeId(name) not in self.late and self._start(NodeId(name)):
+                self.say(f"an agent starts{on}" if on else "the agent is started again")
 
     def _start(self, name: NodeId) -> bool:
         """Whether it has come so far as to join the job."""
@@ -189,11 +190,12 @@ class Job:
             there if before != name and there and there.code is None and not self.cut.peers & {name, before} else None
         )
 
-    def kill_node(self, name: str) -> None:
-        """Its power fails: nobody is left to close connections."""
-        self.say(f"node {name} dies")
-        self.boots[NodeId(name)] += 1
-        self._gone(NodeId(name), closed=False)
+    def kill_node(self, *names: str) -> None:
+        """Their power fails: nobody is left to close connections."""
+        for name in names:
+            self.say(f"node {name} dies")
+            self.boots[NodeId(name)] += 1
+            self._gone(NodeId(name), closed=False)
 
     def _gone(self, name: NodeId, closed: bool) -> None:
         node = self.nodes.pop(name)
@@ -301,6 +303,28 @@ class Job:
         return self.now_s + self.skew_s
 
     @property
+    def record(self) -> GenerationRecord:
+        return self.world().present
+
+    @property
+    def members(self) -> list[str]:
+        return [*self.world().members]
+
+    @property
+    def rungs(self) -> list[int]:
+        return [incident.rung for incident in self.incidents.values()]
+
+    @property
+    def causes(self) -> list[str]:
+        return [incident.cause for incident in self.incidents.values()]
+
+    @property
+    def paused_s(self) -> float:
+        """How long the generation that gathers waits before its ranks start; 0: it does not."""
+        record = self.world().record
+        return record.pause_s if record and record.phase is Phase.GATHER else 0.0
+
+    @property
     def node(self) -> Node | None:
         """The one; of several, the first of those with the newest ranks."""
         return max(self.nodes.values(), key=lambda node: node.group.generation if node.group else 0, default=None)
@@ -325,8 +349,25 @@ class Job:
     def until_phase(self, phase: Phase, number: int) -> None:
         self.until(lambda job: bool((r := job.world().record) and r.number == number and r.phase is phase))
 
+    def until_committed(self, step: int) -> None:
+        self.until(lambda job: step in job.disk)
+
+    def until_pause(self, seconds: int) -> None:
+        """Until the next start waits for so long, because starts fail."""
+        self.until(lambda job: job.paused_s == seconds, patience=60 + seconds)
+
+    def wait(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.tick()
+
     def to_the_end(self) -> None:
         self.until(lambda job: job.exit_code is not None, patience=200)
+
+    def ends(self, code: int = 0, samples: Iterable[int] | None = None) -> None:
+        """Play to the end, which has this exit code. samples: that the final state has used."""
+        self.to_the_end()
+        assert self.exit_code == code, self.transcript()
+        assert samples is None or self.last_state == (*samples,), self.transcript()
 
     # -- playing ------------------------------------------------------------------------------------------------------------------
 
@@ -428,6 +469,13 @@ class Job:
         ]
         end = f"the final state has used the samples {' '.join(map(str, self.last_state)) or 'none'}"
         return "\n".join([*self.lines, end, *([""] if told else []), *told]) + "\n"
+
+
+def begun(**what: Any) -> Job:
+    """A job whose snapshot of step 4 is on disk. what: as for `Job`."""
+    job = Job(**what)
+    job.until_committed(4)
+    return job
 
 
 def _done(steps: list[int]) -> str:

@@ -45,8 +45,7 @@ def test_it_flips_on_the_same_node_again_and_is_shut_out() -> None:
         job.until_step(step)
         flip(job, 2)
         job.until(lambda job: not job.ranks.odd)
-    job.to_the_end()
-    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 121))), job.transcript()
+    job.ends(samples=range(1, 121))
     assert [*job.world().quarantine] == ["c"]
 
 
@@ -65,8 +64,7 @@ def test_after_the_third_time_nothing_wrong_is_left_on_disk() -> None:
     assert 40 < max(job.disk) < last.onset
     job.start_agents()
     job.until_step(90)
-    job.to_the_end()
-    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 101))), job.transcript()
+    job.ends(samples=range(1, 101))
 
 
 def test_a_stop_goes_before_the_answer_and_nothing_wrong_is_left_on_disk() -> None:
@@ -75,8 +73,7 @@ def test_a_stop_goes_before_the_answer_and_nothing_wrong_is_left_on_disk() -> No
     flip(job, 1)
     job.until_step(44)
     job.ask_to_stop(snapshot=True)
-    job.to_the_end()
-    assert job.exit_code == 130
+    job.ends(130)
     assert all(not kept.odd for step, kept in job.written.items() if step in job.disk), job.transcript()
 
 
@@ -85,8 +82,7 @@ def test_what_happens_before_it_is_seen(moment: str) -> None:
     job = Job(nodes="2", spares=1, ranks=1, total=80)
     job.until_step(41)
     flip(job, 1)
-    for _ in range(2):
-        job.tick()
+    job.wait(2)
     match moment:
         case "a rank is killed":
             job.kill_rank(0)
@@ -96,10 +92,8 @@ def test_what_happens_before_it_is_seen(moment: str) -> None:
             job.kill_node("b")
         case "etcd is away":
             job.stop_store()
-            for _ in range(8):
-                job.tick()
+            job.wait(8)
             job.start_store()
         case "pause":
             pass
-    job.to_the_end()
-    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 81))), job.transcript()
+    job.ends(samples=range(1, 81))

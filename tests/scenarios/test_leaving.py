@@ -3,7 +3,6 @@
 import pytest
 
 from mt_resilient.resilience.errors import MachineError
-from mt_resilient.resilience.model.generation import GenerationRecord
 from mt_resilient.resilience.model.request import Wish
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import NodeId, Step
@@ -13,20 +12,10 @@ from ..simulation.faults import bit_flips
 from .cluster import Job
 
 
-def present(job: Job) -> GenerationRecord:
-    record = job.world().record
-    assert record
-    return record
-
-
-def members(job: Job) -> list[str]:
-    return [*present(job).members]
-
-
 def replaced(job: Job, node: str, *now: str) -> None:
     """It is preempted, these train without it, and it is there again."""
     job.preempt(node)
-    job.until(lambda job: members(job) == [*now] and job.nodes[NodeId(node)].code is not None)
+    job.until(lambda job: job.members == [*now] and job.nodes[NodeId(node)].code is not None)
     job.start_agent(node)
 
 
@@ -35,10 +24,10 @@ def drained_in_vain() -> Job:
     job = Job(nodes="2", spares=1, total=200, durable_every=10)
     job.until_step(6)
     job.order(Wish.DRAIN, node="b")
-    job.until(lambda job: bool(present(job).moving))
+    job.until(lambda job: bool(job.record.moving))
     job.kill_node("c")
-    job.until(lambda job: not present(job).moving and present(job).phase is Phase.RUN)
-    job.until(lambda job: members(job) == ["a", "b"] and job.worlds[max(job.worlds)].step > 12)
+    job.until(lambda job: not job.record.moving and job.record.phase is Phase.RUN)
+    job.until(lambda job: job.members == ["a", "b"] and job.worlds[max(job.worlds)].step > 12)
     return job
 
 
@@ -51,8 +40,7 @@ def test_a_node_that_is_preempted_again_leaves_again() -> None:
     replaced(job, "c", "a", "b")
     job.until_step(50)
     replaced(job, "b", "a", "c")
-    job.to_the_end()
-    assert job.last_state == tuple(range(1, 121))
+    job.ends(samples=range(1, 121))
 
 
 def test_the_last_preemption_of_a_job_whose_nodes_were_preempted_before_takes_a_snapshot() -> None:
@@ -61,7 +49,7 @@ def test_the_last_preemption_of_a_job_whose_nodes_were_preempted_before_takes_a_
     replaced(job, "b", "a", "c")
     job.until_step(20)
     job.preempt("c")
-    job.until(lambda job: members(job) == ["a", "b"])
+    job.until(lambda job: job.members == ["a", "b"])
     job.until_step(40)
     job.preempt("b")
     job.until(lambda job: job.exit_code is not None)
@@ -75,15 +63,14 @@ def test_a_drain_costs_no_step_where_a_rank_dies_over_it(first: str) -> None:
     job.until_step(20)
     if first == "the fault":
         job.kill_rank(0)
-        job.until(lambda job: present(job).number == 2)
+        job.until(lambda job: job.record.number == 2)
     job.order(Wish.DRAIN, node="c")
     if first == "the drain":
-        job.until(lambda job: bool(present(job).moving))
+        job.until(lambda job: bool(job.record.moving))
         job.kill_rank(0)
-    job.until(lambda job: members(job) == ["a", "b"] and present(job).phase is Phase.RUN)
-    assert present(job).resume_step >= 18, job.transcript()
-    job.to_the_end()
-    assert job.last_state == tuple(range(1, 61))
+    job.until(lambda job: job.members == ["a", "b"] and job.record.phase is Phase.RUN)
+    assert job.record.resume_step >= 18, job.transcript()
+    job.ends(samples=range(1, 61))
 
 
 def test_half_of_the_nodes_are_preempted_while_the_job_recovers() -> None:
@@ -91,13 +78,12 @@ def test_half_of_the_nodes_are_preempted_while_the_job_recovers() -> None:
     job.until_step(20)
     job.faults.stalled.add(NodeId("b"))
     job.kill_rank(0)
-    job.until(lambda job: present(job).number == 2)
+    job.until(lambda job: job.record.number == 2)
     job.preempt("c", "d")
-    job.tick()
-    job.tick()
+    job.wait(2)
     job.faults.stalled.clear()
-    job.until(lambda job: len(present(job).members) == 2 and present(job).phase is Phase.RUN)
-    assert present(job).resume_step >= 18, job.transcript()
+    job.until(lambda job: len(job.record.members) == 2 and job.record.phase is Phase.RUN)
+    assert job.record.resume_step >= 18, job.transcript()
 
 
 def test_a_node_is_drained_while_replicas_go_apart() -> None:
@@ -105,12 +91,11 @@ def test_a_node_is_drained_while_replicas_go_apart() -> None:
     job = Job(nodes="2", spares=1, total=40, durable_every=10)
     job.until_step(12)
     job.order(Wish.DRAIN, node="b")
-    job.until(lambda job: bool((r := job.world().record) and r.moving))
+    job.until(lambda job: bool(job.record.moving))
     bit_flips(job, 1)
     job.until_phase(Phase.RUN, 2)
     job.to_the_end()
-    rungs = [incident.rung for incident in job.incidents.values()]
-    assert (job.exit_code, rungs) == (0, [REWIND_IN_PLACE, REPLACE_NODE]), job.transcript()
+    assert (job.exit_code, job.rungs) == (0, [REWIND_IN_PLACE, REPLACE_NODE]), job.transcript()
 
 
 def test_nodes_are_drained_before_the_first_step_while_the_ranks_are_paused() -> None:
@@ -119,10 +104,10 @@ def test_nodes_are_drained_before_the_first_step_while_the_ranks_are_paused() ->
     paused = job.order(Wish.PAUSE)
     job.until_answered(paused)
     job.order(Wish.DRAIN, node="c")
-    job.until(lambda job: bool(present(job).moving))
+    job.until(lambda job: bool(job.record.moving))
     job.until_answered(job.order(Wish.RESUME))
     job.to_the_end()
-    assert (job.exit_code, "c" in members(job), job.computed) == (0, False, 20)
+    assert (job.exit_code, "c" in job.members, job.computed) == (0, False, 20)
 
 
 @pytest.mark.parametrize("later", [0, 1, 2])
@@ -131,8 +116,7 @@ def test_a_node_is_preempted_and_the_spare_goes_a_moment_later(later: int) -> No
     job = Job(nodes="2", spares=1, total=100, durable_every=100)
     job.until_step(20)
     job.preempt("b")
-    for _ in range(later):
-        job.tick()
+    job.wait(later)
     job.nodes.pop(NodeId("c")).heartbeat.end()  # who stands by leaves at once, without a word
     for _ in range(25):
         if job.exit_code is None:
@@ -146,17 +130,17 @@ def test_a_node_that_is_back_before_anything_was_launched_without_it_has_its_mem
     job = Job(nodes="2", spares=1, total=90, durable_every=100)
     job.until_step(8)
     job.kill_node("a")
-    job.until(lambda job: members(job) == ["c", "b"] and job.worlds[max(job.worlds)].step > 12)
+    job.until(lambda job: job.members == ["c", "b"] and job.worlds[max(job.worlds)].step > 12)
     job.start_agent("a")
     job.until_step(26)
     away = "c" if job.leads == "b" else "b"
     job.cut_off(away, etcd=True, peers=True)
-    job.until(lambda job: "a" in members(job))
+    job.until(lambda job: "a" in job.members)
     held = max(step for step, kept in job.nodes[NodeId(away)].arena.items() if kept.sealed)
     job.kill_node("a")
     job.mend_network()
-    job.until(lambda job: members(job) == ["c", "b"] and present(job).phase is Phase.RUN)
-    assert present(job).resume_step == held, job.transcript()
+    job.until(lambda job: job.members == ["c", "b"] and job.record.phase is Phase.RUN)
+    assert job.record.resume_step == held, job.transcript()
 
 
 @pytest.mark.parametrize("kind", [Wish.SNAPSHOT, Wish.PAUSE, Wish.REWIND])
@@ -172,15 +156,14 @@ def test_a_node_whose_agent_is_another_one_meanwhile_is_not_told_to_be_drained()
     job = Job(nodes="2", spares=1, total=80)
     job.until_step(6)
     asked = job.order(Wish.DRAIN, node="b")
-    job.until(lambda job: bool(present(job).moving))
+    job.until(lambda job: bool(job.record.moving))
     job.kill_node("b")
     job.kill_node("c")
-    for _ in range(12):
-        job.tick()
+    job.wait(12)
     job.start_agent("b")
     job.until_answered(asked)
     answer = job.world().answers[asked]
-    assert members(job) == ["a", "b"]
+    assert job.members == ["a", "b"]
     assert (answer.exit_code, "is drained" in answer.sentence) == (MachineError.exit_code, False)
 
 
@@ -195,6 +178,5 @@ def test_to_go_on_is_the_last_word_on_a_pause_that_has_not_begun(before: str) ->
     job.order(Wish.PAUSE)
     job.until_answered(job.order(Wish.RESUME))
     job.faults.disk_full = False
-    for _ in range(30):
-        job.tick()
-    assert not present(job).paused
+    job.wait(30)
+    assert not job.record.paused

@@ -26,8 +26,7 @@ def test_an_order_to_go_back_is_obeyed_although_its_number_would_come_again() ->
     episode.until_answered(episode.order(Wish.REWIND, step=8))
     episode.until_step(20)
     episode.lose_data()
-    for _ in range(3):
-        episode.tick()
+    episode.wait(3)
     episode.until_answered(episode.order(Wish.REWIND, step=20))
     assert episode.ranks.rewinds == 2
     episode.to_the_end()
@@ -44,8 +43,7 @@ def test_replicas_that_go_apart_after_it_go_back(before: str) -> None:
     episode.until(lambda job: job.ranks.rewinds == 1)
     episode.until_step(25)
     episode.lose_data()
-    for _ in range(3):
-        episode.tick()
+    episode.wait(3)
     episode.until_step(32)
     bit_flips(episode, 1)
     episode.until(lambda job: job.ranks.rewinds == 2)
@@ -82,8 +80,7 @@ def test_a_backup_of_an_earlier_time_is_told_what_has_come_since(phase: Phase) -
     episode.until_phase(Phase.RUN, 2)
     episode.until_step(20)
     episode.lose_data(backup)
-    for _ in range(5):
-        episode.tick()
+    episode.wait(5)
     episode.kill_rank(3)
     episode.to_the_end()
     assert episode.computed < 75
@@ -94,11 +91,9 @@ def test_before_the_job_has_begun(third: bool) -> None:
     """Two of three nodes are there, and wait for the last one; it comes, or does not."""
     episode = job(nodes="2:3", spares=0, total=20)
     del episode.nodes[NodeId("c")]
-    for _ in range(3):
-        episode.tick()
+    episode.wait(3)
     episode.lose_data()
-    for _ in range(5):
-        episode.tick()
+    episode.wait(5)
     if third:
         episode.start_agent("c")
     episode.to_the_end()
@@ -110,7 +105,7 @@ def test_before_the_job_has_begun(third: bool) -> None:
 def test_data_that_was_left_out_by_order_stays_out(loses: bool, later: bool) -> None:
     """Although what the next ones begin with is from before the order. later: a generation after the one that has obeyed it."""
     episode = job(spares=2, total=24, durable_every=8)
-    episode.until(lambda job: 8 in job.disk)
+    episode.until_committed(8)
     episode.until_answered(episode.order(Wish.REWIND, step=8, skip=2))
     episode.until_step(10)
     if later:
@@ -119,11 +114,9 @@ def test_data_that_was_left_out_by_order_stays_out(loses: bool, later: bool) -> 
     episode.until_step(12)
     if loses:
         episode.lose_data()
-        for _ in range(2):
-            episode.tick()
+        episode.wait(2)
     assert max(episode.disk) == 8
-    for name in "ab":
-        episode.kill_node(name)
+    episode.kill_node(*"ab")
     episode.to_the_end()
     assert not {9, 10} & {*episode.last_state}
 
@@ -134,8 +127,7 @@ def test_while_the_job_ends() -> None:
     episode.until(lambda job: any(ack.kind is AckKind.ENDED for ack in job.world().acks.values()))
     assert len(episode.world().acks) == 2
     episode.lose_data()
-    episode.to_the_end()
-    assert episode.exit_code == 0
+    episode.ends()
 
 
 def test_a_member_that_does_not_know_of_it_yet_is_waited_for() -> None:
@@ -158,8 +150,7 @@ def test_spares_that_find_out_first_do_not_begin_without_those_that_train(nodes:
     episode.lose_data()
     for name in "abcd"[: int(nodes)]:
         episode.faults.stalled.add(NodeId(name))
-    episode.tick()
-    episode.tick()
+    episode.wait(2)
     episode.faults.stalled.clear()
     for name in "abcd"[: int(nodes)]:
         episode.nodes[NodeId(name)].heartbeat._due_s = episode.now_s + 4

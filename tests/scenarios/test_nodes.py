@@ -14,7 +14,7 @@ from mt_resilient.resilience.plan.escalation import REPLACE_NODE, REPLAN, RESTAR
 from mt_resilient.resilience.report.status_view import lines
 
 from ..simulation.faults import bit_flips
-from .cluster import START_S, Job
+from .cluster import START_S, Job, begun
 from .node import LEASE_S
 
 Golden = Callable[[str], None]
@@ -24,16 +24,10 @@ THREE_STARTS = RecoveryPolicy(failed_starts=3)
 
 def ends_well(job: Job, *causes: str) -> None:
     """The job has ended with every sample used once and in order, all of it on disk, and these incidents, told to the end."""
-    job.to_the_end()
-    assert job.exit_code == 0, job.transcript()
+    job.ends()
     assert job.last_state == job.disk[job.total] == tuple(range(1, job.total + 1)), job.transcript()
     assert [i.id for i in job.incidents.values() if i.open] == []
-    assert tuple(i.cause for i in job.incidents.values()) == causes, job.transcript()
-
-
-def members(job: Job) -> list[str]:
-    record = job.world().record
-    return [*record.members] if record else []
+    assert job.causes == [*causes], job.transcript()
 
 
 def until_running(job: Job, nodes: int) -> None:
@@ -42,10 +36,6 @@ def until_running(job: Job, nodes: int) -> None:
         return bool(record and record.phase is Phase.RUN and len(record.members) == nodes)
 
     job.until(runs, patience=400)
-
-
-def rungs(job: Job) -> list[int]:
-    return [incident.rung for incident in job.incidents.values()]
 
 
 def test_two_nodes_undisturbed(golden: Golden) -> None:
@@ -57,21 +47,19 @@ def test_two_nodes_undisturbed(golden: Golden) -> None:
 
 def test_a_node_dies_and_a_spare_takes_its_place(golden: Golden) -> None:
     """A node loses its power: its peers wait in vain until its lease is over; then the spare takes its place, and all go on from disk."""
-    job = Job(nodes="2", spares=1, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=16)
     job.kill_node("b")
     ends_well(job, "agent_lost")
-    assert (members(job), rungs(job)) == (["a", "c"], [REPLACE_NODE])
+    assert (job.members, job.rungs) == (["a", "c"], [REPLACE_NODE])
     golden(job.transcript())
 
 
 def test_the_node_that_leads_dies(golden: Golden) -> None:
     """The first of the nodes dies, which led the job: another one leads, and the spare becomes the first."""
-    job = Job(nodes="2", spares=1, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=16)
     job.kill_node("a")
     ends_well(job, "agent_lost")
-    assert members(job) == ["c", "b"]
+    assert job.members == ["c", "b"]
     golden(job.transcript())
 
 
@@ -81,89 +69,79 @@ def test_a_rank_is_killed_on_one_of_two_nodes(golden: Golden) -> None:
     job.until_step(6)
     job.kill_rank(3)
     job.to_the_end()
-    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GROUP])
+    assert (job.members, job.rungs) == (["a", "b"], [RESTART_GROUP])
     golden(job.transcript())
 
 
 def test_a_node_dies_and_the_job_goes_on_with_fewer(golden: Golden) -> None:
     """One or two nodes may train. One dies, the other goes on alone; the dead one comes back, and the job grows again."""
-    job = Job(nodes="1:2", total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1:2", total=40)
     job.kill_node("b")
     job.until_phase(Phase.RUN, 2)
-    assert members(job) == ["a"]
-    for _ in range(4):
-        job.tick()
+    assert job.members == ["a"]
+    job.wait(4)
     job.start_agent("b")
     ends_well(job, "agent_lost", "moved")
-    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, REPLAN])
+    assert (job.members, job.rungs) == (["a", "b"], [REPLAN, REPLAN])
     golden(job.transcript())
 
 
 def test_a_node_reboots_sooner_than_its_lease_is_over(golden: Golden) -> None:
     """It is another machine for all that etcd knows, so it waits until the last one's lease is over; then it has its place again."""
-    job = Job(nodes="2", total=20)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=20)
     job.kill_node("b")
     job.tick()
     job.start_agent("b")
     ends_well(job, "agent_lost")
-    assert (members(job), rungs(job)) == (["a", "b"], [RESTART_GROUP])
+    assert (job.members, job.rungs) == (["a", "b"], [RESTART_GROUP])
     golden(job.transcript())
 
 
 def test_the_script_does_not_start_on_fewer_and_the_next_smaller_number_will_do(golden: Golden) -> None:
     """Two to four nodes may train, but the script refuses three: when one dies, the job goes on with two, and grows to four again."""
-    job = Job(nodes="2:4", total=40, refused=frozenset({3}))
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2:4", total=40, refused=frozenset({3}))
     job.kill_node("d")
-    job.until(lambda job: members(job) == ["a", "b"], patience=90)
-    for _ in range(4):
-        job.tick()
+    job.until(lambda job: job.members == ["a", "b"], patience=90)
+    job.wait(4)
     job.start_agent("d")
     ends_well(job, "agent_lost", *["script_raised"] * 5, "moved")
     told = [(i.unfit, i.pause_s) for i in job.incidents.values()]
-    assert (members(job), told) == (["a", "b", "c", "d"], [(0, 0), (0, 0), (0, 1), (0, 5), (0, 25), (3, 0), (0, 0)])
+    assert (job.members, told) == (["a", "b", "c", "d"], [(0, 0), (0, 0), (0, 1), (0, 5), (0, 25), (3, 0), (0, 0)])
     golden(job.transcript())
 
 
 def test_the_script_does_not_start_on_fewer_and_the_node_is_waited_for(golden: Golden) -> None:
     """One or two nodes may train, but the script refuses one: it waits for the dead node to come back, and no budget runs out."""
-    job = Job(nodes="1:2", total=40, refused=frozenset({1}))
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1:2", total=40, refused=frozenset({1}))
     job.kill_node("b")
     job.until(lambda job: any(i.unfit for i in job.incidents.values()), patience=90)
-    for _ in range(700):
-        job.tick()
+    job.wait(700)
     record = job.world().record
     assert record
     assert (record.pause_s, job.now_s - record.opened_s) == (300, pytest.approx(91, abs=9))
-    assert "or as soon as another number of nodes can be had" in "".join(lines(job.world(), job.now_s, str))
+    assert "or earlier if another number of nodes is available" in "".join(lines(job.world(), job.now_s, str))
     job.start_agent("b")
     job.until_phase(Phase.RUN, record.number + 1)
     ends_well(job, "agent_lost", *["script_raised"] * 8)
     assert [i.pause_s for i in job.incidents.values()] == [0, 0, 1, 5, 25, 0, 300, 300, 300]
-    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, *[RESTART_GROUP] * 7, REPLAN])
+    assert (job.members, job.rungs) == (["a", "b"], [REPLAN, *[RESTART_GROUP] * 7, REPLAN])
     golden(job.transcript())
 
 
 def test_a_script_that_starts_nowhere_any_more_ends_the_job() -> None:
     """Not on fewer nodes, and then not on as many as it has trained on."""
-    job = Job(nodes="1:2", total=40, policy=THREE_STARTS)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1:2", total=40, policy=THREE_STARTS)
     job.faults.refused = frozenset({1, 2})
     job.kill_node("b")
     job.until(lambda job: any(i.unfit for i in job.incidents.values()))
     job.start_agent("b")
-    job.to_the_end()
-    assert job.exit_code == 93, job.transcript()
+    job.ends(93)
 
 
 def test_the_script_s_data_is_away_for_a_while(golden: Golden) -> None:
     """A rank is killed while nobody can read the data: no start goes well, on any node, and each waits longer, until it is there again. A
     rank that is killed soon after that has budgets of its own."""
-    job = Job(nodes="2", total=20)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=20)
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
     job.kill_rank(1)
     job.until_phase(Phase.GATHER, 5)
@@ -178,12 +156,10 @@ def test_the_script_s_data_is_away_for_a_while(golden: Golden) -> None:
 @pytest.mark.parametrize("back", [False, True])
 def test_the_data_is_away_as_a_node_dies(back: bool) -> None:
     """That so few nodes are to blame is not concluded at once, nor that the one that is left is, when the other is back."""
-    job = Job(nodes="1:2", spares=1, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1:2", spares=1, total=40)
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
-    for name in "bc":
-        job.kill_node(name)
-    job.until(lambda job: bool((r := job.world().record) and r.pause_s == 5))
+    job.kill_node(*"bc")
+    job.until_pause(5)
     job.faults.import_error = ""
     for name in "bc" if back else "":
         job.start_agent(name)
@@ -195,11 +171,10 @@ def test_the_data_is_away_as_a_node_dies(back: bool) -> None:
 
 def test_the_data_is_away_for_longer_as_a_node_dies() -> None:
     """No number of nodes is to blame, though each has been given up: the job goes on with few, grows, and shrinks as ever."""
-    job = Job(nodes="1:4", total=200)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1:4", total=200)
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
     job.kill_node("d")
-    job.until(lambda job: bool((r := job.world().record) and r.pause_s == 300), patience=200)
+    job.until_pause(300)
     assert {i.unfit for i in job.incidents.values()} == {0, 1, 2, 3}
     job.faults.import_error = ""
     until_running(job, 3)
@@ -213,41 +188,36 @@ def test_the_data_is_away_for_longer_as_a_node_dies() -> None:
 
 def test_in_each_pause_a_node_is_lost() -> None:
     """What is seen while the next start waits changes nothing about how many have failed."""
-    job = Job(nodes="2", spares=8, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=8, total=40)
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
     job.kill_rank(1)
     for pause_s in (25, 125, 300):
-        job.until(lambda job, p=pause_s: bool((r := job.world().record) and r.pause_s == p), patience=400)  # type: ignore[misc]
-        job.kill_node(members(job)[1])
+        job.until_pause(pause_s)
+        job.kill_node(job.members[1])
     job.until(lambda job: bool((r := job.world().record) and r.over), patience=400)
-    job.to_the_end()
-    assert job.exit_code == 93, job.transcript()
+    job.ends(93)
 
 
 @pytest.mark.parametrize(("name", "cause"), [("a", "agent_restarted"), ("b", "agent_lost")])
 def test_an_agent_starts_again_while_starts_wait(name: str, cause: str) -> None:
     """The one that leads, or the other."""
-    job = Job(nodes="2", total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=40)
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
     job.kill_rank(1)
-    job.until(lambda job: bool((r := job.world().record) and r.pause_s == 25))
+    job.until_pause(25)
     since_s = job.now_s
     job.kill_agent(name)
     job.start_agent(name)
-    job.until(lambda job: bool((r := job.world().record) and r.pause_s == 125), patience=200)
+    job.until_pause(125)
     assert job.now_s - since_s > 25
     job.faults.import_error = ""
-    job.to_the_end()
-    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 41))), job.transcript()
-    assert cause in [incident.cause for incident in job.incidents.values()]
+    job.ends(samples=range(1, 41))
+    assert cause in job.causes
 
 
 def test_the_data_is_away_from_one_node_whichever_it_is() -> None:
     """Two are shut out for it, and no third: it is not the nodes. Starts wait all the same."""
-    job = Job(nodes="2", spares=4, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=4, total=40)
     failed: list[int] = []
 
     def fails(job: Job) -> bool:
@@ -266,11 +236,10 @@ def test_the_data_is_away_from_one_node_whichever_it_is() -> None:
 
 @pytest.mark.parametrize("moment", ["the leader dies", "a rewind", "a stop", "a spare comes"])
 def test_what_comes_while_starts_wait(moment: str) -> None:
-    job = Job(nodes="2", spares=1, total=20)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=20)
     job.faults.import_error = "FileNotFoundError: /data/train.bin"
     job.kill_rank(1)
-    job.until(lambda job: bool((r := job.world().record) and r.pause_s == 25))
+    job.until_pause(25)
     job.faults.import_error = ""
     since_s = job.now_s
     match moment:
@@ -292,14 +261,14 @@ def test_what_comes_while_starts_wait(moment: str) -> None:
 def test_a_rank_dies_while_the_job_may_grow(golden: Golden) -> None:
     """One of two nodes trains alone, and the other has come back when a rank is killed: it goes on from memory, and grows after that."""
     job = Job(nodes="1:2", total=40, durable_every=20)
-    job.until(lambda job: 20 in job.disk)
+    job.until_committed(20)
     job.kill_node("b")
     job.until_phase(Phase.RUN, 2)
     job.start_agent("b")
     job.until_step(25)
     job.kill_rank(0)
     ends_well(job, "agent_lost", "rank_killed", "moved")
-    assert (members(job), rungs(job)) == (["a", "b"], [REPLAN, RESTART_GROUP, REPLAN])
+    assert (job.members, job.rungs) == (["a", "b"], [REPLAN, RESTART_GROUP, REPLAN])
     assert job.incidents[(2, "0002")].resume_step == 24, job.transcript()
     golden(job.transcript())
 
@@ -311,17 +280,16 @@ def test_a_node_is_drained_and_a_spare_takes_its_place(golden: Golden) -> None:
     asked = job.order(Wish.DRAIN, node="b")
     job.until_answered(asked)
     ends_well(job, "moved")
-    assert (members(job), job.computed) == (["a", "c"], 16)
+    assert (job.members, job.computed) == (["a", "c"], 16)
     golden(job.transcript())
 
 
 def test_an_agent_dies_and_its_neighbour_says_so(golden: Golden) -> None:
     """The agent of a node is killed while its host lives: the others' ranks raise, the neighbour tells etcd, nobody waits for the lease."""
-    job = Job(nodes="3", spares=1, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="3", spares=1, total=16)
     job.kill_agent("c")
     struck_s = job.now_s
-    job.until(lambda job: members(job) == ["a", "b", "d"])
+    job.until(lambda job: job.members == ["a", "b", "d"])
     assert job.now_s - struck_s < 4
     job.to_the_end()
     golden(job.transcript())
@@ -329,39 +297,35 @@ def test_an_agent_dies_and_its_neighbour_says_so(golden: Golden) -> None:
 
 def test_a_node_loses_etcd_and_the_others(golden: Golden) -> None:
     """A node is cut off from everything: its agent ends its ranks before it can hear that a spare has its place; then it stands by."""
-    job = Job(nodes="2", spares=1, total=30)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=30)
     job.cut_off("b", etcd=True, peers=True)
     job.until_phase(Phase.RUN, 2)
-    for _ in range(8):
-        job.tick()
+    job.wait(8)
     job.mend_network()
     ends_well(job, "agent_lost")
-    assert members(job) == ["a", "c"]
+    assert job.members == ["a", "c"]
     golden(job.transcript())
 
 
 def test_a_node_loses_etcd_alone(golden: Golden) -> None:
     """A node does not reach etcd any more, and its ranks train on, so all others do: it is told, and its place is its own."""
-    job = Job(nodes="2", spares=1, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=40)
     job.cut_off("b", etcd=True)
     job.until_step(32)
     job.mend_network()
     ends_well(job, "cut_off")
-    assert (members(job), job.computed) == (["a", "b"], 40)
+    assert (job.members, job.computed) == (["a", "b"], 40)
     golden(job.transcript())
 
 
 def test_all_that_train_lose_etcd_and_more_stand_by_than_were_announced(golden: Golden) -> None:
     """Two nodes train and do not reach etcd; they finish steps, and so they know that nobody begins anything without them. Two others would
     do, but were not counted on: they wait, and do not begin."""
-    job = Job(nodes="2", more=2, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", more=2, total=40)
     for name in "ab":
         job.cut_off(name, etcd=True)
     job.until_step(32)
-    assert members(job) == ["a", "b"]
+    assert job.members == ["a", "b"]
     job.mend_network()
     job.to_the_end()
     assert (job.exit_code, len(job.last_state)) == (0, 40)
@@ -370,20 +334,16 @@ def test_all_that_train_lose_etcd_and_more_stand_by_than_were_announced(golden: 
 
 def others_begin(job: Job) -> None:
     """The command is given on two nodes that have not trained, and they go on to the end of it."""
-    for name in "cd":
-        job.start_agent(name)
+    job.start_agent(*"cd")
     job.to_the_end()
-    assert (job.exit_code, members(job), job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
+    assert (job.exit_code, job.members, job.last_state) == (0, ["c", "d"], tuple(range(1, 17)))
 
 
 def test_all_that_train_die_and_more_stand_by_than_were_announced(golden: Golden) -> None:
     """That is not to be told from a lost way to etcd: somebody has to say it."""
-    job = Job(nodes="2", more=2, total=16)
-    job.until(lambda job: 4 in job.disk)
-    for name in "ab":
-        job.kill_node(name)
-    for _ in range(30):
-        job.tick()
+    job = begun(nodes="2", more=2, total=16)
+    job.kill_node(*"ab")
+    job.wait(30)
     assert (job.watch.record and job.watch.record.number) == 1
     job.order(Wish.STOP)
     job.until(lambda job: job.exit_code is not None)
@@ -393,12 +353,9 @@ def test_all_that_train_die_and_more_stand_by_than_were_announced(golden: Golden
 
 def test_all_that_trained_are_dead_and_the_command_is_given_on_other_nodes(golden: Golden) -> None:
     """Who gives the command again where no agent is left says that the ranks are dead: other nodes need not wait for those."""
-    job = Job(nodes="2", more=2, total=16)
-    job.until(lambda job: 4 in job.disk)
-    for name in "abcd":
-        job.kill_node(name)
-    for _ in range(12):
-        job.tick()
+    job = begun(nodes="2", more=2, total=16)
+    job.kill_node(*"abcd")
+    job.wait(12)
     others_begin(job)
     golden(job.transcript())
 
@@ -406,13 +363,12 @@ def test_all_that_trained_are_dead_and_the_command_is_given_on_other_nodes(golde
 def test_a_node_that_has_lost_etcd_dies(golden: Golden) -> None:
     """A node does not reach etcd any more, and trains on; then it loses its power: no step is finished any more, and its place is given
     away."""
-    job = Job(nodes="2", spares=1, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=40)
     job.cut_off("b", etcd=True)
     job.until_step(24)
     job.kill_node("b")
     struck_s = job.now_s
-    job.until(lambda job: members(job) == ["a", "c"])
+    job.until(lambda job: job.members == ["a", "c"])
     assert job.now_s - struck_s <= 6
     job.mend_network()
     ends_well(job, "cut_off", "agent_lost")
@@ -421,40 +377,35 @@ def test_a_node_that_has_lost_etcd_dies(golden: Golden) -> None:
 
 def test_a_rank_dies_while_a_node_has_lost_etcd(golden: Golden) -> None:
     """A node does not reach etcd any more, and trains on; then a rank of another is killed: who cannot be told what to do is left out."""
-    job = Job(nodes="2", spares=1, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=40)
     job.cut_off("b", etcd=True)
     job.until_step(24)
     job.kill_rank(0)
-    job.until(lambda job: members(job) == ["a", "c"])
+    job.until(lambda job: job.members == ["a", "c"])
     job.mend_network()
-    job.to_the_end()
-    assert (job.exit_code, job.last_state) == (0, tuple(range(1, 41)))
+    job.ends(samples=range(1, 41))
     golden(job.transcript())
 
 
 def test_the_node_that_leads_loses_etcd_alone(golden: Golden) -> None:
     """The node that leads does not reach etcd any more: another one leads, and nobody is replaced."""
-    job = Job(nodes="2", spares=1, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=40)
     job.cut_off("a", etcd=True)
     job.until_step(32)
     job.mend_network()
     ends_well(job, "cut_off")
-    assert (members(job), job.computed) == (["a", "b"], 40)
+    assert (job.members, job.computed) == (["a", "b"], 40)
     golden(job.transcript())
 
 
 def spare_dies(job: Job, place: Callable[[Job], bool]) -> None:
     """A node dies, and the spare that has its place dies too, as soon as it has come so far; a second spare takes it then."""
-    job.until(lambda job: 4 in job.disk)
+    job.until_committed(4)
     job.kill_node("b")
     job.until(place)
     job.kill_node("c")
-    job.to_the_end()
-    assert job.exit_code == 0, job.transcript()
-    assert job.last_state == tuple(range(1, 17))
-    assert members(job) == ["a", "d"]
+    job.ends(samples=range(1, 17))
+    assert job.members == ["a", "d"]
     assert not [i for i in job.incidents.values() if i.open]
 
 
@@ -465,7 +416,7 @@ def test_a_spare_dies_before_it_is_ready(golden: Golden) -> None:
     def given(job: Job) -> bool:
         if job.now_s - START_S > 20:
             job.faults.stalled.add(NodeId("c"))
-        return "c" in members(job)
+        return "c" in job.members
 
     spare_dies(job, given)
     golden(job.transcript())
@@ -474,14 +425,14 @@ def test_a_spare_dies_before_it_is_ready(golden: Golden) -> None:
 def test_a_spare_dies_while_it_launches(golden: Golden) -> None:
     """The spare dies after it has said that it is ready, and before its ranks have come up: the others' ranks wait for them in vain."""
     job = Job(nodes="2", spares=2, total=16)
-    spare_dies(job, lambda job: bool("c" in members(job) and (r := job.world().record) and r.phase is Phase.LAUNCH))
+    spare_dies(job, lambda job: bool("c" in job.members and (r := job.world().record) and r.phase is Phase.LAUNCH))
     golden(job.transcript())
 
 
 def test_a_spare_dies_while_its_ranks_come_up(golden: Golden) -> None:
     """The spare dies when its ranks are attached, and have not restored anything yet."""
     job = Job(nodes="2", spares=2, total=16)
-    spare_dies(job, lambda job: bool("c" in members(job) and (r := job.world().record) and r.phase is Phase.RUN))
+    spare_dies(job, lambda job: bool("c" in job.members and (r := job.world().record) and r.phase is Phase.RUN))
     golden(job.transcript())
 
 
@@ -494,36 +445,29 @@ def test_a_spare_dies_while_replaying(golden: Golden) -> None:
 
 def test_two_nodes_die_at_once(golden: Golden) -> None:
     """Two of three nodes lose their power together: two spares take their places, in one generation."""
-    job = Job(nodes="3", spares=2, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="3", spares=2, total=16)
     job.kill_node("a")
     job.kill_node("c")
     ends_well(job, "agent_lost")
-    assert members(job) == ["d", "b", "e"]
+    assert job.members == ["d", "b", "e"]
     golden(job.transcript())
 
 
 def test_all_nodes_die(golden: Golden) -> None:
     """All nodes lose their power, the spare too, and come back: the job goes on from disk."""
-    job = Job(nodes="2", spares=1, total=16)
-    job.until(lambda job: 4 in job.disk)
-    for name in "abc":
-        job.kill_node(name)
+    job = begun(nodes="2", spares=1, total=16)
+    job.kill_node(*"abc")
     job.tick()
     job.start_agents()
-    job.to_the_end()
-    assert job.exit_code == 0
-    assert job.last_state == tuple(range(1, 17))
+    job.ends(samples=range(1, 17))
     golden(job.transcript())
 
 
 def test_a_node_dies_and_nobody_can_take_its_place(golden: Golden) -> None:
     """Both nodes are needed, and one dies: the other waits until it is back, its memory empty, and they go on from disk."""
-    job = Job(nodes="2", total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=16)
     job.kill_node("b")
-    for _ in range(20):
-        job.tick()
+    job.wait(20)
     assert len(job.incidents) == 1
     job.start_agent("b")
     ends_well(job, "agent_lost")
@@ -534,26 +478,23 @@ def test_a_node_dies_and_nobody_can_take_its_place(golden: Golden) -> None:
 def test_a_spare_dies_before_it_is_ready_and_was_the_only_node(golden: Golden) -> None:
     """One node trains, and dies; the spare that has its place dies before it is ready, and nobody of the generation is left: the next
     spare gets the place."""
-    job = Job(nodes="1", spares=2, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1", spares=2, total=16)
     job.kill_node("a")
     job.until(lambda job: len(job.incidents) > 0)
-    successor = members(job)[0]
+    successor = job.members[0]
     assert successor in ("b", "c")
     job.kill_node(successor)
     ends_well(job, "agent_lost")
-    assert members(job) != [successor]
+    assert job.members != [successor]
     golden(job.transcript())
 
 
 def test_a_node_is_felt_then_missed_and_comes_back(golden: Golden) -> None:
     """A rank is killed, all start anew, and before they have, its node dies, which nobody can stand in for: it is one story, the node's."""
-    job = Job(nodes="2", total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=16)
     job.faults.stalled.add(NodeId("b"))
     job.kill_rank(2)
-    job.tick()
-    job.tick()
+    job.wait(2)
     job.kill_node("b")
     job.faults.stalled.clear()
     job.until(lambda job: job.incidents[(1, "0001")].cause == "agent_lost")
@@ -567,8 +508,7 @@ def test_the_last_node_that_will_do_is_drained(golden: Golden) -> None:
     job = Job(nodes="2")
     job.until_step(6)
     job.order(Wish.DRAIN, node="b")
-    job.to_the_end()
-    assert job.exit_code == 0
+    job.ends()
     reached = len(job.last_state)
     assert reached in job.disk
     job.start_agents()
@@ -583,8 +523,7 @@ def test_all_nodes_are_taken_away_at_once(golden: Golden) -> None:
     job = Job(nodes="1:3", durable_every=20)
     job.until_step(6)
     job.preempt("a", "b", "c")
-    job.to_the_end()
-    assert job.exit_code == 143
+    job.ends(143)
     assert (len(job.worlds), len(job.last_state) in job.disk) == (1, True)
     job.start_agents()
     ends_well(job)
@@ -598,7 +537,7 @@ def test_two_nodes_are_drained_at_once(golden: Golden) -> None:
     job.until_step(6)
     job.preempt("b", "c")
     ends_well(job, "moved")
-    assert (members(job), job.computed) == (["a", "e", "d"], 20)
+    assert (job.members, job.computed) == (["a", "e", "d"], 20)
     golden(job.transcript())
 
 
@@ -608,21 +547,19 @@ def test_one_node_is_drained_onto_its_spare(golden: Golden) -> None:
     job.until_step(6)
     job.until_answered(job.order(Wish.DRAIN, node="a"))
     ends_well(job, "moved")
-    assert (members(job), job.computed) == (["b"], 16)
+    assert (job.members, job.computed) == (["b"], 16)
     golden(job.transcript())
 
 
 def test_a_node_dies_while_etcd_is_away(golden: Golden) -> None:
     """A node dies while etcd does not answer: the others' ranks wait, and when it is back the spare takes the place."""
-    job = Job(nodes="2", spares=1, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=16)
     job.stop_store()
     job.kill_node("b")
-    for _ in range(6):
-        job.tick()
+    job.wait(6)
     job.start_store()
     ends_well(job, "agent_lost")
-    assert members(job) == ["a", "c"]
+    assert job.members == ["a", "c"]
     golden(job.transcript())
 
 
@@ -631,8 +568,7 @@ def test_etcd_is_away_for_longer_than_a_lease(golden: Golden) -> None:
     job = Job(nodes="2", spares=1, total=40)
     job.until_step(6)
     job.stop_store()
-    for _ in range(14):
-        job.tick()
+    job.wait(14)
     job.start_store()
     ends_well(job)
     assert job.computed == 40
@@ -641,20 +577,18 @@ def test_etcd_is_away_for_longer_than_a_lease(golden: Golden) -> None:
 
 def test_an_agent_is_held_up_for_longer_than_its_lease(golden: Golden) -> None:
     """An agent does not run for a while, and its ranks do: nothing is done, and it goes on where it was."""
-    job = Job(nodes="2", spares=1, total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=40)
     job.faults.stalled.add(NodeId("b"))
     job.until_step(32)
     job.faults.stalled.clear()
     ends_well(job, "cut_off")
-    assert (members(job), job.computed) == (["a", "b"], 40)
+    assert (job.members, job.computed) == (["a", "b"], 40)
     golden(job.transcript())
 
 
 def test_the_ranks_of_a_node_are_cut_off(golden: Golden) -> None:
     """The ranks of two nodes do not reach each other, though their agents reach etcd: they hang, nobody is blamed, and all start again."""
-    job = Job(nodes="2", total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=16)
     job.cut_off("b", peers=True)
     job.until(lambda job: bool(job.incidents))
     job.mend_network()
@@ -666,15 +600,12 @@ def test_the_ranks_of_a_node_are_cut_off(golden: Golden) -> None:
 def test_the_leading_node_dies_in(phase: Phase, golden: Golden) -> None:
     """The node that leads dies in the middle of a recovery, or of the end: another one goes on where it stopped. At the end its part of the
     last state is lost with it: the job has not ended."""
-    job = Job(nodes="2", spares=1, total=16)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=16)
     if phase is not Phase.ENDING:
         job.kill_rank(3)
     job.until_phase(phase, 1 if phase is Phase.ENDING else 2)
     job.kill_node("a")
-    job.to_the_end()
-    assert job.exit_code == 0
-    assert job.last_state == tuple(range(1, 17))
+    job.ends(samples=range(1, 17))
     golden(job.transcript())
 
 
@@ -694,15 +625,12 @@ def test_a_node_dies_at_the_end_and_comes_back(golden: Golden) -> None:
     job = Job(nodes="2", total=16)
     job.until_phase(Phase.ENDING, 1)
     job.faults.disk_full = True
-    for _ in range(3):
-        job.tick()
+    job.wait(3)
     job.kill_node("a")
     job.faults.disk_full = False
-    for _ in range(12):
-        job.tick()
+    job.wait(12)
     job.start_agent("a")
-    job.to_the_end()
-    assert job.exit_code == 0
+    job.ends()
     assert job.last_state == job.disk[16]
     golden(job.transcript())
 
@@ -724,8 +652,7 @@ def test_a_node_that_held_the_copy_that_was_fetched_dies_next() -> None:
     job.until(lambda job: job.worlds[2].step > second.resume_step)
     job.kill_node(source.holder)
     assert begun(3).resume_step == second.resume_step > 10, job.transcript()
-    job.to_the_end()
-    assert job.last_state == tuple(range(1, 41))
+    job.ends(samples=range(1, 41))
 
 
 def test_the_spare_is_lost_while_it_takes_the_place_of_a_node_that_is_drained() -> None:
@@ -735,23 +662,21 @@ def test_the_spare_is_lost_while_it_takes_the_place_of_a_node_that_is_drained() 
     asked = job.order(Wish.DRAIN, node="b")
     job.until_phase(Phase.GATHER, 2)
     job.kill_node("c")
-    job.until(lambda job: members(job) == ["a", "b"])
+    job.until(lambda job: job.members == ["a", "b"])
     job.until(lambda job: job.worlds[max(job.worlds)].step > 12)
     job.start_agent("c")
     job.until_answered(asked)
-    assert members(job) == ["a", "c"]
+    assert job.members == ["a", "c"]
     ends_well(job, "moved", "agent_lost", "moved")
 
 
 def test_a_host_that_was_replaced_by_another_of_its_name_leaves_when_it_is_back() -> None:
     """Cut off from everything, it was replaced, as a pod of a StatefulSet or a virtual machine is; then its network is mended."""
-    job = Job(nodes="2", total=60)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", total=60)
     old = job.nodes[NodeId("b")]
     old.heartbeat._record = replace(old.heartbeat._record, home="another boot")
     job.kill_node("b")
-    for _ in range(14):
-        job.tick()
+    job.wait(14)
     job.start_agent("b")
     job.until_step(20)
     generation = max(job.worlds)
@@ -772,57 +697,46 @@ def given_anew(job: Job, nodes: str, spares: int = 0) -> None:
 @pytest.mark.parametrize("trained", ["1", "1:2"])
 def test_all_have_died_and_the_command_is_given_for_more_nodes(trained: str) -> None:
     """They come one after the other, and what was left of the job was on fewer than are allowed now."""
-    job = Job(nodes=trained, spares=3 - max(sizes(trained)), total=40)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes=trained, spares=3 - max(sizes(trained)), total=40)
     for name in "ab" if trained == "1:2" else "":
         job.kill_node(name)
     job.until(lambda job: bool((r := job.world().record) and len(r.members) == 1 and r.phase is Phase.RUN))
     for name in "abc":
         if NodeId(name) in job.nodes:
             job.kill_node(name)
-    for _ in range(12):
-        job.tick()
+    job.wait(12)
     given_anew(job, "3")
     for name in "abc":
         job.start_agent(name)
-        job.tick()
-        job.tick()
-    job.until(lambda job: len(members(job)) == 3)
+        job.wait(2)
+    job.until(lambda job: len(job.members) == 3)
     job.to_the_end()
     assert (job.exit_code, len(job.worlds[max(job.worlds)].record.members)) == (0, 3)
 
 
 def test_all_have_died_and_the_script_does_not_start_on_the_number_that_is_given_now() -> None:
     """It has trained on another one, which is not allowed any more: there is nothing else to try."""
-    job = Job(nodes="2", total=40, refused=frozenset({1}))
-    job.until(lambda job: 4 in job.disk)
-    for name in "ab":
-        job.kill_node(name)
-    for _ in range(12):
-        job.tick()
+    job = begun(nodes="2", total=40, refused=frozenset({1}))
+    job.kill_node(*"ab")
+    job.wait(12)
     given_anew(job, "1")
     job.start_agent("a")
-    job.to_the_end()
-    assert job.exit_code == 5, job.transcript()
+    job.ends(5)
 
 
 def test_nodes_that_stood_by_are_started_again_while_those_that_train_have_lost_etcd() -> None:
     """More stand by than were announced: that the others are dead nobody has said who only starts an agent again."""
-    job = Job(nodes="2", more=2, total=60)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", more=2, total=60)
     for name in "ab":
         job.cut_off(name, etcd=True)
-    for _ in range(12):
-        job.tick()
+    job.wait(12)
     for name in "cd":
         job.kill_agent(name)
-    for _ in range(12):
-        job.tick()
+    job.wait(12)
     for name in "cd":
         job.start_agent(name)
         job.tick()
-    for _ in range(15):
-        job.tick()
+    job.wait(15)
     job.mend_network()
     job.to_the_end()
     assert (job.exit_code, job.computed, max(job.worlds)) == (0, 60, 1)
@@ -830,13 +744,11 @@ def test_nodes_that_stood_by_are_started_again_while_those_that_train_have_lost_
 
 def test_a_spare_is_started_again_just_when_etcd_is_there_again_for_all() -> None:
     """It is the first that is there; those that train are back a moment later."""
-    job = Job(nodes="2", spares=1, total=60)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="2", spares=1, total=60)
     job.kill_agent("c")
     for name in "abc":
         job.cut_off(name, etcd=True)
-    for _ in range(14):
-        job.tick()
+    job.wait(14)
     job.cut.etcd.discard(NodeId("c"))
     job.start_agent("c")
     job.tick()
@@ -848,20 +760,15 @@ def test_a_spare_is_started_again_just_when_etcd_is_there_again_for_all() -> Non
 @pytest.mark.parametrize("dies", [False, True])
 def test_the_way_to_etcd_is_lost_on_one_node_after_the_other_and_a_spare_is_started(dies: bool) -> None:
     """That the last one that led is cut off too, nobody was there to tell: both are waited for. dies: they have, and somebody says so."""
-    job = Job(nodes="2", spares=1, more=1, total=40)
-    job.until(lambda job: 4 in job.disk)
-    for name in "cd":
-        job.kill_node(name)
+    job = begun(nodes="2", spares=1, more=1, total=40)
+    job.kill_node(*"cd")
     for name in "ba":
         job.cut_off(name, etcd=True)
-        for _ in range(14):
-            job.tick()
+        job.wait(14)
     for name in "ab" if dies else "":
         job.kill_node(name)
-    for name in "cd":
-        job.start_agent(name)
-    for _ in range(20):
-        job.tick()
+    job.start_agent(*"cd")
+    job.wait(20)
     job.mend_network()
     if dies:
         assert job.watch.record
@@ -875,15 +782,12 @@ def test_the_way_to_etcd_is_lost_on_one_node_after_the_other_and_a_spare_is_star
 
 def test_a_spare_that_has_just_come_leaves_the_lead_to_who_need_not_wait() -> None:
     """Else the dead node would be answered only when its own lease is as old as one lives."""
-    job = Job(nodes="1", spares=2, total=60)
-    job.until(lambda job: 4 in job.disk)
+    job = begun(nodes="1", spares=2, total=60)
     job.kill_node("b")
-    for _ in range(14):
-        job.tick()
+    job.wait(14)
     job.kill_node("a")
     struck_s = job.now_s
-    for _ in range(8):
-        job.tick()
+    job.wait(8)
     job.start_agent("b")
     job.until(lambda job: bool(job.watch.record and job.watch.record.number == 2))
     assert job.now_s - struck_s <= LEASE_S + 2
@@ -895,17 +799,14 @@ def test_all_die_before_they_go_back_and_not_as_many_come_as_are_wanted_now() ->
     job.until_step(10)
     bit_flips(job, 1)
     job.until(lambda job: bool((r := job.world().record) and r.rewind))
-    for name in "abc":
-        job.kill_node(name)
-    for _ in range(30):
-        job.tick()
+    job.kill_node(*"abc")
+    job.wait(30)
     given_anew(job, "3")
     for name in "abc":
         job.start_agent(name)
-        for _ in range(30):
-            job.tick()
+        job.wait(30)
     job.to_the_end()
-    assert (job.exit_code, len(members(job))) == (0, 3)
+    assert (job.exit_code, len(job.members)) == (0, 3)
 
 
 @pytest.mark.parametrize("spares", [0, 1])
@@ -917,19 +818,19 @@ def test_a_node_on_which_the_script_cannot_start_any_more_is_done_without(spares
         job.until_phase(Phase.RUN, number)
         job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId("b")])
     job.to_the_end()
-    assert (job.exit_code, members(job)) == ((0, ["a", "c"]) if spares else (93, ["a", "b"]))
+    assert (job.exit_code, job.members) == ((0, ["a", "c"]) if spares else (93, ["a", "b"]))
 
 
 def broken_spares(job: Job, names: str) -> None:
     """A node dies, and the script cannot start on any of these that have its place in turn."""
-    job.until(lambda job: 4 in job.disk)
+    job.until_committed(4)
     job.kill_node("b")
     before = 1
     for name in names:
 
         def runs(job: Job, name: str = name, before: int = before) -> bool:
             record = job.world().record
-            return bool(record and record.phase is Phase.RUN and record.number > before and name in members(job))
+            return bool(record and record.phase is Phase.RUN and record.number > before and name in job.members)
 
         job.until(runs)
         record = job.world().record
@@ -944,7 +845,7 @@ def test_two_broken_spares_have_a_place_in_turn(golden: Golden) -> None:
     all are ready again, and the third trains. The same failure on nodes that are shut out is not the script's own."""
     job = Job(nodes="2", spares=3, total=16)
     broken_spares(job, "cd")
-    assert (job.exit_code, members(job), rungs(job)) == (0, ["a", "e"], [REPLACE_NODE] * 3)
+    assert (job.exit_code, job.members, job.rungs) == (0, ["a", "e"], [REPLACE_NODE] * 3)
     golden(job.transcript())
 
 
@@ -956,7 +857,7 @@ def test_two_nodes_break_at_once() -> None:
         job.until_phase(Phase.RUN, number)
         job.ranks.raise_("RuntimeError: CUDA error", job.now_s + 0.5, on=job.nodes[NodeId(broken)])
     job.to_the_end()
-    assert (job.exit_code, members(job)) == (0, ["a", "d", "e"])
+    assert (job.exit_code, job.members) == (0, ["a", "d", "e"])
 
 
 @pytest.mark.parametrize(("spares", "broken"), [(8, "cde"), (1, "ccc"), (2, "cdd")])

@@ -15,8 +15,7 @@ Golden = Callable[[str], None]
 
 def ends(job: Job, *samples: int) -> None:
     """In order, having used these samples."""
-    job.to_the_end()
-    assert job.exit_code == 0, job.transcript()
+    job.ends()
     assert job.last_state == samples, job.transcript()
     assert [i.id for i in job.incidents.values() if i.open] == []
 
@@ -49,8 +48,7 @@ def test_the_ranks_die_before_they_hear_the_order(golden: Golden) -> None:
     job = Job(busy_at={7: 5})
     job.until_step(7)
     asked = job.order(Wish.REWIND, step=Step(4), skip=1)
-    job.tick()
-    job.tick()
+    job.wait(2)
     job.kill_rank(0)
     job.until_answered(asked)
     ends(job, 1, 2, 3, 4, *range(6, 14))
@@ -63,8 +61,7 @@ def test_the_agent_dies_before_the_ranks_hear_the_order(golden: Golden) -> None:
     job = Job(busy_at={7: 30})
     job.until_step(7)
     asked = job.order(Wish.REWIND, step=Step(4))
-    job.tick()
-    job.tick()
+    job.wait(2)
     job.kill_agent()
     job.tick()
     job.start_agent()
@@ -79,8 +76,7 @@ def test_the_state_dies_with_the_agent(golden: Golden) -> None:
     job = Job(busy_at={7: 30})
     job.until_step(7)
     asked = job.order(Wish.REWIND, step=Step(6))
-    job.tick()
-    job.tick()
+    job.wait(2)
     job.kill_agent()
     job.tick()
     job.start_agent()
@@ -98,8 +94,7 @@ def test_a_long_pause(golden: Golden) -> None:
     reached = job.ranks.step
     job.until_answered(job.order(Wish.SNAPSHOT))
     job.stop_store()
-    for _ in range(20):
-        job.tick()
+    job.wait(20)
     job.start_store()
     job.kill_rank(1)
     job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.group.generation == 2 and job.ranks.paused))
@@ -107,8 +102,7 @@ def test_a_long_pause(golden: Golden) -> None:
     job.tick()
     job.start_agent()
     job.until(lambda job: bool(job.node and job.node.ranks and job.ranks.group.generation == 3 and job.ranks.paused))
-    for _ in range(20):
-        job.tick()
+    job.wait(20)
     assert job.ranks.step == reached
     job.until_answered(job.order(Wish.RESUME))
     ends(job, *range(1, 13))
@@ -120,8 +114,7 @@ def test_drained_and_started_again(golden: Golden) -> None:
     job = Job()
     job.until_step(6)
     job.order(Wish.DRAIN, node="a")
-    job.to_the_end()
-    assert job.exit_code == 0
+    job.ends()
     reached = len(job.last_state)
     assert reached in job.disk
     assert job.computed == reached
@@ -136,14 +129,13 @@ def test_drained_and_started_again(golden: Golden) -> None:
 def test_what_was_left_out_by_order_stays_out_when_the_command_is_given_again(killed: bool, nodes: str) -> None:
     """And the newest snapshot is from before the order."""
     job = Job(nodes=nodes, total=30, durable_every=8)
-    job.until(lambda job: 8 in job.disk)
+    job.until_committed(8)
     job.until_answered(job.order(Wish.REWIND, step=8, skip=2))
     job.until_step(10)
     if killed:
         for name in job.names:
             job.kill_agent(name)
-        for _ in range(12):
-            job.tick()
+        job.wait(12)
     else:
         job.ask_to_stop(snapshot=False)
         job.until(lambda job: job.exit_code is not None)

@@ -83,8 +83,8 @@ def test_a_story_says_it_and_survives_the_journal() -> None:
     assert loads(Incident, dumps(incident)) == incident
     told = [line for line in explain.lines(incident, "now", "1") if "and not" in line]
     assert told == [
-        "  and not    a flipped bit in a replica: they were the same at step 7",
-        "  and not    want of memory: the kernel has counted no kill for that",
+        "  and not    a flipped bit in a replica: the replicas were equal at step 7",
+        "  and not    lack of memory: the kernel counted no OOM kill",
     ]
 
 

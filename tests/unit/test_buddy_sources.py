@@ -97,7 +97,7 @@ def test_the_job_goes_on_from_what_survivors_and_copies_have_in_common() -> None
     assert decision.reason == "step 9 from memory, c's part from b"
 
 
-def test_who_holds_whose() -> None:
+def test_which_node_holds_the_copies_of_which() -> None:
     four = record(members=("a", "b", "c", "d"))
     assert [buddy_sources.holder(four, NodeId(name)) for name in "abcd"] == ["c", "d", "a", "b"]
     assert buddy_sources.holder(four, NodeId("e")) is None

@@ -59,7 +59,7 @@ def test_what_is_no_window_is_refused(text: str) -> None:
         Window.parse(text)
 
 
-def test_there_and_back() -> None:
+def test_a_window_is_parsed_from_its_own_text() -> None:
     assert str(Window.parse("120:140")) == "120:140"
 
 

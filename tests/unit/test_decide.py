@@ -83,7 +83,7 @@ def test_there_is_nothing_to_drain_before_a_job_has_begun() -> None:
 def test_for_whom_a_job_waits_is_said_until_it_has_begun() -> None:
     spec = Spec(command=("torchrun",), sizes=(2, 3), spares=1)
     waits = world(record=None, spec=spec, status={}, acks={})
-    assert status_view.awaited(waits, NOW, 60) == "waiting for nodes: a is here, and the job is for 2 or 3 and 1 spare"
+    assert status_view.awaited(waits, NOW, 60) == "waiting for nodes: a is here; the job expects 2 or 3 and 1 spare"
     assert status_view.awaited(world(spec=spec, record=record(members=("a", "b"))), NOW, 60) == ""
     assert status_view.awaited(world(spec=spec), NOW, 60), "all had died, and it has been given again for more"
 
@@ -222,7 +222,7 @@ def test_ranks_whose_starts_fail_start_after_the_pause(since_s: float, launches:
 def test_a_request_is_carried_out_as_it_was_made() -> None:
     ending = written(world(requests=(STOP,)))
     assert (ending.phase, ending.exit_code, ending.last_snapshot) == (Phase.ENDING, 130, True)
-    assert ending.reason == "asked by SIGINT"
+    assert ending.reason == "stopped by SIGINT"
 
 
 def test_the_end_of_training_exits_with_0() -> None:
@@ -439,7 +439,7 @@ def test_who_was_wrong_is_told_when_it_is_known_later() -> None:
     known = replace(found, wrong=(1,), replayed=True)
     running = world(record=record(number=2), status={A: status(2, mismatches=(known,))}, incidents=(later,))
     (told,) = decided(running).incidents
-    assert "step 8 gave on all ranks what the others had held: rank 1 was wrong" in told.evidence[-1]
+    assert "a replay of step 8 gave the other ranks' values on all ranks: rank 1 was wrong" in told.evidence[-1]
     assert not told.open
     assert decided(replace(running, incidents=(told,))).incidents == ()
 

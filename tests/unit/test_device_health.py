@@ -21,9 +21,9 @@ SILENT = DeviceReading(device="GPU 0")
         (SILENT, [SILENT] * 3, ""),
         (None, [], ""),
         (replace(WELL, uncorrected=2), [replace(WELL, uncorrected=2)], ""),  # before this job
-        (WELL, [replace(WELL, uncorrected=1)], "could not be corrected"),
-        (replace(WELL, remap_pending=True), [replace(WELL, remap_pending=True)], "wants a reset"),
-        (WELL, [replace(WELL, remap_pending=True, remap_failed=True)], "wants to be replaced"),
+        (WELL, [replace(WELL, uncorrected=1)], "uncorrectable"),
+        (replace(WELL, remap_pending=True), [replace(WELL, remap_pending=True)], "reset the device"),
+        (WELL, [replace(WELL, remap_pending=True, remap_failed=True)], "replace the device"),
         (WELL, [replace(WELL, hot=True)] * 2, ""),  # for a moment
         (WELL, [replace(WELL, hot=True)] * 3, "temperature"),
         (WELL, [replace(WELL, braked=True)] * 3, "power supply"),

@@ -73,7 +73,7 @@ def rank(silent_s: float = 0.0, phase: RankPhase = RankPhase.TRAINING, **fields:
         (rank(phase=RankPhase.FINISHED, doing=Doing.EVALUATION), Stage.TAIL, 100),
     ],
 )
-def test_what_a_rank_is_allowed(silent: Progress, found: Stage | None, allowed_s: float) -> None:
+def test_the_stage_and_the_budget_of_a_rank(silent: Progress, found: Stage | None, allowed_s: float) -> None:
     assert (stage(silent, POLICY), budget_s(silent, POLICY)) == (found, allowed_s)
 
 
@@ -142,7 +142,9 @@ def second(**fields: Any) -> Look:
         (look(place=Place.DATA), second(place=Place.DATA, stack=(THERE,)), 10, True, False),
     ],
 )
-def test_what_two_looks_show(first: Look, then: Look, unmoved_s: float, moved: bool, busy: bool) -> None:
+def test_whether_a_rank_moved_or_was_busy_between_two_looks(
+    first: Look, then: Look, unmoved_s: float, moved: bool, busy: bool
+) -> None:
     assert compare(first, then, unmoved_s, POLICY)[:2] == (moved, busy)
 
 
@@ -168,18 +170,18 @@ ELSEWHERE, DATA, HALTED, PERHAPS = Place.ELSEWHERE, Place.DATA, Place.HALTED, Pl
         ([EXCHANGE, EXCHANGE, EXCHANGE], []),
     ],
 )
-def test_who_did_not_enter(places: list[Place], blamed: list[int]) -> None:
+def test_the_rank_that_did_not_enter_the_collective_is_blamed(places: list[Place], blamed: list[int]) -> None:
     assert [s.rank for s in blame([stall(n, place) for n, place in enumerate(places)])] == blamed
 
 
-def test_who_is_a_step_behind_holds_up_the_others_wherever_it_waits() -> None:
+def test_the_rank_at_the_lowest_step_is_blamed_wherever_it_waits() -> None:
     assert [s.rank for s in blame([stall(0, BOUNDARY, step=11), stall(1, COLLECTIVE, step=10)])] == [1]
     assert [s.rank for s in blame([stall(0, ELSEWHERE, step=11), stall(1, PERHAPS, step=10)])] == [1]
     three = [stall(0, BOUNDARY, step=11), stall(1, COLLECTIVE, step=10), stall(2, DATA, step=10)]
     assert [s.rank for s in blame(three)] == [2]
 
 
-def test_who_is_in_another_collective_than_most_is_the_one() -> None:
+def test_the_rank_in_another_collective_than_most_is_blamed() -> None:
     most = [stall(n, COLLECTIVE, site="train.py line 31") for n in range(3)]
     other = stall(3, COLLECTIVE, site="train.py line 40")
     assert blame([*most, other]) == (other,)
@@ -201,7 +203,7 @@ def test_who_is_in_another_collective_than_most_is_the_one() -> None:
         ([stall(0, COLLECTIVE), stall(1, COLLECTIVE)], Answer.CERTAIN),
     ],
 )
-def test_three_answers(stalls: list, answer: Answer) -> None:
+def test_a_hang_is_denied_suspected_or_certain(stalls: list, answer: Answer) -> None:
     judgement = judge(stalls)
     assert judgement.answer is answer
     assert bool(judgement.reason) is bool(stalls)
@@ -222,6 +224,6 @@ def test_the_blamed_are_some_of_those_furthest_behind(stalls: list) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("factor", 1.0), ("warmup_steps", 0), ("floor_s", 0.0), ("start_s", -1.0), ("busy_s", 0.0)]
 )
-def test_what_makes_no_sense_is_refused(field: str, value: float) -> None:
+def test_impossible_values_of_the_policy_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"hang.{field} is"):
         HangPolicy(**{field: value})

@@ -75,7 +75,7 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
         summary="rank 0 on a was killed by signal 9",
         evidence=(
             "rank 0 on a was killed by signal 9",
-            "also seen, as a consequence: rank 1 on a left with exit code 1: RuntimeError: closed",
+            "also seen, as a consequence: rank 1 on a exited with code 1: RuntimeError: closed",
             "Traceback 0",
         ),
         plan="start it again",

@@ -71,7 +71,7 @@ def test_half_of_all_agents_are_lost() -> None:
     assert incident.cause == Cause.AGENT_LOST
     assert len(incident.nodes) == NODES // 2
     assert "1,484 more" in incident.summary
-    assert "1,484 more: 1500 nodes go on" in incident.plan
+    assert "1,484 more: 1500 nodes continue" in incident.plan
     assert len(dumps(incident)) < 100_000
 
 

@@ -42,7 +42,7 @@ def test_what_was_felt_first_becomes_the_story_of_the_node_that_is_missed() -> N
         "the agent of b is gone: its lease expired",
         f"seen before, as a consequence: {FELT.summary}",
     )
-    assert told.plan.endswith("; b is waited for")
+    assert told.plan.endswith("; the job waits for b")
     assert decide(waiting(incidents=(told,)), NOW, Policy()) == Decision()
 
 
@@ -68,7 +68,7 @@ def test_it_comes_back_and_the_story_goes_on() -> None:
     assert decision.record.reason == "b is back"
     (later,) = decision.incidents
     assert (later.id, later.open, later.rung) == ("0001", True, 2)
-    assert later.plan.endswith("; b is waited for; b is back")
+    assert later.plan.endswith("; the job waits for b; b is back")
 
 
 def test_one_that_nobody_has_missed_is_a_fault_of_its_own() -> None:

@@ -50,7 +50,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("told", "expected"), CASES.items())
-def test_who_is_apart_since_when(told: tuple[str, ...], expected: tuple[int, int, str] | None) -> None:
+def test_which_nodes_diverged_and_since_when(told: tuple[str, ...], expected: tuple[int, int, str] | None) -> None:
     found = parted({NodeId("abcdefgh"[at]): held(words) for at, words in enumerate(told)})
     assert [(each.seen, each.agreed, "".join(each.wrong)) for each in found] == (
         [((1, 0, expected[0]), expected[1], expected[2])] if expected else []
@@ -93,7 +93,7 @@ def test_in_each_pair_of_models_it_is_found() -> None:
         ((), [], ""),
     ],
 )
-def test_which_nodes_are_known_for_replicas(told: tuple[str, ...], replicas: list[str], own: str) -> None:
+def test_which_nodes_are_known_as_replicas(told: tuple[str, ...], replicas: list[str], own: str) -> None:
     found, others = compared({NodeId("abcdefgh"[at]): held(words) for at, words in enumerate(told)})
     assert (["".join(each) for each in found], "".join(others)) == (replicas, own)
 
@@ -121,7 +121,7 @@ def test_the_suspicion_is_of_both_where_nobody_knows() -> None:
         ("a", 51, 60, None),
         ("b", 51, 60, None),
     ]
-    assert "the replicas on a and b do not hold the same bits, as they had at step 50" in found[0].evidence
+    assert "the replicas on a and b hold different bits (they held the same at step 50)" in found[0].evidence
 
 
 def test_it_is_as_old_as_who_leads_has_heard_it_for() -> None:
@@ -150,7 +150,7 @@ def test_what_is_answered_is_not_suspected_again(fields: dict[str, object], answ
     assert bool(nodes_apart(replace(APART, incidents=(incident(1, **fields),)))) is not answered
 
 
-def test_who_is_no_member_is_not_compared() -> None:
+def test_only_members_are_compared() -> None:
     assert nodes_apart(replace(APART, record=record(members=("a",)))) == []
 
 

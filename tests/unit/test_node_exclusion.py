@@ -105,7 +105,7 @@ def glitch(number: int, origin: str = "transient", **fields: Any) -> Incident:
         ((replace(glitch(1), ranks=()), replace(glitch(2), ranks=())), False),  # everybody's, or nobody knows whose
     ],
 )
-def test_what_speaks_against_a_node(faults: tuple[Incident, ...], shut: bool) -> None:
+def test_which_faults_put_a_node_into_quarantine(faults: tuple[Incident, ...], shut: bool) -> None:
     judged = struck(*faults)
     judged = replace(judged, record=replace(judged.record, trained=2))
     assert {*node_exclusion.due(judged, NOW, POLICY)} == ({B} if shut else set())
@@ -169,12 +169,12 @@ def test_one_of_two_that_failed_is_not_shut_out_again_once_somebody_has_it_back(
     assert {*node_exclusion.due(back, NOW, POLICY)} == {B}
 
 
-def test_who_trains_again_is_not_shut_out_for_a_start_that_failed() -> None:
+def test_a_node_that_trains_again_is_not_quarantined_for_a_failed_start() -> None:
     trains = replace(struck(fault(1), raised(2)), status={A: status(stepped_s=NOW - 1.0)})
     assert node_exclusion.due(trains, NOW, POLICY) == {}
 
 
-def test_nobody_is_shut_out_whom_the_job_cannot_do_without() -> None:
+def test_a_node_that_the_job_needs_is_not_quarantined() -> None:
     faults = (flip(1), flip(2))
     assert node_exclusion.due(struck(*faults, there="ab"), NOW, POLICY) == {}
     assert B in node_exclusion.due(struck(*faults, there="ab", sizes=(1, 2)), NOW, POLICY)
@@ -240,17 +240,19 @@ def test_flips_on_a_node_that_somebody_has_back_do_not_end_the_job(readmitted_s:
         ({"hardware_faults": 1}, (flip(1),), "its hardware is blamed for 1 fault within 24 h"),
     ],
 )
-def test_the_reason_in_the_singular_too(bound: dict[str, int], faults: tuple[Incident, ...], reason: str) -> None:
+def test_the_reason_names_the_number_of_faults(
+    bound: dict[str, int], faults: tuple[Incident, ...], reason: str
+) -> None:
     assert node_exclusion.due(struck(*faults), NOW, QuarantinePolicy(**bound))[B].reason == reason  # type: ignore[arg-type]
 
 
-def test_only_what_is_in_force_is_told() -> None:
+def test_only_quarantines_in_force_are_listed() -> None:
     over, still = Quarantine(reason="x", until_s=NOW), Quarantine(reason="x", until_s=NOW + 1)
     entries = {NodeId("n10"): still, NodeId("n9"): still, A: over}
     assert [*quarantine.in_force(world(quarantine=entries), NOW)] == ["n9", "n10"]
 
 
-def test_the_controller_writes_it_before_anything_else() -> None:
+def test_the_controller_writes_a_quarantine_before_it_answers_the_fault() -> None:
     decision = decide(struck(flip(1), flip(2)), NOW, Policy())
     assert list(decision.quarantine) == [B]
     assert decision.record is None
@@ -270,6 +272,6 @@ def test_who_is_shut_out_and_trains_all_the_same_has_its_budgets(there: str, cod
 
 
 @pytest.mark.parametrize("bad", [{"faults": 0}, {"hardware_faults": 0}, {"within_h": 0.0}, {"lasts_h": 0.0}])
-def test_a_policy_that_cannot_be_meant(bad: dict[str, float]) -> None:
+def test_a_policy_with_impossible_values_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="quarantine"):
         QuarantinePolicy(**bad)  # type: ignore[arg-type]

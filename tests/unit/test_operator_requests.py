@@ -74,7 +74,7 @@ def test_a_rewind_is_ordered_once_obeyed_once_and_answered_when_it_is_done() -> 
     (over,) = told.incidents
     assert (over.open, over.resume_step, over.lost_steps) == (False, 8, 4)
     assert over.turn == Turn(kind="ordered", onset=Step(9), to=Step(8), remedy=Remedy.SKIP, window=Window(8, 10))
-    sentence = "step 8 is restored on all ranks; batches 8 to 9 are left out"
+    sentence = "all ranks have restored step 8, and skip batches 8 to 9"
     assert told.answers == {"1": Answer(sentence=sentence, step=Step(8))}
     assert decided(after(obeyed, told)) == Decision()
 
@@ -82,14 +82,20 @@ def test_a_rewind_is_ordered_once_obeyed_once_and_answered_when_it_is_done() -> 
 @pytest.mark.parametrize(
     ("wish", "said", "sentence"),
     [
-        ({"step": Step(5)}, {}, "no state of step 5 is kept: the nearest are 4 and 8. Nothing was done"),
-        ({"step": Step(50)}, {}, "no state of step 50 is kept: the nearest is 10. Nothing was done"),
-        ({}, {"memory_steps": (), "durable_steps": ()}, "no state of step 8 is kept: none is. Nothing was done"),
-        ({"skip": 3}, {"skips": False}, "this script cannot leave data out: its batches come neither from"),
-        ({"skip": 3}, {"skips": False, "stepped_s": 0.0}, "known once its ranks have done a step"),
+        ({"step": Step(5)}, {}, "no snapshot of step 5 is kept: the nearest are 4 and 8. Nothing was done"),
+        ({"step": Step(50)}, {}, "no snapshot of step 50 is kept: the nearest is 10. Nothing was done"),
+        (
+            {},
+            {"memory_steps": (), "durable_steps": ()},
+            "no snapshot of step 8 is kept: there is none. Nothing was done",
+        ),
+        ({"skip": 3}, {"skips": False}, "this script cannot skip data: its batches come neither from"),
+        ({"skip": 3}, {"skips": False, "stepped_s": 0.0}, "only after its first step is it known"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(wish: dict[str, Any], said: dict[str, Any], sentence: str) -> None:
+def test_an_impossible_rewind_is_refused_with_the_reason(
+    wish: dict[str, Any], said: dict[str, Any], sentence: str
+) -> None:
     judged = there(asked(**wish), said=said)
     refused = decided(judged)
     assert refused.record is None
@@ -108,7 +114,7 @@ def test_a_state_that_has_gone_meanwhile_is_told_and_the_training_goes_on() -> N
     assert (story.open, story.resume_step) == (False, None)
     told = decided(after(waiting, given_up))
     assert told.answers["1"].exit_code == SnapshotError.exit_code
-    assert "step 8 is not kept any more; the training goes on as it was" in told.answers["1"].sentence
+    assert "step 8 is no longer kept; the training continues without the rewind" in told.answers["1"].sentence
 
 
 def test_where_the_ranks_die_first_the_next_ones_begin_there() -> None:
@@ -136,7 +142,7 @@ def test_where_the_ranks_die_first_the_next_ones_begin_there() -> None:
     assert told.answers["1"].exit_code == 0
     ordered = next(i for i in told.incidents if i.cause == "ordered")
     assert (ordered.open, ordered.lost_steps, ordered.window) == (False, 0, Window(8, 10))
-    assert ordered.plan == "all ranks began at step 8, and leave out batches 8 to 9"
+    assert ordered.plan == "all ranks began at step 8, and skip batches 8 to 9"
 
 
 def test_where_the_state_has_died_with_the_agent_the_newest_is_gone_on_from() -> None:
@@ -147,7 +153,7 @@ def test_where_the_state_has_died_with_the_agent_the_newest_is_gone_on_from() ->
     launched = decided(replace(without, acks={A: ack(AckKind.READY, 2, port=1234)}))
     assert launched.record
     assert (launched.record.resume_step, launched.record.begins) == (8, None)
-    assert "step 9 is not kept any more" in launched.incidents[0].plan
+    assert "step 9 is no longer kept" in launched.incidents[0].plan
 
 
 def test_an_ordered_rewind_counts_against_no_budget() -> None:
@@ -284,7 +290,7 @@ def test_a_preemption_names_the_time_that_all_of_it_may_take() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.ENDING, Phase.ENDED])
 def test_a_job_that_ends_refuses_what_it_cannot_do_any_more(phase: Phase) -> None:
-    judged = there(asked(), asked(Wish.STOP, "2"), record=record(phase, reason="asked by SIGINT"))
+    judged = there(asked(), asked(Wish.STOP, "2"), record=record(phase, reason="stopped by SIGINT"))
     answers = decided(judged).answers
     assert answers["1"].exit_code == MachineError.exit_code
     assert ("2" in answers) is (phase is Phase.ENDED)
@@ -324,7 +330,7 @@ def test_a_drain_means_the_agent_that_was_there_and_not_the_next_one() -> None:
         assert leaving(judged, NOW) is None
         assert decided(judged).record is None
         answer = decided(judged).answers["1"]
-        assert (answer.exit_code, "another one has come" in answer.sentence) == (MachineError.exit_code, True)
+        assert (answer.exit_code, "another agent runs there now" in answer.sentence) == (MachineError.exit_code, True)
 
 
 def test_who_only_stands_by_or_has_left_need_not_hold_what_the_ranks_go_back_to() -> None:
@@ -378,7 +384,7 @@ def test_an_order_is_done_when_it_is_on_all_nodes(
 
 def test_data_is_left_out_where_all_nodes_can() -> None:
     refused = rule(both(asked(skip=3), one={}, other={"skips": False}), NOW, Step(10))
-    assert "this script cannot leave data out" in refused.answers["1"].sentence
+    assert "this script cannot skip data" in refused.answers["1"].sentence
     assert rule(both(asked(skip=3), one={}, other={}), NOW, Step(10)).record
 
 
@@ -392,7 +398,7 @@ def test_a_node_that_is_shut_out_may_train_again() -> None:
     decision = decided(judged)
     assert decision.record is None
     assert decision.quarantine == {B: Quarantine(reason="readmitted by alice", until_s=NOW, readmitted_s=NOW)}
-    sentence = "node b may train again, and what has struck it so far counts no more"
+    sentence = "node b may train again, and its earlier faults no longer count"
     assert decision.answers == {"1": Answer(sentence=sentence)}
     done = replace(after(judged, decision), quarantine=decision.quarantine)
     assert decided(done) == Decision()
@@ -401,13 +407,13 @@ def test_a_node_that_is_shut_out_may_train_again() -> None:
 @pytest.mark.parametrize(
     ("node_", "shut_out", "sentence"),
     [
-        ("a", {}, "node a is not shut out; no node is. Nothing was done"),
-        ("a", SHUT_OUT, "node a is not shut out; b is. Nothing was done"),
-        ("z", {**SHUT_OUT, A: SHUT_OUT[B]}, "node z is not shut out; a and b are. Nothing was done"),
-        ("b", {B: replace(SHUT_OUT[B], until_s=NOW)}, "node b is not shut out; no node is. Nothing was done"),
+        ("a", {}, "node a is not in quarantine; no node is. Nothing was done"),
+        ("a", SHUT_OUT, "node a is not in quarantine; b is. Nothing was done"),
+        ("z", {**SHUT_OUT, A: SHUT_OUT[B]}, "node z is not in quarantine; a and b are. Nothing was done"),
+        ("b", {B: replace(SHUT_OUT[B], until_s=NOW)}, "node b is not in quarantine; no node is. Nothing was done"),
     ],
 )
-def test_who_is_not_shut_out_cannot_be_readmitted(
+def test_only_a_quarantined_node_can_be_readmitted(
     node_: str, shut_out: dict[NodeId, Quarantine], sentence: str
 ) -> None:
     refused = decided(there(asked(Wish.READMIT, node=node_), quarantine=shut_out))
@@ -427,7 +433,7 @@ def test_a_readmission_waits_for_no_other_order() -> None:
 def test_an_order_between_two_lives_is_no_rewind_in_place() -> None:
     gathering = there(asked(), record=record(Phase.GATHER))
     (opened,) = rule(gathering, NOW, Step(10)).incidents
-    assert (opened.rung, opened.plan) == (2, "the next ranks begin there")
+    assert (opened.rung, opened.plan) == (2, "the next ranks begin at step 8")
 
 
 def test_a_second_rewind_waits_for_the_first_and_for_what_the_replicas_have_shown() -> None:

@@ -73,7 +73,7 @@ def test_the_state_is_that_at_which_the_ranks_wait() -> None:
 def test_a_growth_whose_state_has_not_come_to_the_disk_is_not_tried_again_at_once() -> None:
     late = cluster(SAVE_S + 1)
     dropped = planned_move.begun(late, NOW, POLICY)
-    assert dropped.reason.endswith("their state has not come to the disk")
+    assert dropped.reason.endswith("their state did not reach the disk")
     assert dropped.record
     told = {A: replace(late.status[A], paused=False)}
     after = replace(late, record=dropped.record, status=told)

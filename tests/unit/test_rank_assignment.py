@@ -53,7 +53,7 @@ AGAIN = {
 
 
 @pytest.mark.parametrize(("case", "expected"), AGAIN.items())
-def test_places_are_kept_taken_left_and_added(
+def test_node_ranks_are_kept_taken_over_dropped_and_added(
     case: tuple[str, str, tuple[int, ...]], expected: tuple[str, str, str, str, str]
 ) -> None:
     found = rank_assignment.again(cluster(*case), NOW, settled_s=0.0)
@@ -150,7 +150,7 @@ def test_names_of_any_digits_are_in_some_order() -> None:
     assert sorted(["n10", "n1²", "n2"], key=rank_assignment.natural) == ["n1²", "n2", "n10"]
 
 
-def test_who_was_started_anew_keeps_its_place() -> None:
+def test_a_node_with_a_new_agent_keeps_its_node_rank() -> None:
     assert rank_assignment.again(cluster("abc", "aBc"), NOW).members == {"a": "agent-a", "b": "anew", "c": "agent-c"}
     missed = rank_assignment.again(cluster("abc", "ac"), NOW)
     assert missed.members["b"] == "agent-b"  # as the record has it: it is waited for
@@ -171,7 +171,7 @@ def test_the_job_grows_by_those_that_have_been_there_for_a_while() -> None:
         (("a", "abc", (1, 3)), "a"),
     ],
 )
-def test_a_fault_is_no_time_to_grow(case: tuple[str, str, tuple[int, ...]], expected: str) -> None:
+def test_the_job_does_not_grow_at_a_fault(case: tuple[str, str, tuple[int, ...]], expected: str) -> None:
     """The memory of those that are left is that of so many nodes: with others, all states would come from disk."""
     assert seated(rank_assignment.again(cluster(*case), NOW)) == expected
 
@@ -179,7 +179,7 @@ def test_a_fault_is_no_time_to_grow(case: tuple[str, str, tuple[int, ...]], expe
 BAD = Quarantine(reason="it computes wrongly", until_s=NOW + 1)
 
 
-def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
+def test_a_quarantined_or_drained_node_does_not_train() -> None:
     shut = replace(cluster("abc", "abcd"), quarantine={NodeId("b"): BAD})
     assert seated(rank_assignment.again(shut, NOW)) == "a d c"
     assert seated(rank_assignment.again(shut, NOW + 2)) == "a b c"
@@ -188,7 +188,7 @@ def test_who_is_shut_out_or_dismissed_does_not_train() -> None:
     assert seated(rank_assignment.again(cluster("abc", "aBcd", dismissed=("agent-b",)), NOW)) == "a b c"
 
 
-def test_who_is_not_fit_does_not_train_and_nobody_waits_for_another() -> None:
+def test_a_node_that_failed_preflight_does_not_train_and_delays_no_start() -> None:
     here = cluster("", "abcd", (3,), 1)
     nodes = {**here.nodes, NodeId("b"): replace(here.nodes[NodeId("b")], fit="b is not fit: its clock is wrong")}
     found = rank_assignment.first(replace(here, record=None, nodes=nodes), NOW, NodesPolicy(join_s=60))
@@ -240,7 +240,7 @@ def test_names_are_sorted_as_people_do() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"spares": -1}, {"join_s": -1.0}, {"grow_after_s": -1.0}])
-def test_a_policy_that_cannot_be_meant(bad: dict[str, float]) -> None:
+def test_a_policy_with_negative_values_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="nodes"):
         NodesPolicy(**bad)  # type: ignore[arg-type]
 
@@ -250,7 +250,7 @@ def test_a_gathering_generation_takes_the_place_of_one_who_is_gone() -> None:
     assert seated(rank_assignment.again(gathering, NOW)) == "a d c"
 
 
-def test_who_is_shut_out_trains_where_the_job_cannot_do_without() -> None:
+def test_a_quarantined_node_trains_if_the_job_needs_it() -> None:
     """Its place was taken while there was somebody to take it; and it goes again when another one has come."""
     bad = {NodeId("b"): BAD}
     assert seated(rank_assignment.again(replace(cluster("adc", "abd"), quarantine=bad), NOW)) == "a d b"
@@ -260,7 +260,7 @@ def test_who_is_shut_out_trains_where_the_job_cannot_do_without() -> None:
     assert rank_assignment.again(replace(cluster("adc", "ab"), quarantine=bad), NOW).missed, "no use"
 
 
-def test_who_is_drained_trains_on_where_the_one_that_was_to_take_its_place_is_lost() -> None:
+def test_a_drained_node_trains_on_if_its_successor_is_lost() -> None:
     assert seated(rank_assignment.again(cluster("ac", "ab", (2,), 1, dismissed=("agent-b",)), NOW)) == "a b"
     assert seated(rank_assignment.again(cluster("ab", "ab", (2,), 1, dismissed=("agent-b",)), NOW)) == "a b"
     assert seated(rank_assignment.again(cluster("ab", "abc", (2,), 1, dismissed=("agent-b",)), NOW, 60.0)) == "a c"
@@ -268,7 +268,7 @@ def test_who_is_drained_trains_on_where_the_one_that_was_to_take_its_place_is_lo
     assert seated(rank_assignment.again(shut, NOW)) == "a c", "rather who is shut out"
 
 
-def test_mercy_goes_no_further_than_it_has_to() -> None:
+def test_no_more_excluded_nodes_train_than_the_job_needs() -> None:
     bad = {NodeId("b"): BAD, NodeId("c"): BAD}
     assert seated(rank_assignment.again(replace(cluster("ab", "abc", (2, 3)), quarantine=bad), NOW, 60.0)) == "a b", (
         "no growth"
@@ -277,7 +277,7 @@ def test_mercy_goes_no_further_than_it_has_to() -> None:
     assert seated(rank_assignment.again(both, NOW, 60.0)) == "a b d", "one of them can go"
 
 
-def test_one_whose_ranks_may_be_at_work_takes_part_although_it_is_shut_out() -> None:
+def test_a_quarantined_node_whose_ranks_may_still_train_takes_part() -> None:
     """Others would do, but nobody else ends its ranks. It is rather one whose agent is the same."""
     bad = {NodeId("a"): BAD, NodeId("b"): BAD}
     assert seated(rank_assignment.again(replace(cluster("ab", "Abcd", (1, 2)), quarantine=bad), NOW)) == "c b"
@@ -285,7 +285,7 @@ def test_one_whose_ranks_may_be_at_work_takes_part_although_it_is_shut_out() -> 
     assert seated(rank_assignment.again(alone, NOW)) == "a c"
 
 
-def test_at_a_fault_who_is_drained_and_still_there_stays_with_its_memory() -> None:
+def test_at_a_fault_a_drained_node_that_is_present_stays_with_its_memory() -> None:
     """It goes when the ranks train, with their state on disk."""
     for there, after in (("abc", "a b"), ("abcd", "a b d")):
         drained = cluster("abc", there, (2, 3), 1, dismissed=("agent-c",))

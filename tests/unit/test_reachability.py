@@ -124,7 +124,7 @@ def test_of_several_that_fall_silent_the_first_is_not_replaced(
     assert [each.nodes for each in found.incidents if each.cause == "cut_off"] == ([("b",)] if wait else [])
 
 
-def test_nobody_is_missing() -> None:
+def test_no_node_is_cut_off_if_all_have_a_lease() -> None:
     assert cut_off(missing(said(), nodes={A: node("a"), B: node("b")}), NOW, LEASE_S) == ()
 
 
@@ -147,14 +147,14 @@ def test_it_is_told_once_and_nothing_is_done() -> None:
     assert over == replace(told, open=False)
 
 
-def test_a_dead_one_is_answered_as_ever() -> None:
+def test_a_dead_node_is_replaced_as_usual() -> None:
     decision = decide(missing(said(silent_s=6.7, ago_s=0.0), heard_s=7.0), NOW, POLICY)
     assert decision.record
     assert [*decision.record.members] == ["a", "c"]
     assert [i.cause for i in decision.incidents] == ["agent_lost"]
 
 
-def test_who_wants_to_stop_is_not_kept_waiting() -> None:
+def test_a_stop_does_not_wait_for_a_cut_off_node() -> None:
     stop = Request(kind=Wish.STOP, exit_code=130, at_s=NOW - 1, by="SIGINT")
     decision = decide(missing(said(), requests=(stop,)), NOW, POLICY)
     assert decision.record

@@ -25,7 +25,7 @@ def nodes(*tiers: Tiers) -> list[NodeStatus]:
     ("tiers", "step", "where"),
     [
         ([], -1, "no node has reported"),
-        ([([], [])], -1, "there is no snapshot that can be gone back to"),
+        ([([], [])], -1, "there is no snapshot to resume from"),
         ([([7, 8], [5])], 8, "step 8 from memory"),
         ([([], [5, 10])], 10, "step 10 from disk"),
         ([([8], [10])], 10, "step 10 from disk"),
@@ -33,8 +33,8 @@ def nodes(*tiers: Tiers) -> list[NodeStatus]:
         ([([7, 8], []), ([7], [])], 7, "step 7 from memory"),
         ([([8], [5]), ([7], [5])], 5, "step 5 from disk"),
         ([([8], []), ([], [8])], 8, "step 8 from memory and disk"),
-        ([([8], []), ([7], [])], -1, "there is no snapshot that can be gone back to"),
-        ([([8], [5]), ([], [])], -1, "there is no snapshot that can be gone back to"),
+        ([([8], []), ([7], [])], -1, "there is no snapshot to resume from"),
+        ([([8], [5]), ([], [])], -1, "there is no snapshot to resume from"),
     ],
 )
 def test_the_newest_common_step(tiers: list[Tiers], step: int, where: str) -> None:

@@ -63,7 +63,7 @@ def test_a_recovery_in_one_line() -> None:
     same = explain.recovered(replace(over, repeated=Repeated.SAME))
     assert same.endswith("1 step computed again, with the same loss as before; detect 4 ms")
     other = explain.recovered(replace(rewound, repeated=Repeated.OTHER, origin=Origin.TRANSIENT))
-    assert "2 steps computed again, with another loss than before; restore 10 ms; it did not come again, but" in other
+    assert "2 steps computed again, with another loss than before; restore 10 ms; it did not recur, but" in other
     assert other.endswith("or its snapshots lack a part of its state (docs/state.md lists what they hold)")
 
 
@@ -107,34 +107,36 @@ def test_where_the_job_went_on(told: Incident, line: str) -> None:
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        (incident(rung=0, cause="cut_off", plan="look after it"), "still so; look after it"),
+        (incident(rung=0, cause="cut_off", plan="look after it"), "it still lasts; look after it"),
         (incident(rung=0, cause="cut_off", plan="look after it", open=False), "it is over"),
         (incident(rung=0, cause="straggler", open=False), "it is over"),
         (incident(rung=0, cause="device_sick", plan="look after it", open=False), "look after it"),
         (
             incident(rung=0, cause="non_finite", plan="nothing is done while observing"),
-            "still so; nothing is done while observing",
+            "it still lasts; nothing is done while observing",
         ),
         (incident(rung=6, cause="rank_hung", plan="end the job", open=False), "end the job"),
-        (incident(), "under way"),
-        (incident(open=False), "over before its first step: another fault came, or the end of the job"),
+        (incident(), "the recovery is under way"),
+        (incident(open=False), "the ranks did not reach a step: another fault or the end of the job came first"),
         (
             incident(open=False, phases_s={"step": 0.1}, resume_step=Step(9)),
             "recovered (rung 2, restart of the worker group): 1 step computed again; step 100 ms",
         ),
     ],
 )
-def test_what_has_become_of_it(told: Incident, text: str) -> None:
+def test_the_outcome_of_an_incident(told: Incident, text: str) -> None:
     assert explain.outcome(told) == text
 
 
-@pytest.mark.parametrize(("open_", "line"), [(True, "  now        it is still so"), (False, "  now        it is over")])
+@pytest.mark.parametrize(("open_", "line"), [(True, "  now        it still lasts"), (False, "  now        it is over")])
 def test_what_was_told_only_says_whether_it_is_over(open_: bool, line: str) -> None:
     assert line in explain.lines(incident(rung=0, cause="cut_off", open=open_), "at noon", "1")
 
 
-@pytest.mark.parametrize(("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before any step was told")])
-def test_when_it_struck(at: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("at", "text"), [(10, "after step 10"), (0, "after step 0"), (-1, "before the first reported step")]
+)
+def test_the_step_at_which_a_fault_struck(at: int, text: str) -> None:
     assert f"(the fault struck {text})" in explain.lines(incident(at=at), "at noon", "1")[-1]
 
 

@@ -57,22 +57,22 @@ def left(**fields: Any) -> dict[NodeId, NodeStatus]:
         (trio(status={}), "trains, trains, stands by"),
     ],
 )
-def test_who_is_what(judged: World, expected: str) -> None:
+def test_each_node_has_its_role(judged: World, expected: str) -> None:
     assert ", ".join(roles(judged, NOW).values()) == expected
     assert [*roles(judged, NOW)] == [B, A, C]
 
 
-def test_before_a_life_of_the_job_has_begun_nobody_is_a_member() -> None:
+def test_before_the_first_generation_no_node_is_a_member() -> None:
     waiting = trio("ac", spec=replace(SPEC, first_generation=Generation(2)), record=record(Phase.ENDED))
     assert roles(waiting, NOW) == {A: "stands by", B: "gone", C: "stands by"}
 
 
 @pytest.mark.parametrize(("instance", "node_"), [("agent-c", C), ("agent-a", A), ("", None), ("dead", None)])
-def test_who_leads(instance: str, node_: NodeId | None) -> None:
+def test_the_lines_name_the_leader(instance: str, node_: NodeId | None) -> None:
     judged = trio(leader=instance)
     assert leader(judged) == node_
-    assert f"{node_ or 'nobody'} leads" in status_view.lines(judged, NOW, when)
-    assert "nobody leads" not in status_view.lines(replace(judged, nodes={A: node()}), NOW, when), (
+    assert f"{node_ or 'no node'} leads" in status_view.lines(judged, NOW, when)
+    assert "no node leads" not in status_view.lines(replace(judged, nodes={A: node()}), NOW, when), (
         "of one node all is clear"
     )
 
@@ -82,7 +82,7 @@ def test_who_leads(instance: str, node_: NodeId | None) -> None:
     [
         ({}, "generation 1, training"),
         ({"record": record(Phase.GATHER, members=("b", "a"))}, "generation 1, gathering"),
-        ({"record": record()}, "waiting for nodes: a, b and c are here, and the job is for 2 and 1 spare"),
+        ({"record": record()}, "waiting for nodes: a, b and c are here; the job expects 2 and 1 spare"),
         (
             {"record": record(Phase.LAUNCH, 2, members=("b", "a"), reason="x")},
             "generation 2, starting; it began after: x",
@@ -90,19 +90,19 @@ def test_who_leads(instance: str, node_: NodeId | None) -> None:
         ({"record": record(number=2, members=("b", "a"), reason="x")}, "generation 2, training; it began after: x"),
         ({"record": record(Phase.ENDING, reason="asked by root")}, "generation 1, ending: asked by root"),
         ({"record": record(Phase.ENDED, reason="asked by root")}, "generation 1, ended: asked by root"),
-        ({"record": None, "nodes": {A: node()}}, "waiting for nodes: a is here, and the job is for 2 and 1 spare"),
+        ({"record": None, "nodes": {A: node()}}, "waiting for nodes: a is here; the job expects 2 and 1 spare"),
         (
             {
                 "record": record(Phase.ENDED),
                 "spec": replace(SPEC, first_generation=Generation(2)),
                 "nodes": {A: node()},
             },
-            "waiting for nodes: a is here, and the job is for 2 and 1 spare",
+            "waiting for nodes: a is here; the job expects 2 and 1 spare",
         ),
         ({"record": None, "spec": None}, ""),
     ],
 )
-def test_what_the_job_is_doing(changes: dict[str, Any], sentence: str) -> None:
+def test_the_headline_says_what_the_job_does(changes: dict[str, Any], sentence: str) -> None:
     assert status_view.headline(trio(**changes), NOW) == sentence
 
 
@@ -129,13 +129,13 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
     [
         (
             {"quarantine": {C: SHUT_OUT}},
-            "c is shut out until at 2060: 1 fault has struck it within 24 h; to have it back before: mt-resilient readmit c",
+            "c is in quarantine until at 2060: 1 fault has struck it within 24 h; to end this now: mt-resilient readmit c",
         ),
         (
             {"quarantine": {B: SHUT_OUT}},
-            "b is shut out until at 2060: 1 fault has struck it within 24 h; it trains, for the job cannot do without it",
+            "b is in quarantine until at 2060: 1 fault has struck it within 24 h; it still trains, because the job needs it",
         ),
-        ({"record": record(Phase.GATHER, 2, ("b", "a")), "nodes": {A: node()}}, "b is waited for"),
+        ({"record": record(Phase.GATHER, 2, ("b", "a")), "nodes": {A: node()}}, "the job waits for b"),
         (
             {"record": record(Phase.GATHER, 2, opened_s=NOW - 9, pause_s=25.0)},
             f"starts fail: the next one is at {NOW + 16:.0f}",
@@ -143,18 +143,18 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
         ({"record": record(paused=True)}, "a pause is ordered; not all ranks wait yet"),
         (
             {"record": record(paused=True), "status": {A: status(paused=True)}},
-            "paused: all ranks wait, until: mt-resilient resume",
+            "paused: all ranks wait for the command mt-resilient resume",
         ),
         (
             {"record": record(moving="c takes the place of b")},
-            "the ranks wait until their state is on disk, to go on on other nodes: c takes the place of b",
+            "the ranks wait until their state is on disk, then continue on other nodes: c takes the place of b",
         ),
         ({"nodes": {A: replace(node(), fit="a is not used")}}, "a is not used"),
         (
             {"status": {A: status(held=HELD), B: status(held=HELD), C: status(held=HELD)}},
             "replicas are compared across nodes: a and b",
         ),
-        ({"status": {A: status(observes=True)}}, "observing: nothing is done about faults"),
+        ({"status": {A: status(observes=True)}}, "observing: the program does nothing about faults"),
         (
             {
                 "status": {
@@ -167,7 +167,7 @@ def test_an_order_that_waits_is_told_with_what_it_is_about(request_: Request, se
         ),
     ],
 )
-def test_what_else_there_is_to_know(changes: dict[str, Any], sentence: str) -> None:
+def test_the_lines_name_whatever_an_operator_should_know(changes: dict[str, Any], sentence: str) -> None:
     assert sentence in status_view.lines(trio(**changes), NOW, when)
 
 

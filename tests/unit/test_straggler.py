@@ -90,7 +90,9 @@ STEADY: Sample = [Spent(1.0), Spent(1.0), Spent(0.5), Spent(1.0)]
         (0, 0.5, 10, None),
     ],
 )
-def test_three_answers(rank: int, factor: float, window: int, answer: Answer | None) -> None:
+def test_a_straggler_is_denied_suspected_or_certain(
+    rank: int, factor: float, window: int, answer: Answer | None
+) -> None:
     """window: slow samples at the end."""
     history = [*[STEADY] * CALM, *[slowed(STEADY, rank, factor)] * window]
     found = look(history, rank, POLICY)
@@ -119,7 +121,7 @@ def test_who_works_on_while_the_others_have_less_to_do_is_not_slower() -> None:
         (Spent(2.0, 0.9, 0.1), Lost.ASLEEP),
     ],
 )
-def test_where_the_time_goes(after: Spent, lost: Lost) -> None:
+def test_where_the_extra_time_of_a_straggler_goes(after: Spent, lost: Lost) -> None:
     before: Sample = [Spent(1.0, 0.85, 0.1)] * 2
     found = look([*[before] * CALM, *[[before[0], after]] * POLICY.window_samples], 1, POLICY)
     assert found
