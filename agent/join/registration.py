@@ -4,7 +4,7 @@ the job is finished."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from ipaddress import ip_address
 
 from ...resilience.clock import sleep
@@ -35,34 +35,11 @@ BEGIN_S = 60
 next agent describes it anew."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The options that must be the same on all nodes, in addition to the command."""
-
-    numbers: Sequence[int]
-    """The numbers of nodes with which the job may train."""
-    spares: int = 0
-    told: Mapping[str, str] = field(default_factory=dict)
-    """The other settings, by name (`config_match.py`)."""
-
-    @property
-    def expected(self) -> int:
-        """Return the number of nodes, spares included."""
-        return max(self.numbers) + self.spares
-
-
-def described(launch: Launch, wanted: Wanted, run: str, first: int) -> Spec:
-    """Return the job's description from this agent's command line. first: number of the first generation, which must be larger than that of
-    any snapshot."""
-    return Spec(
-        command=(*launch.program[-1:], *launch.options, *launch.script),
-        sizes=tuple(wanted.numbers),
-        spares=wanted.spares,
-        ranks=launch.ranks,
-        run=run,
-        first_generation=Generation(first),
-        alike=dict(wanted.told),
-    )
+def described(launch: Launch, sizes: Sequence[int], spares: int = 0, alike: Mapping[str, str] | None = None) -> Spec:
+    """Return the job's description from this agent's command line. alike: the settings that must be the same on all nodes, by name
+    (`config_match.py`)."""
+    command = (*launch.program[-1:], *launch.options, *launch.script)
+    return Spec(command=command, sizes=tuple(sizes), spares=spares, ranks=launch.ranks, alike=dict(alike or {}))
 
 
 def register(

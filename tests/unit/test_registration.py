@@ -7,7 +7,7 @@ import pytest
 
 from mt_resilient.agent.join.config_match import alike, apart
 from mt_resilient.agent.join.join import _beginning
-from mt_resilient.agent.join.registration import BEGIN_S, SOME, Wanted, described, reached, register
+from mt_resilient.agent.join.registration import BEGIN_S, SOME, described, reached, register
 from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.agent.run_directory import RunDirectory
@@ -38,7 +38,7 @@ def node(name: str) -> NodeRecord:
 def starts(
     store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, name: str = "a", **told: str
 ) -> tuple[Spec, Generation]:
-    spec = described(LAUNCH, Wanted(numbers=sizes, told=told), run, 1)
+    spec = replace(described(LAUNCH, sizes, alike=told), run=run)
     return register(
         Seat(store, KEYS, NodeId(name)), spec, RunDirectory(place), node(name), lambda _: None, kept=lambda: kept
     )
@@ -76,7 +76,7 @@ def test_who_waits_for_leavers_joins_those_that_have_begun_the_next_life_meanwhi
     store: Store, tmp_path: Path
 ) -> None:
     """One of the last life is in the store by its lease alone; its successor of the same name gives the job again."""
-    spec = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 1)
+    spec = described(LAUNCH, (2,))
     store.put(KEYS.spec, dumps(spec))
     ended(store, complete=False)
     store.put(KEYS.node(NodeId("b")), dumps(node("b")))
@@ -210,7 +210,7 @@ def test_generations_go_on_behind_all_that_have_left_a_snapshot(phase: Phase, st
     """etcd has been restored from an older backup, and everybody has died since."""
     starts(store, tmp_path, 2)
     store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
-    seventh = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 7)
+    seventh = replace(described(LAUNCH, (2,)), first_generation=Generation(7))
     spec, _ = register(Seat(store, KEYS, NodeId("a")), seventh, RunDirectory(tmp_path), node("a"), lambda _: None)
     assert (spec.given_up + 1 if phase is Phase.RUN else spec.first_generation) == 7
 
@@ -227,7 +227,7 @@ def test_members_that_are_back_at_the_last_moment_are_not_taken_for_dead(store: 
         if sum(waited) >= 2.5:
             store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), address="10.0.0.2")))
 
-    spec = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 1)
+    spec = described(LAUNCH, (2,))
     me, run = replace(node("a"), address="10.0.0.1"), RunDirectory(tmp_path)
     known, _ = register(Seat(store, KEYS, NodeId("a")), spec, run, me, pause, lease_s=lambda nodes: 1.25 * nodes)
     assert (known.given_up, sum(waited)) == (0, 2.5)
