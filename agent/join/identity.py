@@ -18,8 +18,7 @@ from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.text import formatting
 from ..config import AgentPolicy
-from ..etcd.binary import find_server
-from ..etcd.server import EmbeddedEtcd, probe
+from ..etcd.server import EmbeddedEtcd, probe, started
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
 from ..output.terminal import Terminal
@@ -185,11 +184,6 @@ def endpoints(
         for reason in silent:  # an etcd member may be down
             terminal.say(f"{reason}; another one does, so it is gone on without", wall_s(), "warn")
         return None, given
-    binary = find_server()
-    if binary.warning:
-        terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
-    closing.callback(server.stop)
-    endpoint = server.start()
+    server, endpoint = started(run, terminal, closing)
     closing.enter_context(server.naming_its_disk())
     return server, [endpoint]

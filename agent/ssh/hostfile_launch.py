@@ -30,8 +30,7 @@ from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.text import formatting
-from ..etcd.binary import find_server
-from ..etcd.server import EmbeddedEtcd
+from ..etcd.server import EmbeddedEtcd, started
 from ..join.registration import forget_leaving
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
@@ -158,12 +157,7 @@ def _etcd(
     it dies."""
     if wanted.endpoints:
         return wanted.endpoints, lambda: None
-    binary = find_server()
-    if binary.warning:
-        terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", reachable(hosts, wanted.ssh_options))
-    stack.callback(server.stop)
-    endpoint = server.start()
+    server, endpoint = started(run, terminal, stack, lambda: reachable(hosts, wanted.ssh_options))
     return endpoint, _Revived(server, endpoint, terminal)
 
 
