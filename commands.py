@@ -118,23 +118,10 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
 
     _standing()
     flags = _set(options.set)
-    shorthands = {
-        "control.etcd": options.etcd,
-        "control.job": options.job,
-        "control.node": options.node,
-        "control.address": options.address,
-        "control.labels": ",".join(options.label) or None,
-        "nodes.number": options.nodes,
-        "nodes.spares": options.spares,
-        "snapshots.every_steps": options.snapshot_every,
-        "snapshots.durable_every_steps": options.durable_every,
-        "agent.observe": "true" if options.observe else None,
-        "preflight.enabled": "true" if options.preflight else None,
-        "agent.last_snapshot": "true" if options.last_snapshot else None,
-        "agent.warm": "false" if options.no_warm else None,
-        "agent.metrics_port": options.metrics_port,
-    }
-    flags |= {key: str(value) for key, value in shorthands.items() if value is not None}
+    if options.label:
+        flags["control.labels"] = ",".join(options.label)
+    # An option that is short for a configuration value is stored under that value's name.
+    flags |= {name: str(value) for name, value in vars(options).items() if "." in name and value is not None}
     policies = _policies(options.config, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)

@@ -86,18 +86,15 @@ def register(
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
         # The record may be from this machine's agent before a reboot. Then its lease expires.
-        stays = (
-            f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
-            "with --node"
-        )
-        _wait_for(lambda: store.get(keys.node(node)) is None, pause, LEAVE_S + ttl_s, stays)
+        stays = f"an agent on {namesake.host} already has the name {node}; nothing was started. Give each node its own name with --node"
+        _wait_while(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s, stays)
         return anew()
     if what is Course.LEAVERS:
         stay = (
-            f"the job has ended, and the agents of {formatting.listed(sorted(others))} have not left yet; nothing was started. Give the "
+            f"the job has ended, but the agents of {formatting.listed(sorted(others))} have not exited yet; nothing was started. Give the "
             "command again when they have"
         )
-        _wait_for(lambda: not _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
+        _wait_while(lambda: _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
         return anew()
     if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
         _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
@@ -136,7 +133,7 @@ def forget_leaving(store: Store, keys: Keys) -> None:
 
 
 def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
-    """Return whether `still` becomes false within `most_s` seconds. Call `still` seldom, because it asks etcd, and thousands of nodes may
+    """Return whether `still` becomes false within `most_s` seconds. It is called seldom, because it asks etcd, and thousands of nodes may
     wait at the same time."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
     while still():
@@ -147,9 +144,9 @@ def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: f
     return True
 
 
-def _wait_for(gone: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
-    """Wait until `gone` is true. Raise UsageError, with the message `stays`, if that takes longer than `most_s` seconds."""
-    if not _waited(lambda: not gone(), pause, most_s):
+def _wait_while(still: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
+    """Wait until `still` is false. Raise UsageError, with the message `stays`, if that takes longer than `most_s` seconds."""
+    if not _waited(still, pause, most_s):
         raise UsageError(stays)
 
 
