@@ -88,7 +88,7 @@ def _dcp_writer() -> Any:
         from .formats import dcp_export
     except ImportError as error:
         raise UsageError(
-            f"torch is wanted for dcp, and cannot be imported ({error}); install it, or take --to safetensors"
+            f"--to dcp needs torch, which cannot be imported ({error}); install it, or use --to safetensors"
         ) from error
     return dcp_export.write
 
@@ -174,7 +174,7 @@ def _preflight(options: argparse.Namespace) -> int:
         print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
         failed += check.reasons
     if failed:
-        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); mend it first")
+        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); fix it first")
     return 0
 
 

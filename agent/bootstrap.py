@@ -203,7 +203,7 @@ def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
     """Report that the job is already finished. Return 0, so that the scheduler that restarted this node does not do so again."""
     run.finished.touch()
     telling.say(
-        f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "
+        f"the job {job} is finished: there is nothing to do here. To train anew, give it another name with --job, and other places "
         "with --run-dir and --snapshots",
         "good",
     )

@@ -198,7 +198,7 @@ class EmbeddedEtcd:
     def _last_words(self, log_from: int) -> str:
         lines = self._log_path.read_bytes()[log_from:].decode(errors="replace").splitlines()
         said = [line for line in lines if _FATAL.search(line)][-1:] or lines[-3:]
-        return " | ".join(map(_plain, said)) or "no word in its log"
+        return " | ".join(map(_plain, said)) or "its log says nothing"
 
 
 def started(

@@ -209,10 +209,10 @@ def _describe(seat: Seat, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 
 
-_LATER = f" (or once more in {BEGIN_S} s, where nobody is at it any more)"
+_LATER = f". If no other agent is left, give the command again in {BEGIN_S} s"
 _HEEDLESS = (
-    "; its members may be at work where etcd does not hear them: where they are gone for good, give the command as it was, stop the job "
-    "(mt-resilient stop), and give the new one"
+    ". Its members may still train, cut off from etcd. If they are gone, give the earlier command, stop the job "
+    "(mt-resilient stop), and give the new command"
 )
 
 
@@ -231,7 +231,7 @@ def _same(known: Spec, spec: Spec, otherwise: str) -> None:
         )
     if differs := apart(spec.alike, known.alike):
         raise UsageError(
-            f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
+            f"the job's other nodes have other settings: {differs}; nothing was started. All ranks judge by them together: give the same "
             f"options and configuration everywhere{otherwise}. To change them, stop the job and start all of it again"
         )
 
@@ -244,8 +244,8 @@ def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
         if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
             who = "this node" if _own(me.address) else f"node {name}"
             raise UsageError(
-                f"{who} goes by {me.address if _own(me.address) else other.address}, where other machines do not find it; nothing was "
-                "started. Name etcd by an address that all nodes reach, or the node's own with --address"
+                f"{who} has the address {me.address if _own(me.address) else other.address}, which other machines cannot reach; nothing "
+                "was started. Name etcd by an address that all nodes reach, or name the node's own with --address"
             )
 
 

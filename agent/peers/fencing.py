@@ -143,7 +143,10 @@ class Fence:
             return ""
         self._ranks.fence()
         why = ", and the ranks finish no step" if self.proof else ""  # without proof, finished steps do not matter
-        return f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are ended"
+        return (
+            f"etcd has not answered for the lifetime of this agent's lease{why}: the other nodes may continue without this node, so it "
+            "ends its ranks"
+        )
 
     def pulse(self, status: NodeStatus) -> NodeStatus:
         """Return `status` with the ranks' last step time and step duration. From these, other agents judge whether a node that is cut off

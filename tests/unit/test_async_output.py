@@ -14,13 +14,15 @@ def test_a_reader_that_has_stopped_holds_up_nobody_and_is_told_what_it_has_misse
         printing.show(LINE)
     printing.end()
     read = b""
-    while not read.endswith(b"has read\n"):
+    while not read.endswith(b"read the output\n"):
         read += os.read(reading, 1 << 16)
     printing.thread.join(10)
     assert not printing.thread.is_alive()
     *lines, last = read.splitlines(keepends=True)
     assert set(lines) == {LINE}
-    assert last == f"mt-resilient: {1000 - len(lines)} lines are left out here, for nobody has read\n".encode()
+    assert (
+        last == f"mt-resilient: {1000 - len(lines)} lines are missing here, because nothing read the output\n".encode()
+    )
     os.close(reading)
     os.close(writing)
 

@@ -33,7 +33,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["run", "--"], "no command was given; write it after two dashes"),
         (["run", "torchrun", "train.py"], "the command goes after two dashes: mt-resilient run -- torchrun train.py"),
         (["run", "torchrun", "--nproc-per-node", "2", "train.py"], "two dashes"),
-        (["run", "--", "python", "train.py"], "python is no torchrun"),
+        (["run", "--", "python", "train.py"], "python is not torchrun"),
         (["run", "--", "torchrun", "missing.py"], "the script missing.py is not there"),
         (["run", "--frobnicate", *COMMAND], "unrecognized arguments: --frobnicate"),
         (["run", "--metrics-port", "many", *COMMAND], "argument --metrics-port: invalid int value: 'many'"),
@@ -127,7 +127,7 @@ def test_an_order_to_a_job_that_nobody_runs(words: list[str], place: Path, capfd
     (place / "run" / "journal.jsonl").write_text('{"kind": "said", "at_s": 1.0, "sentence": "the training is over"}\n')
     assert main([*words, "--run-dir", "run"]) == 2
     said = capfd.readouterr().err
-    assert "there is nobody to order. The last it said: the training is over" in said
+    assert "no order can be sent. Its last message: the training is over" in said
 
 
 def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capfd: Capture) -> None:
@@ -167,7 +167,7 @@ def test_the_status_of_a_job_whose_etcd_does_not_answer(
     assert main(["status", "--run-dir", str(place)]) == code
     said = capfd.readouterr().out
     assert said.startswith(sentence)
-    assert ("its etcd gives no answer here" in said) is (not code)
+    assert ("its etcd does not answer" in said) is (not code)
     assert "training goes on" not in said
     assert main(["status", "--json", "--run-dir", str(place)]) == code
     assert json.loads(capfd.readouterr().out)["running"] is (not code)
@@ -183,7 +183,7 @@ def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capfd: Capture
     own.write("end", 3.0, code=130)
     assert main(["status", "--run-dir", str(place)]) == 1
     ended = capfd.readouterr().out
-    assert f"No agent is running in {place.absolute()}. It ended with code 130. The last it said, " in ended
+    assert f"No agent is running in {place.absolute()}. It ended with code 130. Its last message, " in ended
     assert ended.endswith(": the training begins\n")
     far.path.parent.mkdir(parents=True)
     far.write("said", 4.0, sentence="ended as asked; the same command goes on", mood="warn")
@@ -191,5 +191,5 @@ def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capfd: Capture
     assert main(["status", "--run-dir", str(place)]) == 1
     again = capfd.readouterr().out
     assert "It ended" not in again
-    assert "The last it said on n2, " in again
+    assert "Its last message on n2, " in again
     assert again.endswith(": ended as asked; the same command goes on\n")

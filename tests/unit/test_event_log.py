@@ -32,7 +32,7 @@ def test_a_readmission_is_told_by_its_answer_alone(tmp_path: Path, capsys: pytes
     telling.decided(Decision(quarantine={B: back}, answers={"1": Answer(sentence="node b may train again")}))
     assert capsys.readouterr().err.count("\n") == 1
     telling.decided(Decision(quarantine={B: Quarantine(reason="3 faults have struck it", until_s=9.0)}))
-    assert "b is to train no more for now: 3 faults have struck it" in capsys.readouterr().err
+    assert "b is quarantined, and does not train for now: 3 faults have struck it" in capsys.readouterr().err
 
 
 def test_a_node_that_has_not_led_knows_of_incidents_by_etcd(tmp_path: Path) -> None:

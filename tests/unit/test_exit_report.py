@@ -36,7 +36,7 @@ LOST = "step 58: none was taken"
         ),
         (
             3, DRAINED, LOST, 50, False,
-            f"the ranks are through, but their last state is not on disk ({LOST}). Mend that, and give the same command once more: "
+            f"the ranks have finished, but their last state is not on disk ({LOST}). Fix that, and give the same command again: "
             "it goes on from step 50", False,
         ),
         (
@@ -48,7 +48,7 @@ LOST = "step 58: none was taken"
             f"the training is over. No snapshot has its last state ({LOST}): only the script's own checkpoints do; "
             "the same command goes on from step 50", False,
         ),
-        (130, {"reason": "x"}, "", None, True, "ended, x, when its ranks were through; the same command begins anew", False),
+        (130, {"reason": "x"}, "", None, True, "ended, x, after its ranks had finished; the same command begins anew", False),
         (130, {"reason": "x"}, "", None, False, "ended, x; the same command begins anew", False),
     ],
 )  # fmt: skip

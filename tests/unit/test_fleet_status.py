@@ -32,7 +32,7 @@ def test_how_ssh_ended_says_what_became_of_the_agent(started: bool, code: int, p
     [
         (255, "the connection broke"),
         (137, "its agent was killed"),
-        (-9, "the connection is cut, for its ssh was ended by SIGKILL"),
+        (-9, "its ssh process was ended by SIGKILL"),
     ],
 )
 def test_what_is_known_of_a_lost_one(code: int, said: str) -> None:
@@ -59,13 +59,15 @@ def test_when_it_cannot_begin_any_more(phases: tuple[Phase, ...], least: int, ex
 
 
 def test_hopeless_names_the_hosts() -> None:
-    assert "3 of the 4 hosts are wanted, and a, c cannot be used" in hopeless(members(NO, UP, NO, YET), 3, begun=False)
+    assert "the job needs 3 of the 4 hosts, but a, c cannot be used" in hopeless(
+        members(NO, UP, NO, YET), 3, begun=False
+    )
 
 
 def test_an_agent_that_leaves_with_an_error_before_the_job_has_begun() -> None:
     """The others would wait for it."""
     come = (*members(UP, NO, UP), Member(node="d", phase=ENDED, code=2))
-    said = "3 of the 4 hosts are wanted, and b cannot be used, the agent on d has left with code 2; the others were told to leave"
+    said = "the job needs 3 of the 4 hosts, but b cannot be used, the agent on d has exited with code 2; the other agents were told to exit"
     assert said in hopeless(come, 3, begun=False)
     assert not hopeless(come, 3, begun=True)
     assert not hopeless(come, 2, begun=False)

@@ -47,7 +47,7 @@ def test_one_machine_may_be_several_nodes() -> None:
         ("\na 8", "hosts, line 2: 8 is no setting"),
         ("a slots= 8", "hosts, line 1: slots= is no setting"),
         ("a =8", "hosts, line 1: =8 is no setting"),
-        ("a slots=8 slots=8", "hosts, line 1: slots is said twice"),
+        ("a slots=8 slots=8", "hosts, line 1: slots is given twice"),
         ("a slots=0", "hosts, line 1: slots=0 is no number from 1 to 4096"),
         ("a slots=many", "slots=many is no number"),
         ("a port=70000", "port=70000 is no number from 1 to 65535"),

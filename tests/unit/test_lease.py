@@ -88,11 +88,11 @@ def test_of_two_machines_that_go_by_one_name_the_second_leaves() -> None:
     etcd = Clock()
     one, two = (heartbeat(etcd, home) for home in ("this", "that"))
     one.beat(etcd.now_s)
-    with pytest.raises(UsageError, match="an agent on this goes by the name a as well; this one leaves"):
+    with pytest.raises(UsageError, match="an agent on this has the same name, a; this agent ends its ranks and exits"):
         together(etcd, two, one)
     etcd.now_s += 2 * TTL_S
     two.beat(etcd.now_s)
-    with pytest.raises(UsageError, match="an agent on that goes by the name a as well"):
+    with pytest.raises(UsageError, match="an agent on that has the same name, a"):
         together(etcd, one, two)
     assert etcd.there().instance == "that"
 

@@ -37,5 +37,5 @@ def test_a_member_of_etcd_whose_name_is_not_known_is_passed_over() -> None:
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "239.1.2.3", "ff02::1"])
 def test_one_that_is_no_one_machine_s_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match=f"--address {address} leads to no one machine"):
+    with pytest.raises(UsageError, match=f"--address {address} does not name one machine"):
         identity.named(address)

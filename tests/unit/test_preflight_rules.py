@@ -59,7 +59,7 @@ def test_a_device_that_has_fallen_off_the_bus(names: list[str], ranks: int, word
 def test_memory() -> None:
     assert rules.memory(1024 * MIB, POLICY) == ()
     assert rules.memory(1024 * MIB - 1, POLICY) == (
-        "only 1023 MiB of its memory are free, and preflight.memory_free_mib wants 1024",
+        "only 1023 MiB of its memory are free, and preflight.memory_free_mib requires 1024",
     )
 
 
@@ -68,11 +68,11 @@ def test_memory() -> None:
     [
         (DiskReading(place="/run", free_bytes=1024 * MIB, mb_per_s=500.0), ()),
         (DiskReading(place="s3://b", free_bytes=-1), ()),
-        (DiskReading(place="/run", free_bytes=0), ("only 0 MiB are free in /run, and preflight.disk_free_mib wants 1024",)),
+        (DiskReading(place="/run", free_bytes=0), ("only 0 MiB are free in /run, and preflight.disk_free_mib requires 1024",)),
         (DiskReading(place="/run", error="read-only"), ("/run cannot be used (read-only)",)),
         (
             DiskReading(place="/run", free_bytes=2048 * MIB, mb_per_s=99.0),
-            ("/run does 99 MB/s, and preflight.disk_mb_per_s wants 100",),
+            ("/run does 99 MB/s, and preflight.disk_mb_per_s requires 100",),
         ),
     ],
 )  # fmt: skip
@@ -162,7 +162,7 @@ def test_who_is_to_blame(good: dict[tuple[str, str], bool], expected: str) -> No
 def test_what_is_said_of_a_neighbour() -> None:
     links = cluster(4, {1})
     assert neighbours("n001", links, POLICY) == (
-        "its links do at best 10 MB/s, where others do 1000",
+        "its links reach at most 10 MB/s, and others reach 1000",
         "its clock is 60.0 s ahead of the others'",
     )
     assert neighbours("n000", links, POLICY) == ()
@@ -186,7 +186,7 @@ def test_an_error_bound_wider_than_the_difference_proves_nothing() -> None:
 def test_the_sentence() -> None:
     assert rules.unfit("a", ()) == ""
     assert rules.unfit("a", ("x", "y")) == (
-        "a is not fit: x; y. Mend it and start its agent again, or leave the check out (preflight.enabled)"
+        "a is not fit: x; y. Fix it and start its agent again, or turn the checks off (preflight.enabled)"
     )
 
 

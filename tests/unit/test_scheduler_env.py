@@ -85,9 +85,9 @@ def test_who_outweighs_whom(
         (asked(), {"nodes": "2:3"}, STEP, "--nnodes 2:3"),
         (asked(), {"nodes": "all"}, STEP, "--nodes all: write a number"),
         (asked(spares=4), NONE, STEP, "--spares 4: Slurm runs this on 4 nodes, so that none is left to train"),
-        (asked(), NONE, BATCH, "given this job 4 nodes, and this runs on one of them only"),
+        (asked(), NONE, BATCH, "given this job 4 nodes, but mt-resilient runs on only one of them"),
         (asked(), NONE, {**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, "Put srun --ntasks-per-node=1 in front"),
-        (asked(), NONE, {**STEP, "SLURM_LOCALID": "1"}, "started this more than once on gpu-17"),
+        (asked(), NONE, {**STEP, "SLURM_LOCALID": "1"}, "started mt-resilient more than once on gpu-17"),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_one_sentence(
