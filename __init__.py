@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +16,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "SnapshotStore", "__version__", "register"]
 
+_MODULES = {
+    "Session": ".training.session",
+    "SnapshotStore": ".formats.zarr_store",
+    "register": ".training.state.values.class_adapters",
+}
+"""Imported at first use: `import mt_resilient` must not import torch, and zarr-python is an extra."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Session":  # lazily: `import mt_resilient` must not import torch
-        from .training.session import Session
-
-        return Session
-    if name == "register":
-        from .training.state.values.class_adapters import register
-
-        return register
-    if name == "SnapshotStore":  # lazily: zarr-python is an extra
-        from .formats.zarr_store import SnapshotStore
-
-        return SnapshotStore
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name], __name__), name)
     if name == "__version__":
         return version("mt-resilient")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,14 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # paths may contain any bytes, and a terminal may have any encoding
             stream.reconfigure(errors="backslashreplace")
     if words[:1] != ["run"]:
-        return _told(words)
+        return _exit_code(words)
     from .agent.output.async_output import unhurried
 
     with unhurried():
-        return _told(words)
+        return _exit_code(words)
 
 
-def _told(words: list[str]) -> int:
+def _exit_code(words: list[str]) -> int:
     try:
         return _dispatch(words)
     except ResilientError as error:

@@ -88,7 +88,7 @@ def _dcp_writer() -> Any:
         from .formats import dcp_export
     except ImportError as error:
         raise UsageError(
-            f"torch is wanted for dcp, and cannot be imported ({error}); install it, or take --to safetensors"
+            f"--to dcp needs torch, which cannot be imported ({error}); install it, or use --to safetensors"
         ) from error
     return dcp_export.write
 
@@ -110,23 +110,10 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
 
     _standing()
     flags = _set(options.set)
-    shorthands = {
-        "control.etcd": options.etcd,
-        "control.job": options.job,
-        "control.node": options.node,
-        "control.address": options.address,
-        "control.labels": ",".join(options.label) or None,
-        "nodes.number": options.nodes,
-        "nodes.spares": options.spares,
-        "snapshots.every_steps": options.snapshot_every,
-        "snapshots.durable_every_steps": options.durable_every,
-        "agent.observe": "true" if options.observe else None,
-        "preflight.enabled": "true" if options.preflight else None,
-        "agent.last_snapshot": "true" if options.last_snapshot else None,
-        "agent.warm": "false" if options.no_warm else None,
-        "agent.metrics_port": options.metrics_port,
-    }
-    flags |= {key: str(value) for key, value in shorthands.items() if value is not None}
+    if options.label:
+        flags["control.labels"] = ",".join(options.label)
+    # An option that is short for a configuration value is stored under that value's name.
+    flags |= {name: str(value) for name, value in vars(options).items() if "." in name and value is not None}
     policies = _policies(options.config, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)
@@ -179,7 +166,7 @@ def _preflight(options: argparse.Namespace) -> int:
         print(f"{'FAILED' if check.reasons else 'ok':8}{check.what}: {'; '.join(check.reasons) or check.figures}")
         failed += check.reasons
     if failed:
-        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); mend it first")
+        raise NodeUnfit(f"this node is not fit to train ({len(failed)} of the checks above have failed); fix it first")
     return 0
 
 

@@ -18,22 +18,31 @@ def parser() -> argparse.ArgumentParser:
     whole = Parser(
         prog="mt-resilient",
         description="Training that survives faults: any fault costs seconds, and the bits stay the same.",
+        epilog="Example: mt-resilient run -- torchrun --nproc-per-node 8 train.py",
     )
     whole.add_argument("--version", action="store_true", help="print the version and exit")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
     _run_options(commands)
-    check = commands.add_parser("preflight", help="check this node alone: devices, memory, storage")
-    check.add_argument("--snapshots", metavar="DIR|URL", help="where snapshots would go (default: the run directory)")
+    check = _command(
+        commands, "preflight", "check memory, storage and devices of this node", "preflight --snapshots /shared/gpt"
+    )
+    check.add_argument(
+        "--snapshots", metavar="DIR|URL", help="place for snapshots to check (default: the run directory)"
+    )
     _configuration_options(check)
-    check.add_argument("--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="(default: mt-runs)")
-    status = commands.add_parser("status", help="what a running job is doing")
-    status.add_argument("--json", action="store_true", help="as one JSON object")
-    explain = commands.add_parser("explain", help="the story of an incident, or of all")
-    explain.add_argument("incident", nargs="?", help="its number, as the list shows it")
+    check.add_argument(
+        "--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="run directory to check (default: mt-runs)"
+    )
+    status = _command(commands, "status", "show what a running job is doing", "status")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    explain = _command(
+        commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
+    )
+    explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
     _simulate_options(commands)
     orders = _order_actions(commands)
-    snapshots = commands.add_parser(
-        "snapshots", help="list, verify or digest the durable snapshots; take them to other formats"
+    snapshots = _command(
+        commands, "snapshots", "list, check, export or import the snapshots on disk", "snapshots verify 1200"
     )
     for command in (status, explain, *orders, snapshots):
         command.add_argument(
@@ -43,164 +52,181 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+def _command(commands: Any, name: str, does: str, example: str, **further: str) -> Any:
+    """Add a command. does: what it does, a sentence without capital letter and full stop. example: the words of a command line."""
+    texts = {"description": f"{does[0].upper()}{does[1:]}.", "epilog": f"Example: mt-resilient {example}"}
+    return commands.add_parser(name, help=does, **{**texts, **further})
+
+
+def _many(parser: argparse.ArgumentParser, option: str, metavar: str, what: str) -> None:
+    """Add an option that may be given several times."""
+    parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{what}; may be repeated")
+
+
 def _run_options(commands: Any) -> None:
-    run = commands.add_parser(
-        "run", help="run a torchrun command and keep it alive", usage="mt-resilient run [options] -- torchrun …"
+    """Add the command `run`. An option that is short for a configuration value is stored under that value's name."""
+    run = _command(
+        commands,
+        "run",
+        "run a torchrun command, and restart or rewind it after each fault",
+        "run --snapshots s3://bucket/gpt -- torchrun --nproc-per-node 8 train.py",
+        usage="mt-resilient run [options] -- torchrun …",
     )
-    run.add_argument("--run-dir", type=Path, metavar="DIR", help="everything about the job (default: mt-runs/<script>)")
-    run.add_argument(
+    add = run.add_argument
+    add("--run-dir", type=Path, metavar="DIR", help="directory for all files of the job (default: mt-runs/<script>)")
+    add(
         "--snapshots",
         metavar="DIR|URL",
-        help="where durable snapshots go: a directory, s3://… or gs://… (default: the run directory)",
+        help="place for snapshots on disk: a directory, s3://… or gs://… (default: the run directory)",
     )
-    run.add_argument(
-        "--start-from",
-        metavar="DIR|URL",
-        help="begin with the newest snapshot of another run, in whatever layout it was",
-    )
-    run.add_argument(
-        "--skip-data",
-        action="append",
-        default=[],
-        metavar="FROM:TO",
-        help="leave these global batches of the data out, counted from 0, TO not included; may be given again",
-    )
+    add("--start-from", metavar="DIR|URL", help="start from the newest snapshot of another run, in any parallel layout")
+    _many(run, "--skip-data", "FROM:TO", "leave out the global batches FROM to TO-1 of the data, counted from 0")
     _configuration_options(run)
-    run.add_argument("--etcd", metavar="HOST:PORT,…", help="etcd endpoints (default: an etcd of its own)")
-    run.add_argument("--job", metavar="NAME", help="with several nodes: the job's name, the same on each")
-    run.add_argument("--nodes", metavar="N|MIN:MAX", help="how many nodes train (default: what --nnodes says, or 1)")
-    run.add_argument("--spares", type=int, metavar="K", help="further nodes that stand by (default 0)")
-    run.add_argument("--node", metavar="NAME", help="this node's name (default: the host's)")
-    run.add_argument("--address", metavar="HOST", help="where other nodes reach this one (default: as etcd sees it)")
-    run.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="of this node: rack=NAME says which nodes are lost together; may be given again",
+    add("--etcd", dest="control.etcd", metavar="HOST:PORT,…", help="endpoints of etcd (default: start one)")
+    add("--job", dest="control.job", metavar="NAME", help="the job's name, the same on all its nodes")
+    add(
+        "--nodes",
+        dest="nodes.number",
+        metavar="N|MIN:MAX",
+        help="number of nodes that train (default: torchrun's --nnodes, or 1)",
     )
+    add("--spares", dest="nodes.spares", type=int, metavar="K", help="number of nodes that stand by (default: 0)")
+    add("--node", dest="control.node", metavar="NAME", help="this node's name (default: the host's)")
+    add(
+        "--address",
+        dest="control.address",
+        metavar="HOST",
+        help="address at which other nodes reach this one (default: its address on the way to etcd)",
+    )
+    _many(run, "--label", "KEY=VALUE", "label of this node; nodes with the same rack=NAME are assumed to fail together")
     hosts_options(run)
-    run.add_argument(
-        "--snapshot-every", type=int, metavar="STEPS", help="steps between snapshots in memory (default: by their cost)"
+    for option, key, where in (("snapshot", "every_steps", "in memory"), ("durable", "durable_every_steps", "on disk")):
+        what = f"steps between snapshots {where} (default: chosen by what a snapshot costs)"
+        add(f"--{option}-every", dest=f"snapshots.{key}", type=int, metavar="STEPS", help=what)
+    for option, key, value, what in (
+        ("--observe", "agent.observe", "true", "detect and report faults, but change nothing: for the first days"),
+        ("--preflight", "preflight.enabled", "true", "check each node before it joins; a node that fails is not used"),
+        ("--last-snapshot", "agent.last_snapshot", "true", "take a snapshot before the job ends on Ctrl-C or SIGTERM"),
+        ("--no-warm", "agent.warm", "false", "start all ranks cold, each in a fresh interpreter"),
+    ):
+        add(option, dest=key, action="store_const", const=value, help=what)
+    add(
+        "--metrics-port",
+        dest="agent.metrics_port",
+        type=int,
+        metavar="PORT",
+        help="port of /metrics (default: 9464; 0: any free port)",
     )
-    run.add_argument(
-        "--durable-every", type=int, metavar="STEPS", help="steps between snapshots on disk (default: by their cost)"
-    )
-    run.add_argument(
-        "--observe", action="store_true", help="judge and tell everything, and do nothing about it: for the first days"
-    )
-    run.add_argument(
-        "--preflight", action="store_true", help="check each node before it joins; one that fails is not used"
-    )
-    run.add_argument("--last-snapshot", action="store_true", help="take a snapshot before leaving on Ctrl-C or SIGTERM")
-    run.add_argument("--no-warm", action="store_true", help="start every worker group cold")
-    run.add_argument("--metrics-port", type=int, metavar="PORT", help="port of /metrics (default 9464; 0: a free one)")
-    run.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    run.add_argument("wrapped", nargs="*", metavar="-- torchrun …", help="the command to keep alive")
+    add("--quiet", action="store_true", help="print warnings and errors only")
+    add("wrapped", nargs="*", metavar="-- torchrun …", help="the command to run")
 
 
 def _configuration_options(
-    parser: argparse.ArgumentParser, further: str = "", one: str = "one configuration value"
+    parser: argparse.ArgumentParser, further: str = "", one: str = "set one configuration value"
 ) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"configuration in TOML{further}")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help=one)
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"configuration file in TOML{further}")
+    _many(parser, "--set", "SECTION.KEY=VALUE", one)
 
 
 def hosts_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only a launch with `--hostfile` uses."""
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each of these hosts, by ssh")
-    parser.add_argument(
-        "--ssh-option", action="append", default=[], metavar="KEY=VALUE", help="as for ssh -o; may be given again"
-    )
-    parser.add_argument(
-        "--export", action="append", default=[], metavar="NAME", help="a further variable for these hosts' environment"
-    )
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each host in FILE, by ssh")
+    _many(parser, "--ssh-option", "KEY=VALUE", "option for ssh -o")
+    _many(parser, "--export", "NAME", "pass this environment variable to the hosts, too")
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
     """Add the commands that send an order to a running job."""
-    rewind = commands.add_parser("rewind", help="go back to a step that is kept, and wait until all ranks have")
-    rewind.add_argument("--to", required=True, type=_count, metavar="STEP", help="the state after so many steps")
-    rewind.add_argument(
-        "--skip", type=_count, default=0, metavar="N", help="leave the N batches out that would follow, for good"
+    rewind = _command(
+        commands,
+        "rewind",
+        "go back to an earlier step, and wait until all ranks are there",
+        "rewind --to 1200 --skip 2",
     )
-    pause = commands.add_parser("pause", help="let the ranks wait at their next boundary; nothing is lost")
-    resume = commands.add_parser("resume", help="let paused ranks go on")
-    snapshot = commands.add_parser("snapshot", help="snapshot now: one on disk; wait until it is there")
+    rewind.add_argument(
+        "--to", required=True, type=_count, metavar="STEP", help="step to go back to: the state after so many steps"
+    )
+    rewind.add_argument(
+        "--skip", type=_count, default=0, metavar="N", help="leave out the next N batches, permanently (default: 0)"
+    )
+    pause = _command(commands, "pause", "let all ranks wait at their next boundary; nothing is lost", "pause")
+    resume = _command(commands, "resume", "let paused ranks continue", "resume")
+    snapshot = _command(
+        commands, "snapshot", "take a snapshot, and wait until it is on disk", "snapshot now --run-dir mt-runs/train"
+    )
     snapshot.add_argument("when", choices=["now"])
-    drain = commands.add_parser("drain", help="take a snapshot, then leave a node, before its maintenance")
-    drain.add_argument("node", metavar="NODE", help="as status names it")
-    readmit = commands.add_parser("readmit", help="let a node train again that its own faults have shut out")
-    readmit.add_argument("node", metavar="NODE", help="as status names it")
-    stop = commands.add_parser("stop", help="end the job as Ctrl-C does; the same command goes on")
-    stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot before")
+    drain = _command(commands, "drain", "take a snapshot, then release a node for its maintenance", "drain gpu-07")
+    readmit = _command(commands, "readmit", "end a node's quarantine, so that it may train again", "readmit gpu-07")
+    for command in (drain, readmit):
+        command.add_argument("node", metavar="NODE", help="the node's name, from status")
+    stop = _command(
+        commands, "stop", "end the job as Ctrl-C does; the same command continues it", "stop --last-snapshot"
+    )
+    stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot first")
     return [rewind, pause, resume, snapshot, drain, readmit, stop]
 
 
 def _simulate_options(commands: Any) -> None:
-    simulate = commands.add_parser(
+    simulate = _command(
+        commands,
         "simulate",
-        help="what a training on a whole cluster would lose to faults",
-        description="Plays a training on a cluster of any size, with faults that a seed draws, and the decisions that this program would "
-        "take. No GPU, network or store is touched; a seed gives the same run every time.",
+        "compute what faults would cost a training on a whole cluster",
+        "simulate --gpus 4096 --days 30 --spares 8",
+        description="Simulate a training on a cluster of any size. A seed draws the faults, and this program's own decisions answer them. "
+        "It touches no GPU, network or etcd. The same seed gives the same run every time.",
     )
-    simulate.add_argument("--gpus", type=_count, default=16384, help="in all, spares left out (default %(default)s)")
-    simulate.add_argument(
-        "--per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default %(default)s)"
-    )
-    simulate.add_argument("--days", type=float, default=54.0, help="how long it trains (default %(default)g)")
-    simulate.add_argument(
+    add = simulate.add_argument
+    add("--gpus", type=_count, default=16384, help="number of GPUs, without spares (default: %(default)s)")
+    add("--per-node", type=_count, default=8, metavar="N", help="GPUs of a node (default: %(default)s)")
+    add("--days", type=float, default=54.0, help="length of the training (default: %(default)g)")
+    add(
         "--faults",
         default="llama3",
         metavar="MODEL,…",
-        help="what strikes: llama3, stepfun, failslow, spikes, none, several with commas, or a file that ends in .toml (default llama3)",
+        help="models of faults: llama3, stepfun, failslow, spikes, none, or a file that ends in .toml (default: %(default)s)",
     )
-    simulate.add_argument(
-        "--rate", type=float, default=1.0, metavar="X", help="so many times as many faults (default %(default)g)"
+    add(
+        "--rate", type=float, default=1.0, metavar="X", help="multiply the number of faults by X (default: %(default)g)"
     )
-    simulate.add_argument(
-        "--spares",
-        type=_count,
-        metavar="N",
-        help="nodes that wait, to take others' places (default: nodes.spares, or 64)",
-    )
-    simulate.add_argument(
+    add("--spares", type=_count, metavar="N", help="number of nodes that stand by (default: nodes.spares, or 64)")
+    add(
         "--least",
         type=_count,
         metavar="N",
-        help="nodes to go on with at the least (default: by nodes.number, or only with all)",
+        help="least number of nodes that may train (default: by nodes.number, or all nodes)",
     )
-    simulate.add_argument("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
-    simulate.add_argument("--seed", type=_count, default=0, help="which run of all that may be (default %(default)s)")
+    add("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
+    add("--seed", type=_count, default=0, help="seed of the random draws (default: %(default)s)")
     _configuration_options(
         simulate,
-        ": what simulate hears of run's (docs/scaling.md), and a section [costs]",
-        "one value, such as costs.step_s=3",
+        ", as for run (docs/scaling.md says which keys count), with a section [costs]",
+        "set one configuration value, such as costs.step_s=3",
     )
-    simulate.add_argument(
-        "--sensitivity", action="store_true", help="also a table: restart time x snapshot interval x faults"
-    )
-    simulate.add_argument("--json", action="store_true", help="as one JSON object")
-    simulate.add_argument("--plots", type=Path, metavar="DIR", help="write pictures (SVG) there")
+    add("--sensitivity", action="store_true", help="also print a table: restart time x snapshot interval x faults")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--plots", type=Path, metavar="DIR", help="write plots (SVG) into DIR")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
 def _snapshot_actions(actions: Any) -> None:
-    ls = actions.add_parser("ls", help="the committed snapshots on disk")
-    verify = actions.add_parser("verify", help="read every byte and check every checksum")
-    digest = actions.add_parser(
-        "digest", help="SHA-256 of the state alone: equal for two runs that ended in the same bits"
+    ls = _command(actions, "ls", "list the committed snapshots", "snapshots ls")
+    verify = _command(actions, "verify", "read every byte, and check every checksum", "snapshots verify")
+    digest = _command(
+        actions,
+        "digest",
+        "print the SHA-256 of the training state: equal for two runs that ended in the same bits",
+        "snapshots digest 1200",
     )
     for action in (ls, verify, digest):
         action.add_argument(
             "snapshot",
             nargs="?",
-            help="a step, a snapshot's directory or URL, or a run or place of several (default: all of the run; digest: the newest)",
+            help="a step, a run directory, or a snapshot's directory or URL (default: all snapshots; digest: the newest)",
         )
     digest.add_argument(
         "--global",
@@ -208,22 +234,32 @@ def _snapshot_actions(actions: Any) -> None:
         dest="whole",
         help="digest of the global tensors, the same in every parallel layout",
     )
-    export = actions.add_parser("export", help="write whole tensors by name for other programs")
-    export.add_argument("snapshot", help="a step, a snapshot's directory or URL, or a run (its newest)")
-    export.add_argument("--to", required=True, choices=["dcp", "safetensors"], help="format")
-    export.add_argument("target", metavar="DIR", help="a new directory; it appears when all is in it")
-    export.add_argument(
-        "--only", action="append", metavar="SOURCE", help="leave out all but this part of the state, as model"
+    export = _command(
+        actions,
+        "export",
+        "write whole tensors by name, for other programs",
+        "snapshots export 1200 --to safetensors out",
     )
-    bring = actions.add_parser(
-        "import", help="make a snapshot of another program's checkpoint; run --start-from begins with it"
+    export.add_argument("snapshot", help="a step, a run directory (its newest), or a snapshot's directory or URL")
+    export.add_argument("--to", required=True, choices=["dcp", "safetensors"], help="format")
+    export.add_argument("target", metavar="DIR", help="a new directory; it appears when it is complete")
+    export.add_argument(
+        "--only", action="append", metavar="SOURCE", help="export only this part of the state, such as model"
+    )
+    bring = _command(
+        actions,
+        "import",
+        "make a snapshot from another program's checkpoint, for run --start-from",
+        "snapshots import --from megatron ckpt --snapshots /shared/start",
     )
     bring.add_argument("--from", required=True, choices=["dcp", "megatron"], dest="kind", help="format")
     bring.add_argument(
-        "source", metavar="SRC", help="torch.distributed.checkpoint's directory, or Megatron's (torch_dist)"
+        "source", metavar="SRC", help="directory of torch.distributed.checkpoint, or of Megatron (torch_dist)"
     )
-    bring.add_argument("--snapshots", metavar="DIR|URL", help="a new place, for --start-from; as --run-dir")
-    bring.add_argument("--step", type=int, help="of which step it is, where it does not say")
+    bring.add_argument(
+        "--snapshots", metavar="DIR|URL", help="a new place for the snapshot; or name one with --run-dir"
+    )
+    bring.add_argument("--step", type=int, help="step of the checkpoint, if the checkpoint does not say it")
     for action in (ls, verify, digest, export, bring):
         # The option is also allowed after the action.
         action.add_argument("--run-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -39,7 +39,7 @@ from .join import identity
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
 from .join.join import Joined, Places, join
-from .join.registration import Wanted
+from .join.registration import described
 from .launch import python_check
 from .launch.torchrun import Launch, understand
 from .loop.etcd_restart import Revival
@@ -119,10 +119,9 @@ def run_job(
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
         seat = Seat(store, keys, NodeId(control.node))
-        told = alike(policies, windows, origin, version("mt-resilient"))
-        wanted = Wanted(numbers=numbers, spares=spares, told=told)
+        spec = described(launch, numbers, spares, alike(policies, windows, origin, version("mt-resilient")))
         places = Places(endpoints, root, run)
-        joined = join(seat, launch, wanted, control, places, policies, telling, closing)
+        joined = join(seat, launch, spec, control, places, policies, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)
         identity.one_cluster(store, keys)
@@ -204,7 +203,7 @@ def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:
     """Report that the job is already finished. Return 0, so that the scheduler that restarted this node does not do so again."""
     run.finished.touch()
     telling.say(
-        f"the job {job} is finished: nothing is left to be done here. To train anew, give it another name with --job, and other places "
+        f"the job {job} is finished: there is nothing to do here. To train anew, give it another name with --job, and other places "
         "with --run-dir and --snapshots",
         "good",
     )

@@ -31,36 +31,24 @@ class RunDirectory:
     """`<root>/` etcd/ · snapshots/ · logs/ · journal.jsonl · endpoint · lock"""
 
     def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+        self.root = root = root.absolute()
         self._lock: int | None = None
-
-    @property
-    def etcd(self) -> Path:
-        return self.root / "etcd"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def leaving(self) -> Path:
+        self.etcd, self.logs, self.journal = root / "etcd", root / "logs", root / "journal.jsonl"
+        self.leaving = self.logs / "leaving.log"
         """The file for the stacks of an agent that hung while it exited."""
-        return self.logs / "leaving.log"
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal.jsonl"
+        self.modules = root / "modules.json"
+        self.endpoint = root / "endpoint"
+        """The file with the job name and etcd endpoints of the running agent, for the other commands."""
+        self._last_endpoint = root / "endpoint.last"
+        """With several nodes: the same of an agent that has exited normally."""
+        self.finished = root / "finished"
+        """A file that exists if the training has reached its end and no result is missing."""
 
     @property
     def journals(self) -> list[Path]:
         """The journal of this directory, and the journals below it of nodes that were started from here. The leader's journal covers the
         whole job."""
         return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
-
-    @property
-    def endpoint(self) -> Path:
-        """The file with the job name and etcd endpoints of the running agent, for the other commands."""
-        return self.root / "endpoint"
 
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
         """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
@@ -91,33 +79,22 @@ class RunDirectory:
         return None
 
     @property
-    def _last_endpoint(self) -> Path:
-        """With several nodes: the file with the endpoint data of an agent that has exited normally."""
-        return self.root / "endpoint.last"
-
-    @property
     def several(self) -> bool:
         """True if the last agent that ran here belonged to a job of several nodes. Such a job's etcd outlives the agent, and the leader
         reports the events."""
-        starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
-        return bool(starts and starts[-1].get("several"))
+        return bool(self._start().get("several"))
 
     def kept(self) -> Place:
         """Return the place (a directory or object store) that holds the `snapshots/` of the job that ran here last. If the run directory
         contains snapshots, that is the directory itself, even after it was moved or copied."""
         if (self.root / paths.SNAPSHOTS / MARK).exists():
             return Files(self.root)
+        return place.at(self._start().get("snapshots", str(self.root)))
+
+    def _start(self) -> dict[str, Any]:
+        """Return what the last agent that ran here wrote at its start; empty: no agent did."""
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
-        return place.at(starts[-1]["snapshots"] if starts else str(self.root))
-
-    @property
-    def modules(self) -> Path:
-        return self.root / "modules.json"
-
-    @property
-    def finished(self) -> Path:
-        """A file that exists if the training has reached its end and no result is missing."""
-        return self.root / "finished"
+        return starts[-1] if starts else {}
 
     def take(self) -> None:
         """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written, UsageError if another agent has

@@ -42,7 +42,7 @@ class BuddyConfig:
             if getattr(self, name) and not (host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
                 raise UsageError(f"buddy: {name} has to be host:port, and is {getattr(self, name)!r}")
         if bool(self.listen) != bool(self.guests) or any(len(row) < 2 for row in self.guests):
-            raise UsageError("buddy: whoever listens has two guest slots or more per rank, and nobody else has any")
+            raise UsageError("buddy: listen needs two guest slots or more per rank, and guest slots need listen")
         if min(self.poll_s, self.stall_s, self.hold_s) <= 0:
             raise UsageError("buddy: poll_s, stall_s and hold_s have to be positive")
 

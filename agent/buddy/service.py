@@ -120,5 +120,5 @@ def _told(run: Callable[[], None], tell: Tell) -> None:
     try:
         run()
     except Exception as error:
-        tell({"event": "buddy lost", "reason": f"ours, report it: {error!r}"})
+        tell({"event": "buddy lost", "reason": f"a bug in mt-resilient, please report it: {error!r}"})
         raise

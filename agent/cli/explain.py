@@ -110,7 +110,7 @@ def explain(directory: RunDirectory, which: str | None) -> int:
         print(f"no incident so far in {directory.root}")
         if world is None and directory.several:
             print(
-                "The node that leads tells of incidents, and etcd does not answer: look into the run directories of the other nodes"
+                "The leader records incidents, and etcd does not answer. Look into the run directories of the other nodes"
             )
         return 0
     for number, incident in told.items():

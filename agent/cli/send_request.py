@@ -33,7 +33,7 @@ from ...resilience.store.protocol import Store
 from ..run_directory import RunDirectory
 
 _LOOK_S = 0.1
-UNDER_WAY = "given, and not done yet; Ctrl-C ends the waiting, not the order"
+UNDER_WAY = "the order was sent, but is not carried out yet; Ctrl-C ends the waiting, not the order"
 LONG_S = 3.0
 """Seconds after which the command prints that it still waits for the order."""
 
@@ -45,7 +45,7 @@ def order(directory: RunDirectory, request: Request) -> int:
     if place is None:
         last = _last_said(directory, 0.0)
         raise UsageError(
-            f"no agent is running in {directory.root}: there is nobody to order.{f' The last it said: {last}' if last else ''}"
+            f"no agent is running in {directory.root}: no order can be sent.{f' Its last message: {last}' if last else ''}"
         )
     asked = replace(request, id=f"{int(wall_s() * 1e6):017d}-{secrets.token_hex(3)}", at_s=wall_s(), by=_who())
     keys = Keys(place["job"])
@@ -103,7 +103,7 @@ def _without_agent(directory: RunDirectory, asked: Request) -> Answer:
     """Return the answer if the agent is gone: the order ended the agent, the job ended for another reason, or the agent was killed."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] == "end" and line["at_s"] >= asked.at_s]
     if not ends:
-        sentence = "no agent is running any more, and it has not ended in order"
+        sentence = "the agent is gone, and it did not exit normally"
         if asked.kind not in LEAVING:
             sentence += "; the order stands, and is carried out when the same command is given again"
         return Answer(sentence=sentence, exit_code=MachineError.exit_code)

@@ -47,13 +47,13 @@ def _show(directory: RunDirectory, world: World | None, agent: bool) -> None:
     if not console.is_terminal:
         console.width = _WIDE
     if world is None or not status_view.headline(world, wall_s()):
-        unknown = ", but its etcd gives no answer here (is it there, and are user and password right?): more is not known until it does"
+        unknown = ", but its etcd does not answer (does it run, and are user and password right?): nothing more is known until it does"
         more = unknown if agent and world is None else ""
         console.print(f"{'An' if agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}")
         return
     if not agent:
         here = formatting.listed(sorted(world.nodes))
-        console.print(f"No agent is running in {directory.root}; the job goes on on {here}.{_last_words(directory)}")
+        console.print(f"No agent is running in {directory.root}; the job continues on {here}.{_last_words(directory)}")
     now = wall_s()
     for line in status_view.lines(world, now, time_of):
         console.print(line)
@@ -78,7 +78,7 @@ def _last_words(directory: RunDirectory) -> str:
         return code
     line, path = max(told, key=lambda each: each[0]["at_s"])
     where = "" if path == directory.journal else f" on {path.parent.name}"
-    return f"{code} The last it said{where}, {time_of(line['at_s'])}: {line['sentence']}"
+    return f"{code} Its last message{where}, {time_of(line['at_s'])}: {line['sentence']}"
 
 
 def _object(world: World | None, finished: bool, agent: bool) -> dict[str, Any]:

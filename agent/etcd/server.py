@@ -14,20 +14,22 @@ import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 import psutil
 
-from ...resilience.clock import monotonic_s, sleep
+from ...resilience.clock import monotonic_s, sleep, wall_s
 from ...resilience.errors import MachineError, StoreUnavailable
 from ...resilience.ipc import die_with_parent
 from ...resilience.store.etcd.access import Access
 from ...resilience.store.etcd.client import EtcdStore
 from ..launch.ports import free_port, is_free
-from .binary import ServerBinary, clean_environment
+from ..output.terminal import Terminal
+from ..run_directory import RunDirectory
+from .binary import ServerBinary, clean_environment, find_server
 
 _HEALTHY_WITHIN_S = 15.0
 _STOPPED_WITHIN_S = 5.0
@@ -196,7 +198,19 @@ class EmbeddedEtcd:
     def _last_words(self, log_from: int) -> str:
         lines = self._log_path.read_bytes()[log_from:].decode(errors="replace").splitlines()
         said = [line for line in lines if _FATAL.search(line)][-1:] or lines[-3:]
-        return " | ".join(map(_plain, said)) or "no word in its log"
+        return " | ".join(map(_plain, said)) or "its log says nothing"
+
+
+def started(
+    run: RunDirectory, terminal: Terminal, closing: ExitStack, address: Callable[[], str] = lambda: _LOOPBACK
+) -> tuple[EmbeddedEtcd, str]:
+    """Start an etcd in the run directory, which `closing` stops. Return the server and its endpoint. Raises MachineError."""
+    binary = find_server()
+    if binary.warning:
+        terminal.say(binary.warning, wall_s(), "warn")
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", address())
+    closing.callback(server.stop)
+    return server, server.start()
 
 
 def _plain(line: str) -> str:

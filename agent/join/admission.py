@@ -23,13 +23,13 @@ from ...resilience.model.types import Generation, NodeId
 
 
 class Course(Enum):
-    DONE = "all of the job is done: there is nothing to do"
-    BEGIN = "the job has not begun: it does with this node"
+    DONE = "the job is finished: this agent has nothing to do"
+    BEGIN = "the job has not begun: it begins with this node"
     JOIN = "the job is under way, or may be: this node joins it"
-    ALL_DEAD = "nobody is left of it: it goes on with those that come now"
-    LEAVERS = "it is over, and agents of it have not left: they do first"
-    NEXT_LIFE = "it was ended before its end, and goes on with budgets as new"
-    JOIN_LIFE = "the same, and another node has said so before"
+    ALL_DEAD = "no agent of the job is left: it continues with the agents that come now"
+    LEAVERS = "the job has ended, and some of its agents have not exited yet: wait for them"
+    NEXT_LIFE = "the job was stopped early: it continues, with new budgets"
+    JOIN_LIFE = "the same, and another node has begun the next run already"
 
 
 @dataclass(frozen=True, kw_only=True)

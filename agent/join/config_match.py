@@ -44,5 +44,5 @@ def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | 
 def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     """Return in words which settings differ between this node and the job's other nodes; empty: none."""
     differ = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
-    usual = "as it is by default"
+    usual = "the default"
     return "; ".join(f"{key} is {here.get(key, usual)} here, and {there.get(key, usual)} there" for key in differ)

@@ -95,7 +95,9 @@ def say_the_end(
     ended = f"ended, {record.reason}" if record and record.over else "ended as asked"
     if drained and record:
         on = formatting.listed([*record.members])
-        telling.say(f"this node is drained; the job goes on on {on}, and the same command here joins it again", "good")
+        telling.say(
+            f"this node is drained; the job continues on {on}, and the same command here joins it again", "good"
+        )
     elif lost and (code > 128 or (record and record.last_snapshot)):
         telling.say(f"{ended}, but without the last snapshot ({lost}); the same command {again}", "bad")
     elif lost and code == 0 and record:
@@ -107,12 +109,12 @@ def say_the_end(
     elif lost and newest is None and record and record.complete:
         run.finished.touch()  # the same command must not repeat the whole training
         telling.say(
-            f"the training is over, but no state of it is on disk ({lost}): what the script has saved is all there is",
+            f"the training is over, but no snapshot is on disk ({lost}); only the script's own checkpoints exist",
             "bad",
         )
     elif lost:
         telling.say(
-            f"the ranks are through, but their last state is not on disk ({lost}). Mend that, and give the same command once more: "
+            f"the ranks have finished, but their last state is not on disk ({lost}). Fix that, and give the same command again: "
             f"it {again}",
             "bad",
         )
@@ -124,7 +126,7 @@ def say_the_end(
     elif code == 0 and record:
         telling.say(f"{record.reason}; the same command {again}", "good")
     elif code > 128:
-        when = ", when its ranks were through" if through else ""
+        when = ", after its ranks had finished" if through else ""
         telling.say(f"{ended}{when}; the same command {again}", "warn")
     else:
         why = record.reason if record else "unknown"

@@ -18,8 +18,7 @@ from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.text import formatting
 from ..config import AgentPolicy
-from ..etcd.binary import find_server
-from ..etcd.server import EmbeddedEtcd, probe
+from ..etcd.server import EmbeddedEtcd, probe, started
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
 from ..output.terminal import Terminal
@@ -111,7 +110,7 @@ def counted(
     missing = [flag for flag, value in wanted.items() if not value]
     if missing:
         raise UsageError(
-            f"several nodes ({asked}) want {formatting.listed(missing)}; the same on each. Nothing was started"
+            f"several nodes ({asked}) need {formatting.listed(missing)}, the same on each node; nothing was started"
         )
     if agent.observe:
         raise UsageError("--observe watches one node; nothing was started. Leave it out, or train on one node")
@@ -128,7 +127,7 @@ def named(address: str) -> str:
         found = ip_address(place[0])
         if found.is_unspecified or found.is_multicast:
             raise UsageError(
-                f"--address {address} leads to no one machine; nothing was started. Name this node as the others reach it"
+                f"--address {address} does not name one machine; nothing was started. Name this node as the others reach it"
             )
         with socket.socket(family, socket.SOCK_DGRAM) as here:  # node rank 0's ranks and copies will listen there
             here.bind(place)
@@ -162,7 +161,7 @@ def one_cluster(store: EtcdStore, keys: Keys) -> None:
     nodes would sooner or later use the other cluster."""
     if others := store.elsewhere(keys.spec):
         raise UsageError(
-            "--etcd names more than one cluster: what the first of them knows of this job, "
+            "--etcd names more than one cluster: the first endpoint knows this job, and "
             f"{formatting.listed(others)} does not; nothing was started. Name members of one etcd only"
         )
 
@@ -183,13 +182,10 @@ def endpoints(
         if len(silent) == len(given):
             raise silent[0]
         for reason in silent:  # an etcd member may be down
-            terminal.say(f"{reason}; another one does, so it is gone on without", wall_s(), "warn")
+            terminal.say(
+                f"{reason}; another endpoint answers, so the agent continues without this one", wall_s(), "warn"
+            )
         return None, given
-    binary = find_server()
-    if binary.warning:
-        terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log")
-    closing.callback(server.stop)
-    endpoint = server.start()
+    server, endpoint = started(run, terminal, closing)
     closing.enter_context(server.naming_its_disk())
     return server, [endpoint]

@@ -36,7 +36,7 @@ from ..preflight.rules import PreflightPolicy
 from ..run_directory import RunDirectory
 from . import identity, storage_match
 from .identity import ControlPolicy
-from .registration import Wanted, described, register
+from .registration import register
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -71,15 +71,16 @@ class Joined:
 def join(
     seat: Seat,
     launch: Launch,
-    wanted: Wanted,
+    spec: Spec,
     control: ControlPolicy,
     at: Places,
     policies: Mapping[str, Any],
     telling: Telling,
     closing: ExitStack,
 ) -> Joined:
-    """Check this node and register it. Raises NodeUnfit, the errors of `register`, and StoreUnavailable."""
-    root, run, several = at.root, at.run, wanted.expected > 1
+    """Check this node and register it. spec: the job's description from the command line. Raises NodeUnfit, the errors of `register`, and
+    StoreUnavailable."""
+    root, run, several = at.root, at.run, spec.nodes > 1
     checking: PreflightPolicy = policies["preflight"]
     places = (root, Files(run.root))
     here = checks.alone(checking, launch.python, launch.ranks, places, os.environ) if checking.enabled else ()
@@ -100,25 +101,26 @@ def join(
         labels={**scheduler_env.labels(os.environ), **control.labelled},
     )
     copies, token = None, ""
-    if max(wanted.numbers) > 1 and policies["copies"].every_s:
+    if max(spec.sizes) > 1 and policies["copies"].every_s:
         token = _token(seat)
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
-    spec = described(launch, wanted, secrets.token_hex(4), catalog.next_generation(root))
+    first = Generation(catalog.next_generation(root))  # it must be larger than that of any snapshot
+    asked = replace(spec, run=secrets.token_hex(4), first_generation=first)
 
     def kept() -> int:
         # Whether a job of one node is finished is recorded only in its run directory.
         durable = catalog.look(root).durable if several else ()
         return max((attempt.stamp.step for attempt in durable), default=-1)
 
-    spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)
+    spec, over = register(seat, asked, run, me, kept=kept, lease_s=policies["agent"].lease_s)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:
         return joined
     if neighbour:
         storage_match.agree(seat, spec.first_generation, root / paths.SNAPSHOTS)
     if checking.enabled and checking.links and several and _beginning(seat, spec, over):
-        met = checks.together(checking, seat, me.address, wanted.expected, me.instance)
+        met = checks.together(checking, seat, me.address, asked.nodes, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
         # The check took time, and another agent may have described the job anew.
         spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)

@@ -4,7 +4,7 @@ the job is finished."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from ipaddress import ip_address
 
 from ...resilience.clock import sleep
@@ -35,34 +35,11 @@ BEGIN_S = 60
 next agent describes it anew."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The options that must be the same on all nodes, in addition to the command."""
-
-    numbers: Sequence[int]
-    """The numbers of nodes with which the job may train."""
-    spares: int = 0
-    told: Mapping[str, str] = field(default_factory=dict)
-    """The other settings, by name (`config_match.py`)."""
-
-    @property
-    def expected(self) -> int:
-        """Return the number of nodes, spares included."""
-        return max(self.numbers) + self.spares
-
-
-def described(launch: Launch, wanted: Wanted, run: str, first: int) -> Spec:
-    """Return the job's description from this agent's command line. first: number of the first generation, which must be larger than that of
-    any snapshot."""
-    return Spec(
-        command=(*launch.program[-1:], *launch.options, *launch.script),
-        sizes=tuple(wanted.numbers),
-        spares=wanted.spares,
-        ranks=launch.ranks,
-        run=run,
-        first_generation=Generation(first),
-        alike=dict(wanted.told),
-    )
+def described(launch: Launch, sizes: Sequence[int], spares: int = 0, alike: Mapping[str, str] | None = None) -> Spec:
+    """Return the job's description from this agent's command line. alike: the settings that must be the same on all nodes, by name
+    (`config_match.py`)."""
+    command = (*launch.program[-1:], *launch.options, *launch.script)
+    return Spec(command=command, sizes=tuple(sizes), spares=spares, ranks=launch.ranks, alike=dict(alike or {}))
 
 
 def register(
@@ -109,18 +86,15 @@ def register(
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
         # The record may be from this machine's agent before a reboot. Then its lease expires.
-        stays = (
-            f"an agent on {namesake.host} goes by the name {node} already; nothing was started. Give each node a name of its own "
-            "with --node"
-        )
-        _wait_for(lambda: store.get(keys.node(node)) is None, pause, LEAVE_S + ttl_s, stays)
+        stays = f"an agent on {namesake.host} already has the name {node}; nothing was started. Give each node its own name with --node"
+        _wait_while(lambda: store.get(keys.node(node)) is not None, pause, LEAVE_S + ttl_s, stays)
         return anew()
     if what is Course.LEAVERS:
         stay = (
-            f"the job has ended, and the agents of {formatting.listed(sorted(others))} have not left yet; nothing was started. Give the "
+            f"the job has ended, but the agents of {formatting.listed(sorted(others))} have not exited yet; nothing was started. Give the "
             "command again when they have"
         )
-        _wait_for(lambda: not _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
+        _wait_while(lambda: _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
         return anew()
     if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
         _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
@@ -159,7 +133,7 @@ def forget_leaving(store: Store, keys: Keys) -> None:
 
 
 def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
-    """Return whether `still` becomes false within `most_s` seconds. Call `still` seldom, because it asks etcd, and thousands of nodes may
+    """Return whether `still` becomes false within `most_s` seconds. It is called seldom, because it asks etcd, and thousands of nodes may
     wait at the same time."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
     while still():
@@ -170,9 +144,9 @@ def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: f
     return True
 
 
-def _wait_for(gone: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
-    """Wait until `gone` is true. Raise UsageError, with the message `stays`, if that takes longer than `most_s` seconds."""
-    if not _waited(lambda: not gone(), pause, most_s):
+def _wait_while(still: Callable[[], bool], pause: Callable[[float], None], most_s: float, stays: str) -> None:
+    """Wait until `still` is false. Raise UsageError, with the message `stays`, if that takes longer than `most_s` seconds."""
+    if not _waited(still, pause, most_s):
         raise UsageError(stays)
 
 
@@ -235,10 +209,10 @@ def _describe(seat: Seat, spec: Spec, where: KeyAbsent | ModifiedAt) -> bool:
     return store.transact([where], [Put(keys.spec, dumps(spec)), Put(keys.described, b"", lease)])
 
 
-_LATER = f" (or once more in {BEGIN_S} s, where nobody is at it any more)"
+_LATER = f". If no other agent is left, give the command again in {BEGIN_S} s"
 _HEEDLESS = (
-    "; its members may be at work where etcd does not hear them: where they are gone for good, give the command as it was, stop the job "
-    "(mt-resilient stop), and give the new one"
+    ". Its members may still train, cut off from etcd. If they are gone, give the earlier command, stop the job "
+    "(mt-resilient stop), and give the new command"
 )
 
 
@@ -257,7 +231,7 @@ def _same(known: Spec, spec: Spec, otherwise: str) -> None:
         )
     if differs := apart(spec.alike, known.alike):
         raise UsageError(
-            f"the job's other nodes were told something else: {differs}; nothing was started. Ranks judge by it together: give the same "
+            f"the job's other nodes have other settings: {differs}; nothing was started. All ranks judge by them together: give the same "
             f"options and configuration everywhere{otherwise}. To change them, stop the job and start all of it again"
         )
 
@@ -270,8 +244,8 @@ def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
         if other.home.partition(":")[0] != machine and (_own(me.address) or _own(other.address)):
             who = "this node" if _own(me.address) else f"node {name}"
             raise UsageError(
-                f"{who} goes by {me.address if _own(me.address) else other.address}, where other machines do not find it; nothing was "
-                "started. Name etcd by an address that all nodes reach, or the node's own with --address"
+                f"{who} has the address {me.address if _own(me.address) else other.address}, which other machines cannot reach; nothing "
+                "was started. Name etcd by an address that all nodes reach, or name the node's own with --address"
             )
 
 

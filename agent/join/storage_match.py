@@ -35,6 +35,6 @@ def agree(seat: Seat, life: int, snapshots: Place) -> None:
     mark, _, first = known.value.decode().partition(" ")
     if not snapshots.there(mark):
         raise UsageError(
-            f"{snapshots} is not the same place on {node} as on {first}: what {first} has left there is not to be seen here. Nothing was "
+            f"{snapshots} is not the same place on {node} as on {first}: the file that {first} wrote there is missing here. Nothing was "
             "started. Name a place that all nodes reach, with --snapshots: a directory on shared storage, or a URL"
         )

@@ -52,8 +52,8 @@ def program(command: Sequence[str]) -> tuple[Program, list[str]]:
     cure = "the command has to be torchrun … or python -m torch.distributed.run …"
     if inside:
         before, after = (shlex.join(words) for words in (command[:inside], command[inside : inside + 1]))
-        cure = f"put it right in front of that: {before} mt-resilient run -- {after} …"
-    raise UsageError(f"{command[0]} is no torchrun: mt-resilient run starts the ranks through it, so {cure}")
+        cure = f"put mt-resilient right in front of torchrun: {before} mt-resilient run -- {after} …"
+    raise UsageError(f"{command[0]} is not torchrun: mt-resilient run starts the ranks through torchrun, so {cure}")
 
 
 def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:

@@ -5,9 +5,9 @@ launch â†’ a probe in its Python, which takes milliseconds and imports neither â
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from subprocess import DEVNULL, PIPE, CompletedProcess, TimeoutExpired
 
 from ...resilience.errors import MachineError
 from ...resilience.ipc import die_with_parent
@@ -61,10 +61,10 @@ def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
     this only if a launcher ended before it started a rank."""
     if not launch.interpreter:
         return ""
-    done = _run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)
+    done = run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)
     if done is None or not done.returncode:
         return ""
-    return f"{launch.python} cannot import torch: {_last_line(done)}"
+    return f"{launch.python} cannot import torch: {last_line(done)}"
 
 
 def _as_what(launch: Launch) -> str:
@@ -73,31 +73,28 @@ def _as_what(launch: Launch) -> str:
 
 def _ask(interpreter: Sequence[str], as_what: str, environ: Mapping[str, str]) -> tuple[bool, bool]:
     """Return whether the interpreter finds torch's launcher, and whether it finds mt_resilient."""
-    done = _run([*interpreter, "-c", _PROBE, as_what], environ, _ANSWERS_S)
+    done = run([*interpreter, "-c", _PROBE, as_what], environ, _ANSWERS_S)
     if done is None:
         return True, True
     if done.returncode:
-        raise MachineError(f"{interpreter[0]} does not run Python ({_last_line(done)}); nothing was started")
+        raise MachineError(f"{interpreter[0]} does not run Python ({last_line(done)}); nothing was started")
     torch, ours = done.stdout.split()[-2:]
     return torch == b"True", ours == b"True"
 
 
-def _run(
-    command: Sequence[str], environ: Mapping[str, str], patience_s: float
-) -> subprocess.CompletedProcess[bytes] | None:
+def run(command: Sequence[str], environ: Mapping[str, str], patience_s: float) -> CompletedProcess[bytes] | None:
     """Run `command`, and return its result. None: it took longer than patience_s, and was killed."""
-    process = die_with_parent.spawn(
-        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = die_with_parent.spawn(command, env=dict(environ), stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     try:
         out, err = process.communicate(timeout=patience_s)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         process.kill()
-        process.communicate()
+        process.wait()
         return None
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    return CompletedProcess(command, process.returncode, out, err)
 
 
-def _last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+def last_line(done: CompletedProcess[bytes]) -> str:
+    """Return the last line that the process wrote to stderr, or else its exit code."""
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"exit code {done.returncode}"

@@ -67,7 +67,7 @@ def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}-{environ.get('SLURM_ARRAY_TASK_ID', '0')}"
     if environ.get("SLURM_LOCALID", "0") != "0":
         raise UsageError(
-            f"Slurm has started this more than once on {node}, and one agent a node is wanted; nothing was started. "
+            f"Slurm has started mt-resilient more than once on {node}, which needs one agent; nothing was started. "
             "Give srun --ntasks-per-node=1"
         )
     given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "1")
@@ -75,8 +75,8 @@ def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
     if not nodes or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
         if given != "1" and not asked.nodes:
             raise UsageError(
-                f"Slurm has given this job {given} nodes, and this runs on one of them only, since srun has not started it; nothing was "
-                "started. Put srun --ntasks-per-node=1 in front, or say --nodes 1"
+                f"Slurm has given this job {given} nodes, but mt-resilient runs on only one of them, because srun did not start it; "
+                "nothing was started. Put srun --ntasks-per-node=1 in front, or say --nodes 1"
             )
         nodes = "1"
     return Place(node=node, nodes=nodes, job=f"slurm-{job}")
@@ -106,7 +106,7 @@ def reconciled(wanted: str, spares: int, here: int, who: str) -> str:
     if max(numbers) + spares == here or (min(numbers) <= here <= max(numbers) + spares and len(numbers) > 1):
         return wanted
     idle = here - max(numbers)
-    advice = f"Say --spares {idle} if the others are to wait" if idle > 0 else "Ask for more nodes"
+    advice = f"Say --spares {idle} if the other nodes are to stand by" if idle > 0 else "Ask for more nodes"
     waiting = f" and --spares {spares}" if spares else ""
     raise UsageError(
         f"{who} {here} nodes, but the command says --nnodes {wanted}{waiting}; nothing was started. {advice}, or say with "

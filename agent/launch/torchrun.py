@@ -93,8 +93,8 @@ class Launch:
         """Return the warning about tensor-parallel groups that span two nodes."""
         return (
             f"tensor-parallel groups of {self.torn_groups} do not fit into nodes of "
-            f"{formatting.count(self.ranks, 'rank')}: some lie on two "
-            "nodes, whose network each layer then waits for; --nproc-per-node should be a multiple of it"
+            f"{formatting.count(self.ranks, 'rank')}: some groups span two "
+            "nodes, and each layer waits for the network. Make --nproc-per-node a multiple of that size"
         )
 
     def arguments(self, *, nodes: int, node_rank: int, master_addr: str, master_port: int, run: str) -> list[str]:
@@ -220,7 +220,7 @@ def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[s
         taken = [word]
         if name in _VALUED and not equals:
             if position >= len(rest):
-                raise UsageError(f"torchrun's option {word} wants a value")
+                raise UsageError(f"torchrun's option {word} needs a value")
             value = rest[position]
             taken.append(value)
             position += 1

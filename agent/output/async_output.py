@@ -56,7 +56,9 @@ class Printing(io.TextIOBase):
 
     def _tell_gap(self) -> None:
         if self._left_out:
-            self._lines.put(f"mt-resilient: {self._left_out} lines are left out here, for nobody has read\n".encode())
+            self._lines.put(
+                f"mt-resilient: {self._left_out} lines are missing here, because nothing read the output\n".encode()
+            )
             self._left_out = 0
 
     def _print(self) -> None:

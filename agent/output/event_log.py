@@ -53,7 +53,7 @@ class Telling:
         for node, entry in decision.quarantine.items():
             self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
             if not entry.readmitted_s:  # the answer to `readmit` reports that
-                self.say(f"{node} is to train no more for now: {entry.reason}", "warn")
+                self.say(f"{node} is quarantined, and does not train for now: {entry.reason}", "warn")
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
 
@@ -97,15 +97,15 @@ class Telling:
                 self._metrics.copied()
             case "reserved":
                 size = formatting.size(int(event["bytes"]))
-                self.say(f"{size} of memory are taken: this node can take another one's place at once")
+                self.say(f"this node has reserved {size} of memory, and can replace another node at once")
             case "not reserved":
-                self.say(f"this node cannot take another one's place at once: {event['reason']}", "warn")
+                self.say(f"this node cannot replace another node at once: {event['reason']}", "warn")
             case "fetched":
                 took = formatting.seconds(float(event["seconds"]))
                 amount = formatting.size(int(event["bytes"]))
-                self.say(f"step {event['step']} has come back from another node's memory ({amount} in {took})", "good")
+                self.say(f"step {event['step']} was fetched from another node's memory ({amount} in {took})", "good")
             case "not fetched":
-                self.say(f"step {event['step']} has not come back from another node's memory: {event['reason']}", "bad")
+                self.say(f"step {event['step']} was not fetched from another node's memory: {event['reason']}", "bad")
             case "buddy lost" | "deaf":
                 lost = "a node that is lost now costs the steps since the last snapshot on disk"
                 self.say(f"{event['reason']}: no copies of snapshots are made, training goes on; {lost}", "warn")

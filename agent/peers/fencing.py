@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from ...resilience.ipc.board_layout import Page
@@ -31,29 +31,14 @@ STRIDES = 3.0
 """Ranks count as standing still (finishing no step) after this many times the duration of the longest recent step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """What the decision to end the ranks depends on. Times are in seconds of the monotonic clock."""
-
-    lease_until_s: float
-    """The lease is valid at least until this time, counted from just before its last renewal was sent."""
-    ttl_s: float
-    proof: bool
-    """True: the nodes that are not members are too few for a generation. Then any new generation needs a member, which first ends its own
-    ranks."""
-    still_s: float
-    """Seconds since this agent last saw its ranks finish a step."""
-    stride_s: float
-    """The longest duration of a recent step, in seconds."""
-    over: bool
-    """The training loops of all local ranks are over."""
-
-
-def fenced(now_s: float, at: Standing) -> bool:
-    """Return whether the agent must end its ranks now."""
-    if now_s <= at.lease_until_s:
+def fenced(*, lease_left_s: float, ttl_s: float, proof: bool, still_s: float, stride_s: float, over: bool) -> bool:
+    """Return whether the agent must end its ranks now. lease_left_s: how long the lease is valid at least; negative: it may have expired.
+    proof: the nodes that are not members are too few for a generation, so any new generation needs a member, which first ends its own
+    ranks. still_s: seconds since this agent last saw its ranks finish a step. stride_s: the longest duration of a recent step. over: the
+    training loops of all local ranks are over."""
+    if lease_left_s >= 0:
         return False
-    return not at.proof or (not at.over and at.still_s > max(at.ttl_s, STRIDES * at.stride_s))
+    return not proof or (not over and still_s > max(ttl_s, STRIDES * stride_s))
 
 
 class Pulse:
@@ -147,19 +132,21 @@ class Fence:
         self.steps.look(group.generation, seen, now_s)
         if self.steps.stepped_s != known_s:
             self._stepped_at_s = wall_s
-        standing = Standing(
-            lease_until_s=self._heartbeat.until_s,
+        if not fenced(
+            lease_left_s=self._heartbeat.until_s - now_s,
             ttl_s=self._heartbeat.ttl_s,
             proof=self.proof,
             still_s=self.steps.still_s,
             stride_s=self.steps.stride_s,
             over=all(page.phase == RankPhase.FINISHED for page in pages),
-        )
-        if not fenced(now_s, standing):
+        ):
             return ""
         self._ranks.fence()
-        why = ", and the ranks finish no step" if standing.proof else ""  # without proof, finished steps do not matter
-        return f"no word from etcd for the life of this agent's lease{why}: the others may go on without this node, so its ranks are ended"
+        why = ", and the ranks finish no step" if self.proof else ""  # without proof, finished steps do not matter
+        return (
+            f"etcd has not answered for the lifetime of this agent's lease{why}: the other nodes may continue without this node, so it "
+            "ends its ranks"
+        )
 
     def pulse(self, status: NodeStatus) -> NodeStatus:
         """Return `status` with the ranks' last step time and step duration. From these, other agents judge whether a node that is cut off

@@ -51,7 +51,7 @@ class Heartbeat:
         Raises StoreUnavailable, and UsageError if another machine's agent has taken this node name."""
         if now_s < self._due_s:
             if self._strange_s < math.inf:
-                raise LeaseGone("another agent goes by this one's name")
+                raise LeaseGone("another agent has this one's name")
             return
         left_s = self._store.keepalive(self.lease) if self.lease else 0.0
         if left_s <= 0:
@@ -70,9 +70,9 @@ class Heartbeat:
             # The record may come from a backup of etcd's data. Then its lease expires.
             if now_s - self._strange_s <= STRANGE * self.ttl_s:
                 self._due_s = now_s + STRANGE_S
-                raise LeaseGone(f"another agent, on {there.host}, goes by the name {self._node}")
+                raise LeaseGone(f"another agent, on {there.host}, has the name {self._node}")
             raise UsageError(
-                f"an agent on {there.host} goes by the name {self._node} as well; this one leaves, and ends its ranks. Give each node a "
+                f"an agent on {there.host} has the same name, {self._node}; this agent ends its ranks and exits. Give each node a "
                 "name of its own with --node"
             )
         if before is not None:
@@ -86,7 +86,7 @@ class Heartbeat:
         mirrored = before is not None and not before.lease  # a copy of etcd's data contains no leases
         still = ModifiedAt(key, before.mod_revision) if before and mirrored else KeyAbsent(key)
         if not self._store.transact([still], [Put(key, dumps(self._record), self._unanswered), alive]):
-            raise LeaseGone(f"another agent has just come to go by the name {self._node}")
+            raise LeaseGone(f"another agent has just taken the name {self._node}")
         # Set the lease only now. Otherwise the agent might renew a lease that has no record, and no other agent would know of this node.
         self.lease, self._unanswered = self._unanswered, 0
 

@@ -20,12 +20,12 @@ def check() -> list[str]:
     for what, allowed in (("PR_SET_CHILD_SUBREAPER", adopt_orphans), ("PR_SET_PDEATHSIG", may_die_with_parent)):
         if not allowed():
             raise MachineError(
-                f"the kernel refuses prctl({what}): processes of ranks could be lost, and live on; nothing was started. Allow it in the "
+                f"the kernel refuses prctl({what}): processes of ranks could outlive the agent; nothing was started. Allow it in the "
                 "container's seccomp filter"
             )
     found = []
     if not _allowed(lambda: os.pidfd_open(os.getpid())):
-        found.append("the kernel refuses pidfd_open here: ended ranks are looked for in /proc, 50 times a second")
+        found.append("the kernel refuses pidfd_open here: the agent looks for ended ranks in /proc, 50 times a second")
     if not _allowed(lambda: os.memfd_create("mt-resilient-trial", os.MFD_CLOEXEC)):
         free = _free_gib("/dev/shm")
         where = f"lie in /dev/shm, where {free:.1f} GiB are free" if free else "lie in files that have no name"

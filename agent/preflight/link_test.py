@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
@@ -163,7 +163,9 @@ class Meeting:
             try:
                 if me not in roster.nodes or len(roster.nodes) < 2:
                     return ()
-                return self._measured(roster, lease)
+                names = [each.node for each in roster.nodes]
+                first = self._round(roster, 1, first_pairs(names), lease)
+                return (*first, *self._round(roster, 2, second_pairs(names, first), lease))
             finally:
                 self._store.delete(key)
                 # The last node deletes the roster: until then, another node may not have read it.
@@ -197,12 +199,6 @@ class Meeting:
                     )
             sleep(max(_POLL_S, min(expected / _READS_PER_S, ends - monotonic_s())))
 
-    def _measured(self, roster: Roster, lease: int) -> tuple[Link, ...]:
-        names = [each.node for each in roster.nodes]
-        first = self._round(roster, 1, first_pairs(names), lease)
-        second = self._round(roster, 2, second_pairs(names, first), lease)
-        return (*first, *second)
-
     def _round(self, roster: Roster, number: int, pairs: Sequence[tuple[str, str]], lease: int) -> tuple[Link, ...]:
         """Measure this node's link if it is the first of a pair, and wait for the other pairs' results. Return the links that arrived in
         time."""
@@ -212,13 +208,7 @@ class Meeting:
             if one == self._node:
                 link = measure(one, by_name[other], self._policy.link_s)
                 self._store.put(f"{prefix}{one}", dumps(link), lease)
-        return self._until(lambda: self._links(prefix), len(pairs))
-
-    def _links(self, prefix: str) -> tuple[Link, ...]:
-        return tuple(loads(Link, each.value) for each in self._store.range(prefix).values())
-
-    def _until(self, look: Callable[[], tuple[Link, ...]], count: int) -> tuple[Link, ...]:
         ends = monotonic_s() + 3 * _ANSWER_S + 4 * self._policy.link_s
-        while len(found := look()) < count and monotonic_s() < ends:
-            sleep(max(_POLL_S, min(2 * count / _LISTS_PER_S, ends - monotonic_s())))
-        return found
+        while len(found := self._store.range(prefix)) < len(pairs) and monotonic_s() < ends:
+            sleep(max(_POLL_S, min(2 * len(pairs) / _LISTS_PER_S, ends - monotonic_s())))
+        return tuple(loads(Link, each.value) for each in found.values())

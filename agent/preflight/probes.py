@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from ...checkpoint.backend.filesystem import Files, own_name
 from ...checkpoint.backend.place import Place
 from ...resilience.clock import monotonic_s
 from ...resilience.errors import ResilientError
-from ...resilience.ipc import die_with_parent
+from ..launch.python_check import last_line, run
 from .rules import MIB, DeviceReading, DiskReading
 
 _STARTS_S = 120.0
@@ -33,20 +32,13 @@ def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tupl
     """Return the readings of this node's devices. The program `training.device_check`, run by the interpreter `python`, checks them one
     after the other, for `seconds` each."""
     command = [python, "-P", "-m", "mt_resilient.training.device_check", str(seconds)]
-    process = die_with_parent.spawn(
-        command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
     limit_s = _STARTS_S + 64 * seconds
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    done = run(command, environment, limit_s)
+    if done is None:
         return (DeviceReading(device="a device", error=f"it has not answered within {limit_s:.0f} s"),)
-    found = [DeviceReading(**json.loads(line)) for line in out.splitlines() if line.startswith(b"{")]
-    if process.returncode:
-        last = err.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        found.append(DeviceReading(device="the check of the devices", error=last[0]))
+    found = [DeviceReading(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith(b"{")]
+    if done.returncode:
+        found.append(DeviceReading(device="the check of the devices", error=last_line(done)))
     return tuple(found)
 
 

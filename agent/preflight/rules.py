@@ -146,7 +146,7 @@ def memory(available_bytes: int, policy: PreflightPolicy) -> tuple[str, ...]:
     if available_bytes >= policy.memory_free_mib * MIB:
         return ()
     return (
-        f"only {available_bytes // MIB} MiB of its memory are free, and preflight.memory_free_mib wants {policy.memory_free_mib}",
+        f"only {available_bytes // MIB} MiB of its memory are free, and preflight.memory_free_mib requires {policy.memory_free_mib}",
     )
 
 
@@ -156,11 +156,11 @@ def disk(reading: DiskReading, policy: PreflightPolicy) -> tuple[str, ...]:
     if 0 <= reading.free_bytes < policy.disk_free_mib * MIB:
         free = reading.free_bytes // MIB
         return (
-            f"only {free} MiB are free in {reading.place}, and preflight.disk_free_mib wants {policy.disk_free_mib}",
+            f"only {free} MiB are free in {reading.place}, and preflight.disk_free_mib requires {policy.disk_free_mib}",
         )
     if reading.mb_per_s and reading.mb_per_s < policy.disk_mb_per_s:
         return (
-            f"{reading.place} does {reading.mb_per_s:.0f} MB/s, and preflight.disk_mb_per_s wants {policy.disk_mb_per_s:g}",
+            f"{reading.place} does {reading.mb_per_s:.0f} MB/s, and preflight.disk_mb_per_s requires {policy.disk_mb_per_s:g}",
         )
     return ()
 
@@ -221,10 +221,10 @@ def neighbours(node: str, links: Sequence[Link], policy: PreflightPolicy) -> tup
         ours = [link for link in links if node in (link.one, link.other)]
         errors = [link.error for link in ours if link.error]
         others = [link.mb_per_s for link in links if not link.error and link not in ours]
-        usual = f", where others do {statistics.median_high(others):.0f}" if others else ""
+        usual = f", and others reach {statistics.median_high(others):.0f}" if others else ""
         best = max(link.mb_per_s for link in ours)
         found.append(
-            f"its links do at best {best:.0f} MB/s{usual}" if best else f"no other node reaches it ({errors[0]})"
+            f"its links reach at most {best:.0f} MB/s{usual}" if best else f"no other node reaches it ({errors[0]})"
         )
     if node in blamed(apart(links, policy)):
         ahead = [
@@ -238,4 +238,4 @@ def unfit(node: str, reasons: Sequence[str]) -> str:
     """Return a message that says why the node is unfit, and what to do; empty: the node is fit."""
     if not reasons:
         return ""
-    return f"{node} is not fit: {'; '.join(reasons)}. Mend it and start its agent again, or leave the check out (preflight.enabled)"
+    return f"{node} is not fit: {'; '.join(reasons)}. Fix it and start its agent again, or turn the checks off (preflight.enabled)"

@@ -32,7 +32,7 @@ def alone(
     for name, place in {str(place): place for place in places}.items():
         read = probes.storage(place, policy.disk_mib)
         speed = f", {read.mb_per_s:.0f} MB/s" if read.mb_per_s else ""
-        room = f"{read.free_bytes / 1e9:.1f} GB free" if read.free_bytes >= 0 else "no end known"
+        room = f"{read.free_bytes / 1e9:.1f} GB free" if read.free_bytes >= 0 else "no limit known"
         yield Check(what=f"storage {name}", reasons=rules.disk(read, policy), figures=room + speed)
     if policy.device_s:
         found = probes.devices(python, policy.device_s, environment)
@@ -59,4 +59,6 @@ def together(policy: PreflightPolicy, seat: Seat, address: str, expected: int, s
     figures = ", ".join(
         f"{link.other if link.one == node else link.one}: {link.error or rules.figures(link, policy)}" for link in ours
     )
-    return Check(what="links", reasons=rules.neighbours(node, links, policy), figures=figures or "nobody to measure")
+    return Check(
+        what="links", reasons=rules.neighbours(node, links, policy), figures=figures or "no other node to measure with"
+    )

@@ -50,7 +50,7 @@ def gone(started: bool, code: int) -> Phase:
 def how_lost(code: int) -> str:
     """Return in words how a node was lost. code: ssh's exit code."""
     if code < 0:
-        return f"the connection is cut, for its ssh was ended by {signal.Signals(-code).name}"
+        return f"its ssh process was ended by {signal.Signals(-code).name}"
     return "the connection broke" if code == SSH_FAILED else "its agent was killed"
 
 
@@ -63,10 +63,10 @@ def hopeless(members: Sequence[Member], least: int, *, begun: bool) -> str:
     if left >= least or not (unusable or failed):
         return ""
     why = [f"{', '.join(unusable)} cannot be used"] if unusable else []
-    why += [f"the agent on {member.node} has left with code {member.code}" for member in failed]
+    why += [f"the agent on {member.node} has exited with code {member.code}" for member in failed]
     return (
-        f"{least} of the {len(members)} hosts are wanted, and {', '.join(why)}; the others were told to leave. "
-        "Mend that and give the same command again, or do with fewer nodes: --spares K, --nodes MIN:MAX"
+        f"the job needs {least} of the {len(members)} hosts, but {', '.join(why)}; the other agents were told to exit. "
+        "Fix that and give the same command again, or use fewer nodes: --spares K, --nodes MIN:MAX"
     )
 
 

@@ -65,8 +65,8 @@ def alike(hosts: Sequence[Host]) -> None:
     if len(said) > 1:
         few, many = min(said), max(said)
         raise UsageError(
-            f"the hostfile gives {said[few]} slots={few} and {said[many]} slots={many}; each node has the same number of ranks. "
-            "Leave the others out, or give all the smaller number"
+            f"the hostfile gives {said[few]} slots={few} and {said[many]} slots={many}; each node must have the same number of ranks. "
+            "Remove the other hosts, or give all hosts the smaller number"
         )
 
 
@@ -85,7 +85,7 @@ def _host(words: list[str], where: str) -> Host:
         if not equals or not key or not value:
             raise UsageError(f"{where}: {word} is no setting; write key=value without spaces, as slots=8 or rack=r1")
         if key in settings:
-            raise UsageError(f"{where}: {key} is said twice")
+            raise UsageError(f"{where}: {key} is given twice")
         settings[key] = value
     node = settings.pop("name", name.replace(":", "-"))
     if not _NODE.fullmatch(node):

@@ -30,8 +30,7 @@ from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.text import formatting
-from ..etcd.binary import find_server
-from ..etcd.server import EmbeddedEtcd
+from ..etcd.server import EmbeddedEtcd, started
 from ..join.registration import forget_leaving
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
@@ -158,12 +157,7 @@ def _etcd(
     it dies."""
     if wanted.endpoints:
         return wanted.endpoints, lambda: None
-    binary = find_server()
-    if binary.warning:
-        terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", reachable(hosts, wanted.ssh_options))
-    stack.callback(server.stop)
-    endpoint = server.start()
+    server, endpoint = started(run, terminal, stack, lambda: reachable(hosts, wanted.ssh_options))
     return endpoint, _Revived(server, endpoint, terminal)
 
 
@@ -186,8 +180,8 @@ def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
     slots = max(host.slots for host in hosts)
     if slots and slots != ranks:
         terminal.say(
-            f"the hostfile gives slots={slots}, and by the command a node has {formatting.count(ranks, 'rank')}: slots starts none, "
-            "--nproc-per-node does",
+            f"the hostfile gives slots={slots}, and by the command a node has {formatting.count(ranks, 'rank')}: slots is ignored, "
+            "--nproc-per-node decides",
             wall_s(),
             "warn",
         )
@@ -226,12 +220,12 @@ def _address_towards(host: Host, options: Sequence[str]) -> str:
     except subprocess.CalledProcessError as error:
         words = ssh.last_words(error.stderr.splitlines()) or f"it ended with code {error.returncode}"
         raise UsageError(
-            f"ssh does not take what it is told about {host.node} ({words}); nothing was started. Mend --ssh-option, or ssh's configuration"
+            f"ssh refuses its options for {host.node} ({words}); nothing was started. Correct --ssh-option, or ssh's configuration"
         ) from error
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(
-            f"the way to {host.node} is not known here ({error}), and so where an etcd of our own could be reached; nothing was started. "
-            "Name one that all hosts reach, with --etcd HOST:PORT"
+            f"this machine finds no route to {host.node} ({error}), so it cannot choose an address for its own etcd; nothing was started. "
+            "Name an etcd that all hosts reach, with --etcd HOST:PORT"
         ) from error
 
 
@@ -292,6 +286,6 @@ class _Revived:
             if self._server.start() != self._endpoint:
                 self._server.stop()
                 raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
-            self._terminal.say("etcd was dead and has been started again", wall_s(), "good")
+            self._terminal.say("etcd had died and was started again", wall_s(), "good")
         except ResilientError as error:
             self._terminal.say(f"{error}; training goes on, tried again in {_REVIVE_S:.0f} s", wall_s(), "bad")

@@ -220,7 +220,7 @@ class SshLaunch:
         if self._gave_up:
             return self._gave_up
         if owner:
-            self._say("asked a third time: leaving without waiting for the agents, which end by themselves", "warn")
+            self._say("third signal: exiting without waiting for the agents, which end by themselves", "warn")
             return 128 + self._signals[0]
         return fleet_status.exit_code(self.members)
 
@@ -244,9 +244,9 @@ class SshLaunch:
                 )
                 if not self._signals and any(other.phase is Phase.UP for other in self.members):
                     back = f"cd {shlex.quote(os.getcwd())} && {shlex.join(self._how.agent(reached.host))}"
-                    self._say(f"once {member.node} is well again, this brings it back, given there: {back}")
+                    self._say(f"once {member.node} works again, give this command there to bring it back: {back}")
             case _:
-                self._say(f"the agent on {member.node} has left, with code {member.code}")
+                self._say(f"the agent on {member.node} has exited with code {member.code}")
         if reason:
             self._gave_up = member.code if member.phase is Phase.ENDED else MachineError.exit_code
             self._tell_all(signal.SIGINT.name)  # SIGINT ends the job; SIGTERM is for one node
@@ -263,7 +263,9 @@ class SshLaunch:
         for number in self._signals[self._obeyed : 2]:
             self._tell_all(signal.Signals(number).name)
             if self._obeyed == 0:
-                self._say(f"{signal.Signals(number).name}: told all agents; once more ends them at once", "warn")
+                self._say(
+                    f"{signal.Signals(number).name}: all agents were told; a second signal ends them at once", "warn"
+                )
             self._obeyed += 1
 
     def _tell_all(self, word: str) -> None:

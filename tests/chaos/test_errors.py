@@ -54,7 +54,7 @@ def test_a_missing_script(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_no_torchrun(tmp_path: Path) -> None:
-    refused(2, "python is no torchrun", "run", "--run-dir", str(tmp_path), "--", "python", "train.py")
+    refused(2, "python is not torchrun", "run", "--run-dir", str(tmp_path), "--", "python", "train.py")
 
 
 def test_torchrun_not_found(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_two_etcds_that_know_nothing_of_each_other(tmp_path: Path) -> None:
     one.stop()
     other.stop()
     assert done.returncode == 2, done.stderr
-    what = f"what the first of them knows of this job, {other.endpoints[0]} does not; nothing was started"
+    what = f"the first endpoint knows this job, and {other.endpoints[0]} does not; nothing was started"
     assert what in done.stderr.splitlines()[-1]
 
 
@@ -488,7 +488,7 @@ def test_a_disk_that_was_always_full_does_not_make_a_training_begin_again(tmp_pa
     job.until_step(29)
     subprocess.run(["dd", "if=/dev/zero", f"of={small_disk / 'ballast'}", "bs=4k"], capture_output=True, check=False)
     assert job.finish(120) == 3, job.said()
-    assert "the training is over, but no state of it is on disk (step 40:" in job.said().splitlines()[-1]
+    assert "the training is over, but no snapshot is on disk (step 40:" in job.said().splitlines()[-1]
     (small_disk / "ballast").unlink()
     job.start()
     assert job.finish() == 2

@@ -123,7 +123,7 @@ def test_each_line_comes_back_behind_its_node_and_the_code_is_the_job_s(tmp_path
     for node in ("one", "two"):
         assert f"{node}: in {tmp_path} with a word\n" in output
         assert f"{node}: and on stderr\n" in errors
-        assert f"the agent on {node} has left, with code 5" in errors
+        assert f"the agent on {node} has exited with code 5" in errors
     assert all(line.startswith(("one: ", "two: ")) for line in output.splitlines())
 
 
@@ -144,7 +144,7 @@ def test_one_ctrl_c_ends_all(tmp_path: Path, sshd: Sshd) -> None:
     code, output, errors = launch.end()
     assert code == 130
     assert {"one: heard SIGINT", "two: heard SIGINT"} <= set(output.splitlines())
-    assert "SIGINT: told all agents; once more ends them at once" in errors
+    assert "SIGINT: all agents were told; a second signal ends them at once" in errors
 
 
 def test_whoever_does_not_read_holds_up_nothing(tmp_path: Path, sshd: Sshd) -> None:
@@ -211,7 +211,7 @@ def test_without_enough_hosts_the_others_are_told_to_leave(tmp_path: Path, sshd:
     launch = Launch(tmp_path, sshd, "one\ntwo port=1", 2, one="wait", two="wait")
     code, _, errors = launch.end()
     assert code == 3
-    assert "2 of the 2 hosts are wanted, and two cannot be used; the others were told to leave" in errors
+    assert "the job needs 2 of the 2 hosts, but two cannot be used; the other agents were told to exit" in errors
 
 
 def test_a_working_directory_that_a_host_does_not_have(tmp_path: Path) -> None:
@@ -273,11 +273,8 @@ def test_one_broken_connection_is_told_and_the_others_go_on(tmp_path: Path, sshd
     launch.process.send_signal(signal.SIGINT)
     code, _, errors = launch.end()
     assert code == 130
-    assert (
-        "two is lost: the connection is cut, for its ssh was ended by SIGKILL; the others go on if the job can do without it"
-        in errors
-    )
-    assert f"brings it back, given there: cd {tmp_path} && {sys.executable} {STAND_IN} two wait" in errors
+    assert "two is lost: its ssh process was ended by SIGKILL; the others go on if the job can do without it" in errors
+    assert f"give this command there to bring it back: cd {tmp_path} && {sys.executable} {STAND_IN} two wait" in errors
 
 
 def test_an_agent_that_is_killed_is_told(tmp_path: Path, sshd: Sshd) -> None:
@@ -336,8 +333,8 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     assert digest_of(printed)
     assert len(step_lines(printed.replace("a: ", "").replace("b: ", ""))) == 200
     said = job.errors.read_text()
-    assert "the agent on a has left, with code 0" in said
-    assert "etcd was dead and has been started again" in said
+    assert "the agent on a has exited with code 0" in said
+    assert "etcd had died and was started again" in said
     assert set(status["nodes"]) == {"a", "b"}
     assert (status["roles"], status["leader"] in ("a", "b")) == ({"a": "trains", "b": "trains"}, True)
     again = Real(tmp_path, sshd, 200)
@@ -352,7 +349,7 @@ def test_one_ctrl_c_ends_a_job_on_two_hosts(tmp_path: Path, sshd: Sshd) -> None:
     job.process.send_signal(signal.SIGINT)
     assert job.process.wait(90) == 130, job.errors.read_text()
     said = job.errors.read_text()
-    assert said.count("has left, with code 130") == 2, said
+    assert said.count("has exited with code 130") == 2, said
     assert said.count("the job has ended after step") <= 1, said
     last = cli("status", "--run-dir", str(tmp_path / "run")).stdout
     assert "the launch has ended with code 130: the training has not reached its end" in last, last
@@ -404,7 +401,7 @@ def test_a_job_for_which_too_few_hosts_can_be_reached(tmp_path: Path, sshd: Sshd
     assert job.process.wait(120) == 3, job.errors.read_text()
     said = job.errors.read_text()
     assert "b cannot be used (ssh: connect to host 127.0.0.1 port 1: Connection refused)" in said
-    assert "2 of the 2 hosts are wanted, and b cannot be used; the others were told to leave" in said
+    assert "the job needs 2 of the 2 hosts, but b cannot be used; the other agents were told to exit" in said
 
 
 @pytest.mark.variant
@@ -421,7 +418,10 @@ def test_an_agent_that_fails_before_the_job_has_begun_is_not_waited_for(tmp_path
     job = Real(tmp_path, sshd, 10)
     assert job.process.wait(120) == 3, job.errors.read_text()
     said = job.errors.read_text()
-    assert "2 of the 2 hosts are wanted, and the agent on b has left with code 3; the others were told to leave" in said
+    assert (
+        "the job needs 2 of the 2 hosts, but the agent on b has exited with code 3; the other agents were told to exit"
+        in said
+    )
 
 
 @pytest.mark.variant

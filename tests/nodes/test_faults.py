@@ -221,9 +221,7 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(250, 0.05, ballast_mib=20))
     job.start()
     job.until_step(50)
-    job.until(
-        lambda: "of memory are taken: this node can take another one's place" in job.said("n3"), 30, "n3 makes room"
-    )
+    job.until(lambda: "of memory, and can replace another node at once" in job.said("n3"), 30, "n3 makes room")
     job.net.shape("n3", "60mbit")
     job.net.kill("n2")
     job.until(
@@ -236,7 +234,7 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     lost, killed = [each for each in job.incidents() if each.rung]
     assert lost.resume_step == killed.resume_step
     assert 0 < lost.lost_steps < 80
-    assert job.said("n3").count("has come back from another node's memory") == 1
+    assert job.said("n3").count("was fetched from another node's memory") == 1
     undamaged(job, 250)
 
 

@@ -65,7 +65,7 @@ def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Net, slow
         server.stop()
     assert {name: words for name, words in said.items() if words != "fit"}.keys() == {slow} - {""}, said
     if slow:
-        assert said[slow].startswith("its links do at best 1"), said
+        assert said[slow].startswith("its links reach at most 1"), said
 
 
 @pytest.mark.variant

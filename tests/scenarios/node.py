@@ -15,7 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
-from mt_resilient.agent.join.registration import Wanted, described, register
+from mt_resilient.agent.join.registration import described, register
 from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.agent.loop import next_action
 from mt_resilient.agent.loop.next_action import Action, Begun, LocalState, Patience, duty
@@ -135,7 +135,7 @@ class Node:
         launch = Launch(program=("torchrun",), python="python", options=(), ranks=job.ranks_each, script=("train.py",))
         self.store: Any = job.client(instance, name)
         first = max((stamp.generation for _, stamp in job.stamps.values()), default=0) + 1
-        spec = described(launch, Wanted(numbers=job.sizes, spares=job.spares), "0" * 8, first)
+        spec = replace(described(launch, job.sizes, job.spares), run="0" * 8, first_generation=Generation(first))
         seat = Seat(self.store, KEYS, name)
         run = RunDirectory(Path("mt-runs/train"))
         spec, over = register(

@@ -7,25 +7,27 @@ from mt_resilient.agent.output.async_output import Printing
 LINE = b"x" * 999 + b"\n"
 
 
-def test_a_reader_that_has_stopped_holds_up_nobody_and_is_told_what_it_has_missed() -> None:
+def test_a_stopped_reader_delays_nothing_and_is_told_how_many_lines_are_missing() -> None:
     reading, writing = os.pipe()
     printing = Printing(writing, most=10)
     for _ in range(1000):  # of which a pipe takes 64 KiB
         printing.show(LINE)
     printing.end()
     read = b""
-    while not read.endswith(b"has read\n"):
+    while not read.endswith(b"read the output\n"):
         read += os.read(reading, 1 << 16)
     printing.thread.join(10)
     assert not printing.thread.is_alive()
     *lines, last = read.splitlines(keepends=True)
     assert set(lines) == {LINE}
-    assert last == f"mt-resilient: {1000 - len(lines)} lines are left out here, for nobody has read\n".encode()
+    assert (
+        last == f"mt-resilient: {1000 - len(lines)} lines are missing here, because nothing read the output\n".encode()
+    )
     os.close(reading)
     os.close(writing)
 
 
-def test_a_reader_that_has_gone_is_done_without() -> None:
+def test_the_thread_ends_although_the_reader_is_gone() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     printing = Printing(writing)

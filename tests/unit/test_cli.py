@@ -33,8 +33,9 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["run", "--"], "no command was given; write it after two dashes"),
         (["run", "torchrun", "train.py"], "the command goes after two dashes: mt-resilient run -- torchrun train.py"),
         (["run", "torchrun", "--nproc-per-node", "2", "train.py"], "two dashes"),
-        (["run", "--", "python", "train.py"], "python is no torchrun"),
+        (["run", "--", "python", "train.py"], "python is not torchrun"),
         (["run", "--", "torchrun", "missing.py"], "the script missing.py is not there"),
+        (["run", "--", "torchrun", "--version", "train.py"], "--version is no option of torchrun"),
         (["run", "--frobnicate", *COMMAND], "unrecognized arguments: --frobnicate"),
         (["run", "--metrics-port", "many", *COMMAND], "argument --metrics-port: invalid int value: 'many'"),
         (["run", "--metrics-port", "-1", *COMMAND], "agent.metrics_port is -1"),
@@ -61,8 +62,8 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["explain"], "there is no run under"),
         (["explain", "--run-dir", "nowhere"], "nowhere is no run directory"),
         (["rewind"], "the following arguments are required: --to"),
-        (["rewind", "--to", "-1"], "argument --to: '-1' is no number of 0 or more"),
-        (["rewind", "--to", "ten"], "argument --to: 'ten' is no number of 0 or more"),
+        (["rewind", "--to", "-1"], "argument --to: '-1' is not a whole number of 0 or more"),
+        (["rewind", "--to", "ten"], "argument --to: 'ten' is not a whole number of 0 or more"),
         (["rewind", "--to", "10"], "there is no run under"),
         (["snapshot"], "the following arguments are required: when"),
         (["snapshot", "later"], "invalid choice: 'later'"),
@@ -70,6 +71,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["pause"], "there is no run under"),
         (["snapshots"], "the following arguments are required: action"),
         (["snapshots", "frob"], "invalid choice: 'frob'"),
+        (["snapshots", "frob"], "see: mt-resilient snapshots --help"),
         (["snapshots", "ls"], "there is no run under"),
         (["snapshots", "export", "3", "--to", "zip", "out"], "invalid choice: 'zip'"),
         (["snapshots", "export", "3", "--to", "dcp"], "the following arguments are required: DIR"),
@@ -81,7 +83,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         ),
     ],
 )
-def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, capfd: Capture, place: Path) -> None:
+def test_wrong_usage_exits_with_2_and_one_line(words: list[str], sentence: str, capfd: Capture, place: Path) -> None:
     assert main(words) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -91,46 +93,44 @@ def test_wrong_usage_ends_with_2_and_one_line(words: list[str], sentence: str, c
     assert [path.name for path in place.iterdir()] == ["train.py"]  # nothing was started, nothing was left
 
 
-def test_what_argparse_refuses_points_to_the_help_of_its_command(capfd: Capture) -> None:
-    main(["snapshots", "frob"])
-    assert "see: mt-resilient snapshots --help" in capfd.readouterr().err
-
-
-def test_options_after_two_dashes_are_the_command_s_own(capfd: Capture) -> None:
-    assert main(["run", "--", "torchrun", "--version", "train.py"]) == 2
-    assert "--version is no option of torchrun" in capfd.readouterr().err
-
-
-def test_no_command_shows_the_help(capfd: Capture) -> None:
+def test_the_version_is_printed_and_no_command_shows_the_help(capfd: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"mt-resilient {version('mt-resilient')}\n"
     assert main([]) == 0
     out, err = capfd.readouterr()
     assert all(command in out for command in ("run", "status", "explain", "snapshots"))
     assert err == ""
 
 
-def test_version(capfd: Capture) -> None:
-    assert main(["--version"]) == 0
-    assert capfd.readouterr().out == f"mt-resilient {version('mt-resilient')}\n"
+COMMANDS = ["run", "preflight", "status", "explain", "simulate", "rewind", "pause", "resume", "snapshot", "drain"]
+COMMANDS += [
+    "readmit",
+    "stop",
+    "snapshots",
+    *(f"snapshots {each}" for each in ("ls", "verify", "digest", "export", "import")),
+]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status", "--help"]])
-def test_help(words: list[str], capfd: Capture) -> None:
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_the_help_of_every_command_has_an_example(command: str, capfd: Capture) -> None:
     with pytest.raises(SystemExit) as left:
-        main(words)
+        main([*command.split(), "--help"])
     assert left.value.code == 0
-    assert capfd.readouterr().out.startswith("usage: mt-resilient")
+    out = capfd.readouterr().out
+    assert out.startswith("usage: mt-resilient")
+    assert f"Example: mt-resilient {command}" in out
 
 
 @pytest.mark.parametrize("words", [["pause"], ["stop"], ["rewind", "--to", "3", "--skip", "1"], ["drain", "here"]])
-def test_an_order_to_a_job_that_nobody_runs(words: list[str], place: Path, capfd: Capture) -> None:
+def test_an_order_to_a_job_without_an_agent_is_refused(words: list[str], place: Path, capfd: Capture) -> None:
     (place / "run").mkdir()
     (place / "run" / "journal.jsonl").write_text('{"kind": "said", "at_s": 1.0, "sentence": "the training is over"}\n')
     assert main([*words, "--run-dir", "run"]) == 2
     said = capfd.readouterr().err
-    assert "there is nobody to order. The last it said: the training is over" in said
+    assert "no order can be sent. Its last message: the training is over" in said
 
 
-def test_the_stories_of_a_journal_that_somebody_has_damaged(place: Path, capfd: Capture) -> None:
+def test_a_damaged_journal_still_shows_its_whole_incidents(place: Path, capfd: Capture) -> None:
     journal = Journal(place / "run" / "journal.jsonl")
     journal.path.parent.mkdir()
     journal.path.write_text('[1]\n{"kind": "incident"}\n{"kind": "incident", "at_s": 1}\n')
@@ -167,13 +167,13 @@ def test_the_status_of_a_job_whose_etcd_does_not_answer(
     assert main(["status", "--run-dir", str(place)]) == code
     said = capfd.readouterr().out
     assert said.startswith(sentence)
-    assert ("its etcd gives no answer here" in said) is (not code)
+    assert ("its etcd does not answer" in said) is (not code)
     assert "training goes on" not in said
     assert main(["status", "--json", "--run-dir", str(place)]) == code
     assert json.loads(capfd.readouterr().out)["running"] is (not code)
 
 
-def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capfd: Capture) -> None:
+def test_the_status_of_a_job_that_has_ended_shows_its_last_message(place: Path, capfd: Capture) -> None:
     """Of one that was started on several hosts from here, what its agents have said."""
     own, far = Journal(place / "journal.jsonl"), Journal(place / "nodes" / "n2" / "journal.jsonl")
     own.write("start", 1.0)
@@ -183,7 +183,7 @@ def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capfd: Capture
     own.write("end", 3.0, code=130)
     assert main(["status", "--run-dir", str(place)]) == 1
     ended = capfd.readouterr().out
-    assert f"No agent is running in {place.absolute()}. It ended with code 130. The last it said, " in ended
+    assert f"No agent is running in {place.absolute()}. It ended with code 130. Its last message, " in ended
     assert ended.endswith(": the training begins\n")
     far.path.parent.mkdir(parents=True)
     far.write("said", 4.0, sentence="ended as asked; the same command goes on", mood="warn")
@@ -191,5 +191,5 @@ def test_the_status_of_a_job_that_has_left_tells_how(place: Path, capfd: Capture
     assert main(["status", "--run-dir", str(place)]) == 1
     again = capfd.readouterr().out
     assert "It ended" not in again
-    assert "The last it said on n2, " in again
+    assert "Its last message on n2, " in again
     assert again.endswith(": ended as asked; the same command goes on\n")

@@ -41,54 +41,36 @@ def oven(file: Path | None = None, environ: dict[str, str] | None = None, **flag
     return load(KITCHEN, file, environ or {}, {f"oven.{key}": text for key, text in flags.items()})["oven"]
 
 
-def test_without_a_word_the_defaults_hold() -> None:
+def test_a_flag_precedes_the_environment_and_this_the_file(file: Path) -> None:
     assert load(KITCHEN, None, {}, {}) == {"oven": Oven(), "table": Table()}
-
-
-def test_file_then_environment_then_flag(file: Path) -> None:
     file.write_text("[oven]\ndegrees = 1\nweight_kg = 1\nfan = true\n[table]\nseats = 1\n")
     environ = {"MT_RESILIENT_OVEN_WEIGHT_KG": "2", "MT_RESILIENT_OVEN_DISH": "cake", "MT_RESILIENT_TABLE_SEATS": "2"}
     kitchen = load(KITCHEN, file, environ, {"oven.dish": "pie", "table.seats": "3"})
     assert kitchen == {"oven": Oven(degrees=1, weight_kg=2.0, fan=True, dish="pie"), "table": Table(seats=3)}
 
 
-def test_a_whole_number_serves_as_a_number(file: Path) -> None:
-    file.write_text("[oven]\nweight_kg = 2\n")
+def test_a_whole_number_serves_as_a_number_and_as_a_text(file: Path) -> None:
+    """`number = 4` of [nodes], where `number = "2:4"` is also allowed."""
+    file.write_text("[oven]\nweight_kg = 2\ndish = 4\n")
     assert isinstance(oven(file).weight_kg, float)
+    assert oven(file).dish == "4"
 
 
-@pytest.mark.parametrize(
-    ("text", "fan"),
-    [
-        ("true", True),
-        ("1", True),
-        ("Yes", True),
-        ("on", True),
-        ("false", False),
-        ("0", False),
-        ("no", False),
-        ("OFF", False),
-    ],
-)
-def test_how_people_write_yes_and_no(text: str, fan: bool) -> None:
+@pytest.mark.parametrize("text", ["true", "1", "Yes", "on", "false", "0", "no", "OFF"])
+def test_common_spellings_of_yes_and_no_are_understood(text: str) -> None:
+    fan = text in ("true", "1", "Yes", "on")
     assert oven(fan=text).fan is fan
     assert oven(environ={"MT_RESILIENT_OVEN_FAN": text}).fan is fan
 
 
-def test_a_whole_number_is_a_text_too(file: Path) -> None:
-    """`number = 4` of [nodes], where `number = "2:4"` may be said."""
-    file.write_text("[oven]\ndish = 4\n")
-    assert oven(file).dish == "4"
-
-
-def test_an_environment_variable_that_names_no_key() -> None:
+def test_an_environment_variable_that_names_no_key_is_refused() -> None:
     near = "MT_RESILIENT_OVEN_DEGREE: there is no such name; did you mean MT_RESILIENT_OVEN_DEGREES?"
     with pytest.raises(UsageError, match=re.escape(near)):
         oven(environ={"MT_RESILIENT_OVEN_DEGREE": "1"})
     assert oven(environ={"MT_RESILIENT_ETCD": "/usr/bin/etcd", "OVEN_DEGREE": "1"}) == oven()  # of no section
 
 
-def test_what_kubernetes_says_of_a_service_is_no_key() -> None:
+def test_the_variables_that_kubernetes_sets_for_a_service_are_ignored() -> None:
     said = {
         "SERVICE_HOST": "10.0.0.7",
         "SERVICE_PORT": "80",
@@ -136,7 +118,7 @@ def test_an_environment_variable_that_is_empty_is_a_text_and_no_number() -> None
         ("[oven]\ndegrees = -1\n", "oven.degrees is -1; it cannot be negative"),
     ],
 )
-def test_mistakes_in_the_file(file: Path, content: str, sentence: str) -> None:
+def test_mistakes_in_the_file_are_refused(file: Path, content: str, sentence: str) -> None:
     file.write_text(content)
     with pytest.raises(UsageError) as caught:
         oven(file)
@@ -144,14 +126,14 @@ def test_mistakes_in_the_file(file: Path, content: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[oven\n", b"degrees\n", b'[oven]\ndish = "\xff"\n'])
-def test_what_is_no_toml(file: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_refused(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(UsageError, match="is not TOML") as caught:
         oven(file)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read(file: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read the configuration .*kitchen\.toml: No such file"):
         oven(file)
     with pytest.raises(UsageError, match="Is a directory"):
@@ -167,7 +149,7 @@ def test_a_file_that_cannot_be_read(file: Path) -> None:
         ("oven", "--set oven: there is no such name; known are degrees, weight_kg, fan, dish"),
     ],
 )
-def test_mistakes_in_a_flag(flag: str, sentence: str) -> None:
+def test_mistakes_in_a_flag_are_refused(flag: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         load(KITCHEN, None, {}, {flag: "1"})
     assert str(caught.value) == sentence

@@ -1,4 +1,4 @@
-"""What an agent tells people: each thing once."""
+"""An agent reports each event once."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mt_resilient.resilience.report.metrics import Metrics
 from .worlds import B, incident, world
 
 
-def test_one_answer_to_several_that_asked_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_answer_to_several_requests_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C reaches all agents, and each of them asks for the end."""
     telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), Metrics("job"))
     over = Answer(sentence="the job has ended after step 7")
@@ -26,16 +26,16 @@ def test_one_answer_to_several_that_asked_is_said_once(tmp_path: Path, capsys: p
     assert answered == ["stop-a", "stop-b"]
 
 
-def test_a_readmission_is_told_by_its_answer_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_readmission_is_reported_by_its_answer_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), Metrics("job"))
     back = Quarantine(reason="readmitted by alice", until_s=2.0, readmitted_s=2.0)
     telling.decided(Decision(quarantine={B: back}, answers={"1": Answer(sentence="node b may train again")}))
     assert capsys.readouterr().err.count("\n") == 1
     telling.decided(Decision(quarantine={B: Quarantine(reason="3 faults have struck it", until_s=9.0)}))
-    assert "b is to train no more for now: 3 faults have struck it" in capsys.readouterr().err
+    assert "b is quarantined, and does not train for now: 3 faults have struck it" in capsys.readouterr().err
 
 
-def test_a_node_that_has_not_led_knows_of_incidents_by_etcd(tmp_path: Path) -> None:
+def test_a_node_that_did_not_lead_reads_incidents_from_etcd(tmp_path: Path) -> None:
     """This one has led for the second only, and the first was told anew meanwhile."""
     run = RunDirectory(tmp_path)
     telling = Telling(Terminal(True), Journal(run.journal), Metrics("job"))
@@ -45,7 +45,7 @@ def test_a_node_that_has_not_led_knows_of_incidents_by_etcd(tmp_path: Path) -> N
     assert [*incidents(run, world(incidents=(first, second, later))).values()] == [first, second, later]
 
 
-def test_a_story_that_becomes_another_one_s_is_told_once(tmp_path: Path) -> None:
+def test_an_incident_whose_cause_changes_is_listed_once(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     telling = Telling(Terminal(True), Journal(run.journal), Metrics("job"))
     telling.decided(Decision(incidents=(incident(1, signature="script_raised", cause="script_raised"),)))

@@ -1,4 +1,4 @@
-"""What an agent says at last, and whether it calls the training finished."""
+"""An agent's final message, and whether it marks the job as finished."""
 
 from __future__ import annotations
 
@@ -17,72 +17,59 @@ from mt_resilient.resilience.model.types import Step
 
 from .worlds import record
 
-
-@pytest.mark.parametrize(
-    ("through", "newest", "finished"),
-    [(True, 20, True), (False, 40, True), (False, None, True), (False, 20, False)],
-)
-def test_who_stood_by_calls_finished_only_what_is_on_disk(
-    through: bool, newest: int | None, finished: bool, tmp_path: Path
-) -> None:
-    """The last state of the others may be lost: then the same command goes on, on this node too. Where nothing is on disk, the script keeps
-    its state itself."""
-    over = record(Phase.ENDED, complete=True, replay_until=Step(40), reason="the training is over")
-    said: list[str] = []
-    telling: Any = SimpleNamespace(say=lambda words, mood="info": said.append(words))
-    run = RunDirectory(tmp_path)
-    say_the_end(0, over, "", newest, run, telling, drained=False, through=through)
-    assert (run.finished.exists(), said) == (finished, ["the training is over"])
+OVER = {"complete": True, "replay_until": Step(40), "reason": "the training is over"}
+DRAINED = {"reason": "node b is drained by alice"}
+LOST = "step 58: none was taken"
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("code", "last", "lost", "newest", "through", "said", "finished"),
     [
+        (0, OVER, "", 20, True, "the training is over", True),
+        (0, OVER, "", 40, False, "the training is over", True),
+        (0, OVER, "", None, False, "the training is over", True),  # the script keeps its own state
+        # The last state of the other nodes may be lost. Then the same command continues the job, on this node too.
+        (0, OVER, "", 20, False, "the training is over", False),
         (
-            True,
-            "ended, node b is drained by alice, but without the last snapshot (step 58: none was taken); the same command goes on from",
+            3, {**DRAINED, "last_snapshot": True}, LOST, 50, False,
+            f"ended, node b is drained by alice, but without the last snapshot ({LOST}); the same command goes on from step 50", False,
         ),
         (
-            False,
-            "the ranks are through, but their last state is not on disk (step 58: none was taken). Mend that, and give the same command",
+            3, DRAINED, LOST, 50, False,
+            f"the ranks have finished, but their last state is not on disk ({LOST}). Fix that, and give the same command again: "
+            "it goes on from step 50", False,
         ),
+        (
+            0, OVER, LOST, 50, True,
+            f"the training is over. No snapshot has its last state ({LOST}): only the script's own checkpoints do", True,
+        ),
+        (
+            0, {**OVER, "complete": False}, LOST, 50, False,
+            f"the training is over. No snapshot has its last state ({LOST}): only the script's own checkpoints do; "
+            "the same command goes on from step 50", False,
+        ),
+        (130, {"reason": "x"}, "", None, True, "ended, x, after its ranks had finished; the same command begins anew", False),
+        (130, {"reason": "x"}, "", None, False, "ended, x; the same command begins anew", False),
     ],
-)
-def test_a_last_state_that_is_not_on_disk(asked: bool, said: str, tmp_path: Path) -> None:
-    heard: list[str] = []
-    telling: Any = SimpleNamespace(say=lambda words, mood: heard.append(words))
-    over = record(Phase.ENDED, last_snapshot=asked, reason="node b is drained by alice")
-    lost = "step 58: none was taken"
-    say_the_end(3, over, lost, 50, RunDirectory(tmp_path), telling, drained=False, through=False)
-    assert heard[0].startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("complete", "said"),
-    [
-        (
-            True,
-            "the training is over. No snapshot has its last state (step 58: x): only the script's own checkpoints do",
-        ),
-        (
-            False,
-            "the training is over. No snapshot has its last state (step 58: x): only the script's own checkpoints do; "
-            "the same command goes on from step 50",
-        ),
-    ],
-)
-def test_a_last_state_that_no_snapshot_can_hold_is_no_failure_of_a_training(
-    complete: bool, said: str, tmp_path: Path
+)  # fmt: skip
+def test_the_final_message_and_whether_the_job_is_marked_finished(
+    code: int,
+    last: dict[str, Any],
+    lost: str,
+    newest: int | None,
+    through: bool,
+    said: str,
+    finished: bool,
+    tmp_path: Path,
 ) -> None:
     heard: list[str] = []
-    telling: Any = SimpleNamespace(say=lambda words, mood: heard.append(words))
-    over = record(Phase.ENDING, complete=complete, reason="the training is over")
+    telling: Any = SimpleNamespace(say=lambda words, mood="info": heard.append(words))
     run = RunDirectory(tmp_path)
-    say_the_end(0, over, "step 58: x", 50, run, telling, drained=False, through=complete)
-    assert (heard, run.finished.exists()) == ([said], complete)
+    say_the_end(code, record(Phase.ENDED, **last), lost, newest, run, telling, drained=False, through=through)
+    assert (heard, run.finished.exists()) == ([said], finished)
 
 
-def test_an_agent_that_hangs_as_it_leaves_ends_with_its_code_and_says_where(tmp_path: Path) -> None:
+def test_an_agent_that_hangs_at_its_exit_ends_with_its_code_and_logs_the_stacks(tmp_path: Path) -> None:
     script = (
         "import sys, threading; from pathlib import Path; from mt_resilient.agent.join.exit_report import leave_soon; "
         "print('said'); leave_soon(7, Path(sys.argv[1]), 0.2); threading.Event().wait()"
@@ -92,12 +79,3 @@ def test_an_agent_that_hangs_as_it_leaves_ends_with_its_code_and_says_where(tmp_
     done = subprocess.run([sys.executable, "-c", script, str(log)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (7, "said\n"), done.stderr
     assert "in wait" in log.read_text()
-
-
-@pytest.mark.parametrize(("through", "when"), [(True, ", when its ranks were through"), (False, "")])
-def test_an_end_by_a_signal_says_whether_the_training_was_through(through: bool, when: str, tmp_path: Path) -> None:
-    heard: list[str] = []
-    telling: Any = SimpleNamespace(say=lambda words, mood: heard.append(words))
-    over = record(Phase.ENDED, reason="for etcd is away")
-    say_the_end(130, over, "", None, RunDirectory(tmp_path), telling, drained=False, through=through)
-    assert heard == [f"ended, for etcd is away{when}; the same command begins anew"]

@@ -1,39 +1,35 @@
 """When an agent without a lease has to end its ranks."""
 
-from dataclasses import replace
-
 import pytest
 
 from mt_resilient.agent.monitor.rank_progress import LONGEST_ROUND_S
-from mt_resilient.agent.peers.fencing import Pulse, Standing, fenced
-
-NOW = 1000.0
+from mt_resilient.agent.peers.fencing import Pulse, fenced
 
 
 @pytest.mark.parametrize(
-    ("lease_left_s", "still_s", "stride_s", "ends"),
-    [  # steps prove something
-        (1.0, 500.0, 0.0, False),  # with a lease nobody begins without it
-        (0.0, 500.0, 0.0, False),
-        (-0.1, 0.1, 0.1, False),  # all ranks are at work together
-        (-100.0, 9.0, 0.1, False),
-        (-100.0, 11.0, 0.1, True),
-        (-0.1, 11.0, 0.1, True),
-        (-0.1, 11.0, 5.0, False),  # steps take long
-        (-0.1, 16.0, 5.0, True),
+    ("lease_left_s", "still_s", "stride_s", "proof", "ends"),
+    [
+        (1.0, 500.0, 0.0, True, False),  # the lease is valid, so no generation begins without this node
+        (0.0, 500.0, 0.0, True, False),
+        (-0.1, 0.1, 0.1, True, False),  # the ranks finish steps together
+        (-100.0, 9.0, 0.1, True, False),
+        (-100.0, 11.0, 0.1, True, True),
+        (-0.1, 11.0, 0.1, True, True),
+        (-0.1, 11.0, 5.0, True, False),  # steps take long
+        (-0.1, 16.0, 5.0, True, True),
+        (1.0, 0.1, 0.1, False, False),
+        (-0.1, 0.1, 0.1, False, True),  # the other nodes can continue without a member: steps prove nothing
     ],
 )
-def test_only_ranks_that_stand_still_without_a_lease(
-    lease_left_s: float, still_s: float, stride_s: float, ends: bool
+def test_ranks_end_without_a_lease_if_they_stand_still_or_their_steps_prove_nothing(
+    lease_left_s: float, still_s: float, stride_s: float, proof: bool, ends: bool
 ) -> None:
-    standing = Standing(
-        lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=True, still_s=still_s, stride_s=stride_s, over=False
-    )
-    assert fenced(NOW, standing) is ends
-    assert not fenced(NOW, replace(standing, over=True))  # they begin no step
+    for over in (False, True):  # ranks whose loop is over begin no step
+        known = {"lease_left_s": lease_left_s, "still_s": still_s, "stride_s": stride_s}
+        assert fenced(**known, ttl_s=10.0, proof=proof, over=over) is (ends and not (proof and over))
 
 
-def test_the_pulse_knows_the_last_step_and_how_long_steps_take() -> None:
+def test_the_pulse_measures_the_time_since_the_last_step_and_the_longest_recent_step() -> None:
     pulse = Pulse()
     pulse.look(1, (-1, 0), 100.0)
     assert (pulse.still_s, pulse.stride_s) == (0.0, 0.0)
@@ -45,7 +41,7 @@ def test_the_pulse_knows_the_last_step_and_how_long_steps_take() -> None:
     assert (pulse.still_s, pulse.stride_s) == (0.0, 0.0)
 
 
-def test_a_slow_start_is_forgotten_with_the_steps_not_with_the_looks() -> None:
+def test_a_slow_start_decays_with_finished_steps_and_not_with_calls() -> None:
     """A node that was cut off right after a start of 25 s was waited for three times as long as five looks had left of it."""
     pulse = Pulse()
     for second in range(26):
@@ -55,20 +51,14 @@ def test_a_slow_start_is_forgotten_with_the_steps_not_with_the_looks() -> None:
     assert pulse.stride_s == 1.0
 
 
-def test_while_the_agent_slept_nobody_stood_still() -> None:
+def test_time_in_which_the_agent_did_not_run_does_not_count_as_standing_still() -> None:
     pulse = Pulse()
     pulse.look(1, (5, 0), 100.0)
     pulse.look(1, (5, 0), 400.0)
     assert pulse.still_s == LONGEST_ROUND_S
 
 
-@pytest.mark.parametrize(("lease_left_s", "ends"), [(1.0, False), (-0.1, True)])
-def test_where_others_would_do_by_themselves_the_lease_alone_counts(lease_left_s: float, ends: bool) -> None:
-    standing = Standing(lease_until_s=NOW + lease_left_s, ttl_s=10.0, proof=False, still_s=0.1, stride_s=0.1, over=True)
-    assert fenced(NOW, standing) is ends
-
-
-def test_ranks_that_wait_together_do_not_stand_still() -> None:
+def test_ranks_that_wait_in_a_pause_do_not_stand_still() -> None:
     """Their step stays, and with each beat all of them have said that they wait."""
     pulse = Pulse()
     for tick in range(100):

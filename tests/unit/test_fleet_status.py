@@ -23,7 +23,7 @@ def members(*phases: Phase) -> tuple[Member, ...]:
         (True, -9, Phase.LOST),
     ],
 )
-def test_how_ssh_ended_says_what_became_of_the_agent(started: bool, code: int, phase: Phase) -> None:
+def test_ssh_s_exit_code_gives_the_phase_of_its_node(started: bool, code: int, phase: Phase) -> None:
     assert gone(started, code) is phase
 
 
@@ -32,10 +32,10 @@ def test_how_ssh_ended_says_what_became_of_the_agent(started: bool, code: int, p
     [
         (255, "the connection broke"),
         (137, "its agent was killed"),
-        (-9, "the connection is cut, for its ssh was ended by SIGKILL"),
+        (-9, "its ssh process was ended by SIGKILL"),
     ],
 )
-def test_what_is_known_of_a_lost_one(code: int, said: str) -> None:
+def test_how_a_node_was_lost_is_said_in_words(code: int, said: str) -> None:
     assert how_lost(code) == said
 
 
@@ -54,18 +54,20 @@ UP, LOST, NO, YET, ENDED = Phase.UP, Phase.LOST, Phase.UNUSABLE, Phase.CONNECTIN
         ((ENDED, ENDED, LOST), 3, False),
     ],
 )
-def test_when_it_cannot_begin_any_more(phases: tuple[Phase, ...], least: int, expected: bool) -> None:
+def test_a_job_cannot_begin_if_too_few_hosts_are_left(phases: tuple[Phase, ...], least: int, expected: bool) -> None:
     assert bool(hopeless(members(*phases), least, begun=False)) is expected
 
 
-def test_hopeless_names_the_hosts() -> None:
-    assert "3 of the 4 hosts are wanted, and a, c cannot be used" in hopeless(members(NO, UP, NO, YET), 3, begun=False)
+def test_the_hosts_that_cannot_be_used_are_named() -> None:
+    assert "the job needs 3 of the 4 hosts, but a, c cannot be used" in hopeless(
+        members(NO, UP, NO, YET), 3, begun=False
+    )
 
 
-def test_an_agent_that_leaves_with_an_error_before_the_job_has_begun() -> None:
+def test_an_agent_that_exits_with_an_error_counts_as_missing_until_the_job_has_begun() -> None:
     """The others would wait for it."""
     come = (*members(UP, NO, UP), Member(node="d", phase=ENDED, code=2))
-    said = "3 of the 4 hosts are wanted, and b cannot be used, the agent on d has left with code 2; the others were told to leave"
+    said = "the job needs 3 of the 4 hosts, but b cannot be used, the agent on d has exited with code 2; the other agents were told to exit"
     assert said in hopeless(come, 3, begun=False)
     assert not hopeless(come, 3, begun=True)
     assert not hopeless(come, 2, begun=False)
@@ -82,5 +84,7 @@ def test_an_agent_that_leaves_with_an_error_before_the_job_has_begun() -> None:
         ([("a", ENDED, 0, 10.0), ("b", LOST, 255, 9000.0)], 3),  # a was drained, and all others were lost
     ],
 )
-def test_the_job_s_exit_code(ends: list[tuple[str, Phase, int, float]], code: int) -> None:
+def test_the_job_s_exit_code_is_that_of_the_last_agent_to_exit(
+    ends: list[tuple[str, Phase, int, float]], code: int
+) -> None:
     assert exit_code([Member(node=n, phase=p, code=c, ended_s=s) for n, p, c, s in ends]) == code

@@ -15,7 +15,7 @@ train@10.0.0.7 port=2222 name=gpu-03
 """
 
 
-def test_all_forms() -> None:
+def test_all_forms_of_a_line_are_understood() -> None:
     assert parse(FILE, "hosts") == (
         Host(node="gpu-01", host="gpu-01", slots=8),
         Host(node="gpu-02", host="gpu-02", slots=8, labels={"rack": "r1", "type": "S4000"}),
@@ -23,17 +23,16 @@ def test_all_forms() -> None:
         Host(node="fe80--1", host="fe80::1"),
     )
 
-
-def test_what_an_editor_of_windows_writes() -> None:
-    assert [host.node for host in parse("\ufeffa slots=8\r\nb slots=8\r\n", "hosts")] == ["a", "b"]
-
-
-def test_an_address_that_begins_with_colons() -> None:
     assert parse("::1 name=a", "hosts") == (Host(node="a", host="::1"),)
 
 
-def test_one_machine_may_be_several_nodes() -> None:
-    assert [host.node for host in parse("127.0.0.1 name=a\n127.0.0.1 name=b", "hosts")] == ["a", "b"]
+@pytest.mark.parametrize(
+    "text",
+    ["\ufeffa slots=8\r\nb slots=8\r\n", "127.0.0.1 name=a\n127.0.0.1 name=b"],
+    ids=["as an editor of Windows writes it", "one machine with two nodes"],
+)
+def test_two_lines_are_two_nodes(text: str) -> None:
+    assert [host.node for host in parse(text, "hosts")] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_one_machine_may_be_several_nodes() -> None:
         ("\na 8", "hosts, line 2: 8 is no setting"),
         ("a slots= 8", "hosts, line 1: slots= is no setting"),
         ("a =8", "hosts, line 1: =8 is no setting"),
-        ("a slots=8 slots=8", "hosts, line 1: slots is said twice"),
+        ("a slots=8 slots=8", "hosts, line 1: slots is given twice"),
         ("a slots=0", "hosts, line 1: slots=0 is no number from 1 to 4096"),
         ("a slots=many", "slots=many is no number"),
         ("a port=70000", "port=70000 is no number from 1 to 65535"),
@@ -59,14 +58,14 @@ def test_one_machine_may_be_several_nodes() -> None:
         ("a rack=r1,r2", "rack=r1,r2 has a comma"),
     ],
 )
-def test_refused_with_its_line(text: str, sentence: str) -> None:
+def test_a_wrong_line_is_refused_with_its_number(text: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, "hosts")
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_slots_are_the_same_everywhere_or_nowhere() -> None:
+def test_all_hosts_that_give_slots_give_the_same_number() -> None:
     alike(parse("a\nb", "hosts"))
     alike(parse("a slots=4\nb", "hosts"))
     with pytest.raises(UsageError, match=r"gives a slots=4 and b slots=8"):

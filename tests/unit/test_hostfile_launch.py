@@ -30,7 +30,9 @@ def wanted(nodes: str, spares: int) -> Wanted:
         ("1:4", 2, 3, ("1:4", 2)),
     ],
 )
-def test_who_trains_and_who_waits(nodes: str, spares: int, hosts: int, found: tuple[str, int]) -> None:
+def test_hosts_beyond_the_number_of_nodes_are_spares(
+    nodes: str, spares: int, hosts: int, found: tuple[str, int]
+) -> None:
     assert seats(wanted(nodes, spares), HERE, hosts) == found
 
 
@@ -42,29 +44,28 @@ def test_who_trains_and_who_waits(nodes: str, spares: int, hosts: int, found: tu
         ("", 3, "--spares 3: the hostfile has 3 nodes, so that none is left to train"),
     ],
 )  # fmt: skip
-def test_hosts_that_are_not_there(nodes: str, spares: int, said: str) -> None:
+def test_more_nodes_than_hosts_are_refused(nodes: str, spares: int, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         seats(wanted(nodes, spares), HERE, 3)
 
 
 @pytest.mark.parametrize("folder", ["lr=3e-4", "a b+c", "größe", "gpt-2.1_x"])
-def test_a_job_is_called_by_its_folder_whatever_that_is_called(folder: str) -> None:
+def test_any_folder_name_gives_a_valid_name_of_a_job(folder: str) -> None:
     name = named_after(folder, "0a1b2c3d")
     assert name.endswith("-0a1b2c3d")
     assert len(name) == len(folder) + 9
+    assert (name == f"{folder}-0a1b2c3d") is (folder == "gpt-2.1_x")  # a valid name stays as it is
     ControlPolicy(job=name)
-
-
-def test_a_name_that_may_be_stays_as_it_is() -> None:
-    assert named_after("gpt-2.1_x", "0a1b2c3d") == "gpt-2.1_x-0a1b2c3d"
 
 
 @pytest.mark.parametrize(
     ("before", "now", "begun"),
     [(0, 0, False), (0, 1, True), (4, 4, False), (4, 5, True), (0, None, True), (None, 0, True), (None, None, True)],
 )
-def test_a_job_has_begun_when_there_is_another_generation(before: int | None, now: int | None, begun: bool) -> None:
-    """None: the store does not answer, and who knows."""
+def test_a_job_has_begun_if_there_is_a_new_generation_or_etcd_does_not_answer(
+    before: int | None, now: int | None, begun: bool
+) -> None:
+    """None: etcd does not answer, so the job may have begun."""
     numbers = iter([before, now])
 
     def last() -> GenerationRecord | None:

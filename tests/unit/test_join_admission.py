@@ -55,11 +55,11 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("there", "expected"), TABLE)
-def test_what_becomes_of_who_comes(there: Found, expected: Course) -> None:
+def test_what_an_agent_does_follows_from_what_it_finds(there: Found, expected: Course) -> None:
     assert course(there, HERE, several=True, finished=False, kept=40) is expected
 
 
-def test_a_last_state_that_is_not_on_disk_is_computed_again() -> None:
+def test_a_job_continues_if_its_last_state_is_not_on_disk() -> None:
     assert course(found(**THROUGH), HERE, several=True, finished=False, kept=39) is Course.NEXT_LIFE
     assert course(found(**THROUGH), HERE, several=True, finished=False, kept=-1) is Course.DONE, (
         "the script keeps its own"
@@ -68,12 +68,12 @@ def test_a_last_state_that_is_not_on_disk_is_computed_again() -> None:
     assert course(found(**THROUGH), HERE, several=False, finished=False, kept=40) is Course.NEXT_LIFE
 
 
-def test_a_member_that_comes_again_knows_that_its_ranks_are_dead() -> None:
+def test_a_member_that_returns_knows_that_its_own_ranks_are_dead() -> None:
     there = found(phase=Phase.RUN, incidents=CUT_OFF)
     assert course(there, NodeId("a"), several=True, finished=False, kept=-1) is Course.ALL_DEAD
 
 
 @pytest.mark.parametrize(("members", "expected"), [("ab", Course.JOIN), ("a", Course.ALL_DEAD)])
-def test_who_is_to_be_alone_now_may_find_others_at_work(members: str, expected: Course) -> None:
+def test_a_command_for_one_node_may_find_other_members_training(members: str, expected: Course) -> None:
     there = found(record=record(Phase.RUN, 3, tuple(members)), incidents=CUT_OFF)
     assert course(there, HERE, several=False, finished=False, kept=-1) is expected

@@ -1,6 +1,8 @@
-"""The agent is known to the others whatever becomes of the writes that say so."""
+"""An agent stays registered although etcd answers late, not at all, or restores old data."""
 
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,46 +13,12 @@ from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Entry
 from mt_resilient.resilience.store.seat import Seat
 
 from ..scenarios.etcd import NEVER, Client, Etcd
 
 KEYS, NODE, TTL_S = Keys("job"), NodeId("a"), 10
-
-
-@pytest.mark.parametrize("made_after_s", [0.0, NEVER, 1.0, 5.0])
-def test_a_registration_that_gets_no_answer_is_made_again(made_after_s: float) -> None:
-    now_s = 100.0
-    etcd = Etcd(MemoryStore(lambda: now_s), KEYS, lambda write: None)
-    etcd.unanswered.append(made_after_s)
-    store = Client(etcd, "life-1", lambda: now_s, lambda: False)
-    heartbeat = Heartbeat(Seat(store, KEYS, NODE), NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)  # type: ignore[arg-type]
-    for _ in range(4 * TTL_S):
-        etcd.settle(now_s)
-        with suppress(StoreUnavailable):
-            heartbeat.beat(now_s)
-        now_s += 1.0
-    entry = etcd.inner.get(KEYS.node(NODE))
-    assert entry is not None
-    assert entry.lease == heartbeat.lease
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_record_of_a_life_before_that_comes_to_pass_late_does_not_stay(late: bool) -> None:
-    now_s = 100.0
-    store = MemoryStore(lambda: now_s)
-    heartbeat = Heartbeat(Seat(store, KEYS, NODE), NodeRecord(instance="life-2", host="a", pid=4, ranks=2), TTL_S)
-    heartbeat.beat(now_s)
-    if late:
-        life_1 = NodeRecord(instance="life-1", host="a", pid=3, ranks=2)
-        store.put(KEYS.node(NODE), dumps(life_1), store.grant(TTL_S))
-    mine = heartbeat.lease
-    heartbeat.confirm()
-    heartbeat.beat(now_s)
-    entry = store.get(KEYS.node(NODE))
-    assert entry is not None
-    assert entry.lease == heartbeat.lease
-    assert (heartbeat.lease == mine) is not late
 
 
 class Clock:
@@ -60,16 +28,23 @@ class Clock:
         self.now_s = 100.0
         self.store = MemoryStore(lambda: self.now_s)
 
-    def there(self) -> NodeRecord:
+    def there(self) -> Entry:
+        """Return the node's record in the store."""
         entry = self.store.get(KEYS.node(NODE))
         assert entry is not None
-        return loads(NodeRecord, entry.value)
+        return entry
+
+    @property
+    def registered(self) -> str:
+        return loads(NodeRecord, self.there().value).instance
 
 
-def heartbeat(etcd: Clock, home: str) -> Heartbeat:
-    return Heartbeat(
-        Seat(etcd.store, KEYS, NODE), NodeRecord(instance=home, host=home, pid=4, ranks=2, home=home), TTL_S
-    )
+def record(instance: str) -> NodeRecord:
+    return NodeRecord(instance=instance, host=instance, pid=4, ranks=2, home=instance)
+
+
+def heartbeat(store: Any, instance: str, home: str | None = None) -> Heartbeat:
+    return Heartbeat(Seat(store, KEYS, NODE), replace(record(instance), home=home or instance), TTL_S)
 
 
 def together(etcd: Clock, *beating: Heartbeat) -> None:
@@ -83,41 +58,67 @@ def together(etcd: Clock, *beating: Heartbeat) -> None:
         etcd.now_s += 1.0
 
 
-def test_of_two_machines_that_go_by_one_name_the_second_leaves() -> None:
-    """Started together, neither has seen the other; or the first was cut off, and replaced by another machine of its name."""
+@pytest.mark.parametrize("made_after_s", [0.0, NEVER, 1.0, 5.0])
+def test_a_registration_without_an_answer_is_repeated(made_after_s: float) -> None:
+    clock = Clock()
+    etcd = Etcd(clock.store, KEYS, lambda write: None)
+    etcd.unanswered.append(made_after_s)
+    mine = heartbeat(Client(etcd, "one", lambda: clock.now_s, lambda: False), "one")
+    for _ in range(4 * TTL_S):
+        etcd.settle(clock.now_s)
+        with suppress(StoreUnavailable):
+            mine.beat(clock.now_s)
+        clock.now_s += 1.0
+    assert clock.there().lease == mine.lease
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_late_write_of_an_earlier_agent_is_replaced(late: bool) -> None:
+    clock = Clock()
+    mine = heartbeat(clock.store, "two", "here")
+    mine.beat(clock.now_s)
+    if late:
+        clock.store.put(KEYS.node(NODE), dumps(replace(record("one"), home="here")), clock.store.grant(TTL_S))
+    before = mine.lease
+    mine.confirm()
+    mine.beat(clock.now_s)
+    assert clock.there().lease == mine.lease
+    assert (mine.lease == before) is not late
+
+
+def test_of_two_machines_with_one_name_the_second_exits() -> None:
+    """Both start at once and do not see each other, or the first was cut off, and another machine with its name has replaced it."""
     etcd = Clock()
-    one, two = (heartbeat(etcd, home) for home in ("this", "that"))
+    one, two = (heartbeat(etcd.store, home) for home in ("this", "that"))
     one.beat(etcd.now_s)
-    with pytest.raises(UsageError, match="an agent on this goes by the name a as well; this one leaves"):
+    with pytest.raises(UsageError, match="an agent on this has the same name, a; this agent ends its ranks and exits"):
         together(etcd, two, one)
     etcd.now_s += 2 * TTL_S
     two.beat(etcd.now_s)
-    with pytest.raises(UsageError, match="an agent on that goes by the name a as well"):
+    with pytest.raises(UsageError, match="an agent on that has the same name, a"):
         together(etcd, one, two)
-    assert etcd.there().instance == "that"
+    assert etcd.registered == "that"
 
 
-def test_what_an_etcd_has_from_a_backup_of_another_machine_of_this_name_runs_out() -> None:
-    """It keeps leases, and they begin to live anew."""
+def test_a_record_from_a_backup_of_etcd_expires_with_its_lease() -> None:
+    """It is of another machine with this name. After the restore, leases begin anew."""
     etcd = Clock()
-    mine = heartbeat(etcd, "this")
-    heartbeat(etcd, "before").beat(etcd.now_s)
-    together(etcd, mine)
-    assert etcd.there().instance == "this"
+    heartbeat(etcd.store, "before").beat(etcd.now_s)
+    together(etcd, heartbeat(etcd.store, "this"))
+    assert etcd.registered == "this"
 
 
-def test_a_record_without_a_lease_is_written_over() -> None:
-    """Somebody has copied etcd's data to another one."""
+def test_a_record_without_a_lease_is_replaced() -> None:
+    """It is in a copy of etcd's data."""
     etcd = Clock()
-    etcd.store.put(KEYS.node(NODE), dumps(NodeRecord(instance="copied", host="a", pid=4, ranks=2, home="this")))
-    heartbeat(etcd, "this").beat(etcd.now_s)
-    assert etcd.there().instance == "this"
+    etcd.store.put(KEYS.node(NODE), dumps(replace(record("copied"), home="this")))
+    heartbeat(etcd.store, "this").beat(etcd.now_s)
+    assert etcd.registered == "this"
 
 
-def test_who_registers_is_not_dead() -> None:
-    """A neighbour was misled: its connection was reset, and the next one refused, by something in between."""
-    store = MemoryStore(lambda: 100.0)
-    heartbeat = Heartbeat(Seat(store, KEYS, NODE), NodeRecord(instance="life-1", host="a", pid=4, ranks=2), TTL_S)
-    store.put(KEYS.death("life-1"), dumps(Death(at_s=99.0)), store.grant(TTL_S))
-    heartbeat.beat(100.0)
-    assert store.get(KEYS.death("life-1")) is None
+def test_a_registration_deletes_the_report_that_the_agent_is_dead() -> None:
+    """Its neighbour was misled: something between them reset the connection, and refused the next one."""
+    etcd = Clock()
+    etcd.store.put(KEYS.death("one"), dumps(Death(at_s=99.0)), etcd.store.grant(TTL_S))
+    heartbeat(etcd.store, "one").beat(etcd.now_s)
+    assert etcd.store.get(KEYS.death("one")) is None

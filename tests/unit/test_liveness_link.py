@@ -32,7 +32,7 @@ def looks(mine: Neighbour, now_s: float, times: int = 20) -> tuple[NodeId, str] 
     return None
 
 
-def test_a_broken_connection_and_a_refused_one_mean_death(mine: Neighbour) -> None:
+def test_an_agent_is_dead_if_its_connection_breaks_and_the_next_is_refused(mine: Neighbour) -> None:
     theirs = Neighbour()
     mine.watch(B, record(theirs.port))
     assert looks(mine, 0.0) is None
@@ -42,7 +42,7 @@ def test_a_broken_connection_and_a_refused_one_mean_death(mine: Neighbour) -> No
     assert looks(mine, 10.0) is None  # told once
 
 
-def test_one_that_was_never_reached_is_not_called_dead(mine: Neighbour) -> None:
+def test_an_agent_that_was_never_reached_does_not_count_as_dead(mine: Neighbour) -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     mine.watch(B, record(port))
@@ -50,7 +50,7 @@ def test_one_that_was_never_reached_is_not_called_dead(mine: Neighbour) -> None:
     assert looks(mine, AGAIN_S) is None
 
 
-def test_a_broken_connection_that_stands_again_means_nothing(mine: Neighbour) -> None:
+def test_an_agent_that_accepts_a_new_connection_is_alive(mine: Neighbour) -> None:
     with socket.create_server(("", 0)) as server:
         mine.watch(B, record(server.getsockname()[1]))
         looks(mine, 0.0)
@@ -62,7 +62,7 @@ def test_a_broken_connection_that_stands_again_means_nothing(mine: Neighbour) ->
     assert looks(mine, AGAIN_S) == (B, "one")
 
 
-def test_the_next_one_is_watched_instead(mine: Neighbour) -> None:
+def test_a_new_neighbour_replaces_the_old_one(mine: Neighbour) -> None:
     old, new = Neighbour(), Neighbour()
     mine.watch(B, record(old.port))
     looks(mine, 0.0)
@@ -75,7 +75,7 @@ def test_the_next_one_is_watched_instead(mine: Neighbour) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_it_is_reached_by_addresses_of_both_kinds(mine: Neighbour, address: str) -> None:
+def test_the_listener_accepts_ipv4_and_ipv6(mine: Neighbour, address: str) -> None:
     if address == "::1" and not (socket.has_dualstack_ipv6() and _here(address)):
         pytest.skip("this machine has no IPv6")
     socket.create_connection((address, mine.port)).close()
@@ -86,7 +86,7 @@ def _here(address: str) -> bool:
         return probe.connect_ex((address, 9)) != errno.EADDRNOTAVAIL
 
 
-def test_what_can_be_read_wakes_the_loop(mine: Neighbour) -> None:
+def test_an_established_connection_wakes_the_loop(mine: Neighbour) -> None:
     theirs = Neighbour()
     mine.watch(B, record(theirs.port))
     assert len(mine.fds()) == 1

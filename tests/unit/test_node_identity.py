@@ -1,4 +1,4 @@
-"""How a node is called by the others."""
+"""The address at which other nodes reach this one."""
 
 import socket
 
@@ -13,22 +13,22 @@ def own() -> str:
     return identity.address(["192.0.2.1:2379"])
 
 
-def test_a_name_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     there = (socket.AF_INET, socket.SOCK_DGRAM, 17, "", (own(), 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [there])
     assert identity.named("gpu-07.cluster") == own()
 
 
-def test_one_that_leads_to_this_machine_only_here_stays_a_name() -> None:
+def test_a_name_of_the_loopback_interface_stays_a_name() -> None:
     assert identity.named("localhost") == "localhost"
 
 
-def test_one_that_leads_elsewhere_is_refused() -> None:
+def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(MachineError, match=r"--address 192\.0\.2\.1"):
         identity.named("192.0.2.1")
 
 
-def test_a_member_of_etcd_whose_name_is_not_known_is_passed_over() -> None:
+def test_an_etcd_member_whose_name_does_not_resolve_is_left_out() -> None:
     """It is down, and Kubernetes' DNS has forgotten it."""
     assert identity.address(["no.such.invalid:2379", "127.0.0.1:2379"]) == "127.0.0.1"
     with pytest.raises(MachineError, match="name it with --address"):
@@ -36,6 +36,6 @@ def test_a_member_of_etcd_whose_name_is_not_known_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "239.1.2.3", "ff02::1"])
-def test_one_that_is_no_one_machine_s_is_refused(address: str) -> None:
-    with pytest.raises(UsageError, match=f"--address {address} leads to no one machine"):
+def test_an_address_of_no_single_machine_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match=f"--address {address} does not name one machine"):
         identity.named(address)

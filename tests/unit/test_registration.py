@@ -1,13 +1,14 @@
-"""What an agent that starts finds out about its job: it is under way, over before its end, or done; and for how many nodes it is."""
+"""How an agent registers with a job that is under way, was ended early, or is done, and with which settings."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mt_resilient.agent.join.config_match import alike, apart
 from mt_resilient.agent.join.join import _beginning
-from mt_resilient.agent.join.registration import BEGIN_S, SOME, Wanted, described, reached, register
+from mt_resilient.agent.join.registration import BEGIN_S, SOME, described, reached, register
 from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.agent.run_directory import RunDirectory
@@ -35,20 +36,25 @@ def node(name: str) -> NodeRecord:
     return NodeRecord(instance=name, host=name, pid=1, ranks=1, home=name)
 
 
+def seat(store: Store, name: str = "a") -> Seat:
+    return Seat(store, KEYS, NodeId(name))
+
+
 def starts(
     store: Store, place: Path, *sizes: int, kept: int = -1, run: str = "0" * 8, name: str = "a", **told: str
 ) -> tuple[Spec, Generation]:
-    spec = described(LAUNCH, Wanted(numbers=sizes, told=told), run, 1)
-    return register(
-        Seat(store, KEYS, NodeId(name)), spec, RunDirectory(place), node(name), lambda _: None, kept=lambda: kept
-    )
+    spec = replace(described(LAUNCH, sizes, alike=told), run=run)
+    return register(seat(store, name), spec, RunDirectory(place), node(name), lambda _: None, kept=lambda: kept)
 
 
-def ended(store: Store, *, complete: bool, reached: int = 40) -> None:
-    record = GenerationRecord(
-        number=Generation(3), phase=Phase.ENDED, members={}, complete=complete, replay_until=Step(reached)
-    )
+def third(store: Store, phase: Phase = Phase.ENDED, **further: Any) -> None:
+    """Write into etcd that the job's last generation is number 3."""
+    record = GenerationRecord(number=Generation(3), phase=phase, **{"members": {}, "replay_until": Step(40), **further})
     store.put(KEYS.generation, dumps(record))
+
+
+def there(store: Store, name: str, **further: str) -> None:
+    store.put(KEYS.node(NodeId(name)), dumps(replace(node(name), **further)))
 
 
 @pytest.fixture
@@ -56,7 +62,7 @@ def store() -> Store:
     return MemoryStore(lambda: 0.0)
 
 
-def test_thousands_of_agents_that_start_do_not_read_each_other_all(tmp_path: Path) -> None:
+def test_thousands_of_agents_that_start_together_read_few_others(tmp_path: Path) -> None:
     class Counting(MemoryStore):
         read = 0
 
@@ -68,24 +74,24 @@ def test_thousands_of_agents_that_start_do_not_read_each_other_all(tmp_path: Pat
     store, agents = Counting(lambda: 0.0), 500
     for number in range(agents):
         starts(store, tmp_path, agents, name=f"m:{number}")
-        store.put(KEYS.node(NodeId(f"m:{number}")), dumps(node(f"m:{number}")))
+        there(store, f"m:{number}")
     assert store.read <= agents * (SOME + 1)
 
 
-def test_who_waits_for_leavers_joins_those_that_have_begun_the_next_life_meanwhile(
+def test_an_agent_that_waits_for_others_to_exit_joins_the_next_run_if_they_begin_it(
     store: Store, tmp_path: Path
 ) -> None:
-    """One of the last life is in the store by its lease alone; its successor of the same name gives the job again."""
-    spec = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 1)
+    """An agent of the last run is dead, but its lease has not expired. Its successor has the same name, and begins the next run."""
+    spec = described(LAUNCH, (2,))
     store.put(KEYS.spec, dumps(spec))
-    ended(store, complete=False)
-    store.put(KEYS.node(NodeId("b")), dumps(node("b")))
+    third(store)
+    there(store, "b")
 
     def pause(seconds: float) -> None:
-        store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), instance="another")))
+        there(store, "b", instance="another")
         store.put(KEYS.spec, dumps(replace(spec, first_generation=Generation(4))))
 
-    known, over = register(Seat(store, KEYS, NodeId("a")), spec, RunDirectory(tmp_path), node("a"), pause)
+    known, over = register(seat(store), spec, RunDirectory(tmp_path), node("a"), pause)
     assert (known.first_generation, over) == (4, 3)
 
 
@@ -93,26 +99,32 @@ def test_who_waits_for_leavers_joins_those_that_have_begun_the_next_life_meanwhi
     ("number", "given_up", "over", "together"),
     [(0, 0, 0, True), (3, 0, 0, False), (3, 3, 0, True), (4, 3, 0, False), (4, 3, 4, True)],
 )
-def test_whether_the_nodes_start_together(store: Store, number: int, given_up: int, over: int, together: bool) -> None:
-    """None has begun yet, all have died, or the job was over. Then they have somebody to measure their links with."""
+def test_nodes_start_together_if_no_node_trains(
+    store: Store, number: int, given_up: int, over: int, together: bool
+) -> None:
+    """The job has not begun, all its agents have died, or it had ended. Then a node has a partner to measure its links with."""
     if number:
         store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(number), phase=Phase.RUN, members={})))
     spec = Spec(command=("torchrun",), sizes=(2,), given_up=Generation(given_up))
-    assert _beginning(Seat(store, KEYS, NodeId("a")), spec, over) is together
+    assert _beginning(seat(store), spec, over) is together
 
 
-def test_a_node_of_a_job_that_is_done_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
-    """Its run directory may be another one than that of the life that has ended."""
+@pytest.mark.parametrize(
+    ("complete", "kept", "done"),
+    # Without a snapshot (-1), the script keeps its own state. Before step 40 is on disk, the last state may be lost.
+    [(True, 40, True), (True, -1, True), (True, 39, False), (False, 40, False)],
+)
+def test_a_job_that_has_ended_is_done_or_continues(
+    complete: bool, kept: int, done: bool, store: Store, tmp_path: Path
+) -> None:
     starts(store, tmp_path, 2)
-    ended(store, complete=True)
-    spec, over = starts(store, tmp_path, 2, kept=40)
-    assert over >= spec.first_generation
-    spec, over = starts(store, tmp_path, 2)
-    assert over >= spec.first_generation, "of a script that keeps nothing with us"
+    third(store, complete=complete)
+    spec, over = starts(store, tmp_path, 2, kept=kept)
+    assert (over, spec.first_generation) == (3, 1 if done else 4)
 
 
-def test_a_node_whose_directory_says_that_it_is_done_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
-    """etcd may be another one since."""
+def test_a_run_directory_that_is_marked_finished_has_nothing_to_do(store: Store, tmp_path: Path) -> None:
+    """Even if etcd is another one since. A job of one node is refused."""
     RunDirectory(tmp_path).finished.touch()
     spec, over = starts(store, tmp_path, 2)
     assert over >= spec.first_generation
@@ -120,81 +132,79 @@ def test_a_node_whose_directory_says_that_it_is_done_has_nothing_to_do(store: St
         starts(MemoryStore(lambda: 0.0), tmp_path, 1)
 
 
-@pytest.mark.parametrize(("complete", "kept"), [(False, 40), (True, 39)])
-def test_a_job_that_is_over_before_its_end_goes_on(complete: bool, kept: int, store: Store, tmp_path: Path) -> None:
-    """Also where the ranks are through and their last state did not come to the disk."""
-    starts(store, tmp_path, 2)
-    ended(store, complete=complete)
-    spec, over = starts(store, tmp_path, 2, kept=kept)
-    assert (over, spec.first_generation) == (3, 4)
-
-
-def test_after_the_death_of_all_it_is_for_as_many_nodes_as_are_asked_for_now(store: Store, tmp_path: Path) -> None:
+def test_the_number_of_nodes_may_change_after_all_agents_have_died(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 4)
-    store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=Phase.RUN, members={})))
+    third(store, Phase.RUN)
     spec, over = starts(store, tmp_path, 1, 2)
     entry = store.get(KEYS.spec)
     assert entry
     assert (spec.sizes, over) == (loads(Spec, entry.value).sizes, 0) == ((1, 2), 0)
 
 
-def test_beside_others_it_is_for_as_many_as_they_say(store: Store, tmp_path: Path) -> None:
+def test_another_number_of_nodes_is_refused_while_others_are_there(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 4)
-    store.put(KEYS.node(NodeId("b")), dumps(node("b")))
+    there(store, "b")
     with pytest.raises(UsageError, match="Give the same --nodes everywhere"):
         starts(store, tmp_path, 2)
 
 
-def test_nodes_that_were_told_different_things_do_not_begin_together(store: Store, tmp_path: Path) -> None:
-    """Whether the first one is there already, or about to be, or has started the job again."""
+def test_nodes_with_different_settings_do_not_begin_together(store: Store, tmp_path: Path) -> None:
+    """Neither if the first node has just described the job, nor if it has begun the next run."""
     starts(store, tmp_path, 2, precision="true")
     with pytest.raises(UsageError, match="precision is false here, and true there"):
         starts(store, tmp_path, 2, precision="false")
-    ended(store, complete=False)
+    third(store)
     starts(store, tmp_path, 2, precision="false")
-    with pytest.raises(UsageError, match="precision is as it is by default here, and false there"):
+    with pytest.raises(UsageError, match="precision is the default here, and false there"):
         starts(store, tmp_path, 2)
 
 
 @pytest.mark.parametrize("phase", [Phase.RUN, Phase.ENDED])
-def test_another_version_goes_on_where_nobody_is_left(phase: Phase, store: Store, tmp_path: Path) -> None:
+def test_another_version_continues_the_job_if_no_agent_is_left(phase: Phase, store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 2, version="1.0")
-    store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
+    third(store, phase)
     assert starts(store, tmp_path, 2, version="1.1")[0].alike == {"version": "1.1"}
 
 
-def test_what_was_given_up_before_it_began_is_described_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["first run", "next run"])
+def test_a_run_that_was_abandoned_before_it_began_is_described_anew(again: bool, tmp_path: Path) -> None:
     """By etcd's clock: those of the machines may be hours apart."""
     etcds = [0.0]
     store = MemoryStore(lambda: etcds[0])
-    starts(store, tmp_path, 2, precision="true")
-    store.put(KEYS.place(1), b"somewhere")
-    with pytest.raises(UsageError, match="Give the same --nodes"):
-        starts(store, tmp_path, 3)
+    starts(store, tmp_path, 7, precision="true")
+    first, over = (4, 3) if again else (1, 0)
+    if again:
+        third(store)
+        assert starts(store, tmp_path, 8)[0].first_generation == first
+    store.put(KEYS.place(first), b"somewhere")
+    if not again:
+        with pytest.raises(UsageError, match="Give the same --nodes"):
+            starts(store, tmp_path, 6)
     etcds[0] += BEGIN_S + 1
-    assert starts(store, tmp_path, 3)[0].sizes == (3,)
-    assert store.get(KEYS.place(1)) is None
+    spec, ended = starts(store, tmp_path, 6)
+    assert (spec.sizes, spec.first_generation, ended) == ((6,), first, over)
+    assert store.get(KEYS.place(first)) is None
 
 
 @pytest.mark.parametrize("before", ["never", "killed", "stopped"])
-def test_nodes_that_start_together_and_were_told_something_else(before: str, store: Store, tmp_path: Path) -> None:
-    """Neither is known to be there when the second one comes, as where a scheduler starts all of them at once."""
+def test_nodes_that_start_at_once_with_different_settings_are_refused(
+    before: str, store: Store, tmp_path: Path
+) -> None:
+    """No agent is registered yet when the second one comes, as when a scheduler starts all of them at once."""
     if before != "never":
         starts(store, tmp_path, 2)
-        phase = Phase.RUN if before == "killed" else Phase.ENDED
-        store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
+        third(store, Phase.RUN if before == "killed" else Phase.ENDED)
     starts(store, tmp_path, 2)
-    with pytest.raises(UsageError, match="were told something else"):
+    with pytest.raises(UsageError, match="have other settings"):
         starts(store, tmp_path, 2, name="b", precision="true")
     with pytest.raises(UsageError, match="Give the same --nodes everywhere"):
         starts(store, tmp_path, 1, 2, name="b")
     starts(store, tmp_path, 2, name="b")
 
 
-def test_what_was_left_out_is_known_before_what_tells_of_it_is_forgotten(store: Store, tmp_path: Path) -> None:
-    """The agent is killed amid its registration; the next one goes on."""
+def test_skipped_batches_are_kept_if_the_agent_is_killed_while_it_registers(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 2)
-    ended(store, complete=False)
+    third(store)
     left_out = incident(generation=3, rung=1, remedy="skip", resume_step=Step(8), window=Window(8, 10), open=False)
     store.put(KEYS.incident("0001"), dumps(left_out))
     with pytest.MonkeyPatch.context() as killed:
@@ -206,65 +216,49 @@ def test_what_was_left_out_is_known_before_what_tells_of_it_is_forgotten(store: 
 
 
 @pytest.mark.parametrize("phase", [Phase.RUN, Phase.ENDED])
-def test_generations_go_on_behind_all_that_have_left_a_snapshot(phase: Phase, store: Store, tmp_path: Path) -> None:
-    """etcd has been restored from an older backup, and everybody has died since."""
+def test_generations_continue_after_the_newest_snapshot_s(phase: Phase, store: Store, tmp_path: Path) -> None:
+    """etcd was restored from an older backup, and all agents have died since."""
     starts(store, tmp_path, 2)
-    store.put(KEYS.generation, dumps(GenerationRecord(number=Generation(3), phase=phase, members={})))
-    seventh = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 7)
-    spec, _ = register(Seat(store, KEYS, NodeId("a")), seventh, RunDirectory(tmp_path), node("a"), lambda _: None)
+    third(store, phase)
+    seventh = replace(described(LAUNCH, (2,)), first_generation=Generation(7))
+    spec, _ = register(seat(store), seventh, RunDirectory(tmp_path), node("a"), lambda _: None)
     assert (spec.given_up + 1 if phase is Phase.RUN else spec.first_generation) == 7
 
 
-def test_members_that_are_back_at_the_last_moment_are_not_taken_for_dead(store: Store, tmp_path: Path) -> None:
+def test_members_that_return_within_a_lease_s_lifetime_are_not_taken_for_dead(store: Store, tmp_path: Path) -> None:
     starts(store, tmp_path, 2)
     store.delete(KEYS.described)
-    last = GenerationRecord(number=Generation(3), phase=Phase.RUN, members={NodeId("b"): "b", NodeId("c"): "c"})
-    store.put(KEYS.generation, dumps(last))
+    third(store, Phase.RUN, members={NodeId("b"): "b", NodeId("c"): "c"})
     waited = []
 
     def pause(seconds: float) -> None:
         waited.append(seconds)
         if sum(waited) >= 2.5:
-            store.put(KEYS.node(NodeId("b")), dumps(replace(node("b"), address="10.0.0.2")))
+            there(store, "b", address="10.0.0.2")
 
-    spec = described(LAUNCH, Wanted(numbers=(2,)), "0" * 8, 1)
+    spec = described(LAUNCH, (2,))
     me, run = replace(node("a"), address="10.0.0.1"), RunDirectory(tmp_path)
-    known, _ = register(Seat(store, KEYS, NodeId("a")), spec, run, me, pause, lease_s=lambda nodes: 1.25 * nodes)
+    known, _ = register(seat(store), spec, run, me, pause, lease_s=lambda nodes: 1.25 * nodes)
     assert (known.given_up, sum(waited)) == (0, 2.5)
 
 
-def test_what_was_given_again_and_given_up_before_it_began_is_described_anew(tmp_path: Path) -> None:
-    """It had been stopped; for the nodes that it was then given again for, one was missing."""
-    etcds = [0.0]
-    store = MemoryStore(lambda: etcds[0])
-    starts(store, tmp_path, 7)
-    ended(store, complete=False)
-    assert starts(store, tmp_path, 8)[0].first_generation == 4
-    store.put(KEYS.place(4), b"somewhere")
-    etcds[0] += BEGIN_S + 1
-    spec, over = starts(store, tmp_path, 7)
-    assert (spec.sizes, spec.first_generation, over) == ((7,), 4, 3)
-    assert store.get(KEYS.place(4)) is None
-
-
-def test_nodes_that_come_one_after_the_other_begin_the_same_life(store: Store, tmp_path: Path) -> None:
+def test_nodes_that_come_one_after_the_other_begin_the_same_run(store: Store, tmp_path: Path) -> None:
     assert {starts(store, tmp_path, 2, run=f"{digit}" * 8)[0].run for digit in range(3)} == {"00000000"}
 
 
-def test_an_address_that_leads_each_machine_to_itself_is_refused() -> None:
-    """Of one machine it will do, as in a test of two nodes on it."""
+def test_a_loopback_address_is_refused_if_nodes_are_on_several_machines() -> None:
 
     def at(machine: str, address: str) -> NodeRecord:
         return replace(node("x"), home=f"{machine}:/runs/x", address=address)
 
     for here, there in (("127.0.0.1", "10.0.0.2"), ("10.0.0.1", "::1"), ("localhost", "n2")):
         reached(at("one", here), {NodeId("b"): at("one", there)})
-        with pytest.raises(UsageError, match="where other machines do not find it"):
+        with pytest.raises(UsageError, match="which other machines cannot reach"):
             reached(at("one", here), {NodeId("b"): at("two", there)})
     reached(at("one", "10.0.0.1"), {NodeId("b"): at("two", "n2")})
 
 
-def test_only_what_differs_from_the_default_is_told() -> None:
+def test_only_settings_that_differ_from_the_default_are_compared() -> None:
     policies = {section: kind() for section, kind in SECTIONS.items()}
     version = {"the version of mt-resilient": "1.0"}
     assert alike(policies, (), None, "1.0") == version

@@ -19,41 +19,30 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "runs" / "train")
 
 
-def test_taking_it_makes_what_is_missing(run: RunDirectory) -> None:
-    run.take()
-    assert run.logs.is_dir()
-    run.release()
-
-
-def test_everything_lies_under_an_absolute_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_lie_under_an_absolute_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDirectory(Path("train"))
     assert run.root == tmp_path / "train"
     assert {path.parent for path in (run.etcd, run.logs, run.journal, run.endpoint, run.modules)} == {run.root}
 
 
-def test_a_second_agent_is_turned_away_and_leaves_the_first_alone(run: RunDirectory) -> None:
+def test_the_lock_refuses_a_second_agent_until_the_first_has_released_it(run: RunDirectory) -> None:
     run.take()
+    assert run.logs.is_dir()
     run.endpoint.write_text("ours")
     with pytest.raises(UsageError, match=f"another mt-resilient is running in {run.root}; .*status --run-dir"):
         RunDirectory(run.root).take()
     assert run.endpoint.read_text() == "ours"
     run.release()
-
-
-def test_releasing_lets_the_next_agent_in_and_takes_the_endpoint_away(run: RunDirectory) -> None:
-    run.take()
-    run.endpoint.write_text("ours")
-    run.release()
     assert not run.endpoint.exists()
     following = RunDirectory(run.root)
     following.take()
     following.release()
-    following.release()  # nothing more to give up
+    following.release()  # nothing is left to release
 
 
-def test_an_agent_that_is_dead_runs_no_more_though_its_number_is_there(run: RunDirectory) -> None:
-    """Nobody has asked for its exit code yet, or another process has the number now."""
+def test_a_dead_agent_does_not_count_although_a_process_has_its_number(run: RunDirectory) -> None:
+    """Its parent has not yet waited for it, or another process has the number now."""
     run.take()
     pid = os.fork()
     if pid == 0:
@@ -70,7 +59,7 @@ def test_an_agent_that_is_dead_runs_no_more_though_its_number_is_there(run: RunD
     assert run.agent() is None
 
 
-def test_the_lock_dies_with_its_process_though_the_file_stays(run: RunDirectory) -> None:
+def test_the_lock_ends_with_its_process_although_the_file_stays(run: RunDirectory) -> None:
     pid = os.fork()
     if pid == 0:
         run.take()
@@ -89,16 +78,16 @@ def owned(root: Path, snapshots: Path) -> RunDirectory:
     return run
 
 
-def test_snapshots_belong_to_one_job_for_good(tmp_path: Path) -> None:
+def test_a_place_for_snapshots_belongs_to_one_job_permanently(tmp_path: Path) -> None:
     shared = tmp_path / "shared" / "snapshots"
     first = owned(tmp_path / "first", shared)
-    first.own(Files(shared))  # each start asks again
+    first.own(Files(shared))  # each start checks again
     with pytest.raises(UsageError, match=f"the snapshots in {shared} are another job's.*--snapshots"):
         owned(tmp_path / "second", shared)
     first.own(Files(shared))
 
 
-def test_snapshots_that_are_not_where_they_were_are_missed(tmp_path: Path) -> None:
+def test_a_place_that_lacks_this_job_s_mark_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "mounted" / "snapshots"
     run = owned(tmp_path / "run", place)
     moved = place.rename(tmp_path / "elsewhere")
@@ -123,19 +112,11 @@ def test_a_run_directory_that_lost_its_name_takes_it_from_its_own_snapshots_only
                 run.own(Files(snapshots))
 
 
-@pytest.fixture
-def blocked(tmp_path: Path) -> Path:
-    """A path that cannot become a directory, whoever we are."""
+def test_directories_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    return tmp_path / "file" / "below"
-
-
-def test_a_place_that_cannot_be_written(blocked: Path) -> None:
+    blocked = tmp_path / "file" / "below"  # even root cannot make it a directory
     with pytest.raises(MachineError, match=r"run directory .*below cannot be written \(Not a directory\).*--run-dir"):
         RunDirectory(blocked).take()
-
-
-def test_a_snapshot_directory_is_tried_before_anything_starts(tmp_path: Path, blocked: Path) -> None:
     writable(Files(tmp_path / "new" / "snapshots"))
     assert list((tmp_path / "new" / "snapshots").iterdir()) == []
     with pytest.raises(
@@ -144,8 +125,8 @@ def test_a_snapshot_directory_is_tried_before_anything_starts(tmp_path: Path, bl
         writable(Files(blocked))
 
 
-def test_a_run_directory_that_was_moved_or_copied_has_its_own_snapshots(tmp_path: Path) -> None:
-    """The journal tells where they were."""
+def test_a_copied_run_directory_uses_its_own_snapshots(tmp_path: Path) -> None:
+    """The journal says where the snapshots were before."""
     run = RunDirectory(tmp_path / "run")
     run.take()
     run.own(Files(run.root / "snapshots"))
@@ -154,4 +135,4 @@ def test_a_run_directory_that_was_moved_or_copied_has_its_own_snapshots(tmp_path
     shutil.copytree(run.root, tmp_path / "copy")
     assert RunDirectory(tmp_path / "copy").kept() == Files(tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "snapshots")
-    assert RunDirectory(tmp_path / "copy").kept() == Files(run.root), "they were somewhere else all the time"
+    assert RunDirectory(tmp_path / "copy").kept() == Files(run.root)

@@ -70,7 +70,7 @@ def told(options: Place, said: Mapping[str, str], environ: Mapping[str, str]) ->
         (asked(), NONE, {**POD, "WORLD_SIZE": "16", "RANK": "3"}, (HOST, "", 0, "")),
     ],
 )  # fmt: skip
-def test_who_outweighs_whom(
+def test_own_options_precede_torchrun_s_and_these_the_scheduler_s(
     options: Place, said: dict[str, str], environ: dict[str, str], expected: tuple[str, str, int, str]
 ) -> None:
     assert told(options, said, environ) == expected
@@ -85,12 +85,12 @@ def test_who_outweighs_whom(
         (asked(), {"nodes": "2:3"}, STEP, "--nnodes 2:3"),
         (asked(), {"nodes": "all"}, STEP, "--nodes all: write a number"),
         (asked(spares=4), NONE, STEP, "--spares 4: Slurm runs this on 4 nodes, so that none is left to train"),
-        (asked(), NONE, BATCH, "given this job 4 nodes, and this runs on one of them only"),
+        (asked(), NONE, BATCH, "given this job 4 nodes, but mt-resilient runs on only one of them"),
         (asked(), NONE, {**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, "Put srun --ntasks-per-node=1 in front"),
-        (asked(), NONE, {**STEP, "SLURM_LOCALID": "1"}, "started this more than once on gpu-17"),
+        (asked(), NONE, {**STEP, "SLURM_LOCALID": "1"}, "started mt-resilient more than once on gpu-17"),
     ],
 )  # fmt: skip
-def test_a_contradiction_is_one_sentence(
+def test_contradictions_are_refused_with_one_sentence(
     options: Place, said: dict[str, str], environ: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
@@ -99,7 +99,7 @@ def test_a_contradiction_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_pod_of_a_pytorchjob_says_its_job() -> None:
+def test_a_pod_s_host_name_gives_the_name_of_its_pytorchjob() -> None:
     assert place(asked(), torchrun(NONE), {**POD, "PET_NNODES": "2"}, "x-worker-0") == Place(node="x-worker-0", job="x")
 
 
@@ -114,7 +114,4 @@ def test_a_pod_of_a_pytorchjob_says_its_job() -> None:
 )
 def test_the_switches_above_a_node_are_its_rack(address: str, pattern: str, expected: dict[str, str]) -> None:
     assert labels({**STEP, "SLURM_TOPOLOGY_ADDR": address, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}) == expected
-
-
-def test_without_a_scheduler_nothing_is_known_of_the_place() -> None:
     assert labels({}) == {}
