@@ -62,6 +62,7 @@ finally:
 """
 
 
+@pytest.mark.variant
 def test_ranks_of_a_session_hear_ctrl_c_as_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
@@ -106,6 +107,7 @@ def test_asked_twice_it_leaves_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.variant
 def test_a_signal_while_ranks_still_start(tmp_path: Path) -> None:
     job = minimal(tmp_path, "--last-snapshot")
     job.until(lambda now: now.generation == 1)
@@ -113,6 +115,7 @@ def test_a_signal_while_ranks_still_start(tmp_path: Path) -> None:
     assert job.finish(30) == 130
 
 
+@pytest.mark.variant
 def test_the_last_step_is_on_disk_and_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "5"]
     job = Job(tmp_path, command, "--durable-every", "1000")

@@ -67,6 +67,7 @@ def test_an_etcd_endpoint_that_does_not_answer(tmp_path: Path) -> None:
     refused(4, "127.0.0.1:1", "run", "--run-dir", str(tmp_path), "--etcd", "127.0.0.1:1", *TRAIN)
 
 
+@pytest.mark.variant
 def test_two_etcds_that_know_nothing_of_each_other(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -232,6 +233,7 @@ def test_a_state_that_can_never_be_saved_is_told_before_the_first_step(tmp_path:
     assert "step" not in job.printed()
 
 
+@pytest.mark.variant
 def test_a_state_dict_that_fails_is_told_before_the_first_step(tmp_path: Path) -> None:
     script = tmp_path / "unsaved.py"
     script.write_text(UNSAVED)
@@ -275,6 +277,7 @@ def test_a_buffer_that_can_for_a_while_not_be_saved_ends_no_training(tmp_path: P
     assert "the buffer running_mean, a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in job.said()
 
 
+@pytest.mark.variant
 def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and_named_at_the_end(
     tmp_path: Path,
 ) -> None:
@@ -526,6 +529,7 @@ def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, freezer: Path) -> No
     assert "step 60 is on disk" in job.said()
 
 
+@pytest.mark.variant
 def test_a_journal_whose_disk_hangs_holds_up_nobody_and_has_all_lines_in_the_end(freezer: Path) -> None:
     journal = Notebook(freezer / "journal.jsonl")
     subprocess.run(["fsfreeze", "-f", freezer], check=True)

@@ -132,6 +132,7 @@ def test_one_that_hangs_while_it_starts_twice_is_the_script_s_own_error(tmp_path
     assert all("rank 1 on" in incident.summary for incident in job.incidents())
 
 
+@pytest.mark.variant
 def test_a_teardown_that_hangs_is_ended_and_the_job_has_finished(tmp_path: Path) -> None:
     command = ["--nproc-per-node", "2", str(ROOT / "tests" / "chaos" / "ends_never.py")]
     job = Job(tmp_path, command, *QUICK, "--set", "hang.teardown_s=3")

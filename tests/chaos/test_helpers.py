@@ -55,6 +55,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "how",
     ["spawn", pytest.param("forkserver", marks=pytest.mark.variant), pytest.param("fork", marks=pytest.mark.variant)],

@@ -130,6 +130,7 @@ def test_all_that_ranks_hold_alike_comes_over_to_fewer_and_to_more(tmp_path: Pat
     assert held(more, "begins") == held(more, "begins", 1) == held(one, "ends")
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("case", some_of(STAYS))
 def test_what_is_a_rank_s_alone_is_named_before_the_first_step(tmp_path: Path, case: str) -> None:
     two = run(tmp_path / "two", 2, [str(RESHAPED), case, "--steps", "4"])

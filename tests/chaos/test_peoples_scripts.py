@@ -19,6 +19,7 @@ VARIANTS = (
     "accumulation",
     "evaluation",
     "checkpoints",
+    "plain",
 )
 
 
@@ -56,6 +57,7 @@ def test_the_agent_is_killed_before_any_snapshot_and_the_script_s_own_checkpoint
     assert "from the script's own start" in job.said()
 
 
+@pytest.mark.variant
 @pytest.mark.slow
 def test_killed_in_a_second_loop_it_begins_that_loop_again(tmp_path: Path) -> None:
     """The steps of the second loop were taken for the first one's, and so were its snapshots."""

@@ -78,6 +78,7 @@ def test_killed_while_the_data_is_away(tmp_path: Path, expected: tuple[str, list
     assert incidents[3].phases_s["stop"] >= incidents[3].pause_s == 5
 
 
+@pytest.mark.variant
 def test_a_cold_start_ends_with_the_same_bits(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = minimal(tmp_path, "--no-warm")
     job.until_step(20)

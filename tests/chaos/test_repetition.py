@@ -13,6 +13,7 @@ from ..harness import Job
 SCRIPT = Path(__file__).with_name("forgets.py")
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "killed", [pytest.param(True, id="killed"), pytest.param(False, id="rewound in place", marks=pytest.mark.variant)]
 )

@@ -3,6 +3,8 @@ dies in the middle of them."""
 
 from pathlib import Path
 
+import pytest
+
 from mt_resilient.resilience.inprocess.fallback import careful
 
 from ..harness import digest_of
@@ -12,6 +14,7 @@ NARROW = ("--set", "ladder.skip_steps=4", "--set", "rescue.lr_scale=0.5")
 BAD = {"BAD_DATA": "40:46"}
 
 
+@pytest.mark.variant
 def test_killed_in_the_middle_of_a_rescue(tmp_path: Path) -> None:
     job = run(tmp_path / "hit", *NARROW, HURT="dies@44", MARKER=str(tmp_path / "dead"), **BAD)
     assert job.finish(120) == 0, job.said()[-3000:]

@@ -54,6 +54,7 @@ def test_a_killed_agent(tmp_path: Path) -> None:
     refused(job)
 
 
+@pytest.mark.variant
 def test_a_rewind_in_place_that_fails_becomes_a_restart(tmp_path: Path) -> None:
     """New processes take the state that those at work did not."""
     expected, _ = undisturbed(UNWILLING, "--steps", "40")

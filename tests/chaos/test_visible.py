@@ -86,6 +86,7 @@ def damage(shard: Path) -> None:
     shard.write_bytes(torn)
 
 
+@pytest.mark.variant
 def test_where_every_snapshot_is_damaged_nothing_begins_anew_unasked(tmp_path: Path) -> None:
     job = stopped_hard(tmp_path)
     for step in (10, 20):

@@ -96,6 +96,7 @@ def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path:
     assert explained.returncode == 0, explained.stderr
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     "number",
     [
@@ -114,6 +115,7 @@ def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(tmp_path: Path, nu
     assert "passing the signal on to its ranks" in job.said()
 
 
+@pytest.mark.variant
 def test_what_a_script_leaves_running_at_its_end_runs_on(tmp_path: Path) -> None:
     """An upload, say."""
     script, pid = tmp_path / "leaves.py", tmp_path / "pid"

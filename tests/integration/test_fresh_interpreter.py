@@ -116,6 +116,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
     return found
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("how", [pytest.param(COLD, marks=pytest.mark.variant), WARM])
 def test_a_rank_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], how: str) -> None:
     """In whatever way; those that a life has taken have left a second line in their files."""
@@ -286,6 +287,7 @@ def test_a_script_is_forked_as_torchrun_starts_it(tmp_path: Path, style: str) ->
     assert left == [0, 0]
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("style", some_of(COLD_STYLES))
 def test_a_script_that_is_not_forked_is_started_as_torchrun_starts_it(tmp_path: Path, style: str) -> None:
     def arrange(here: Path) -> None:

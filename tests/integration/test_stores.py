@@ -372,7 +372,7 @@ def test_a_sound_shard_of_another_attempt_is_found(node: Node) -> None:
     assert "not the one that was staged" in problem
 
 
-@pytest.mark.parametrize("root", ["file", "s3"], indirect=True)
+@pytest.mark.parametrize("root", ["file", pytest.param("s3", marks=pytest.mark.variant)], indirect=True)
 def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(root: Place) -> None:
     node, chance, step, torn = Node(root, nbytes=2 << 20), random.Random(1), 0, 0
     for _ in range(5):

@@ -102,6 +102,7 @@ class Refused(Job):
         super().start()
 
 
+@pytest.mark.variant
 def test_a_kernel_without_pidfds_and_memory_files(tmp_path: Path) -> None:
     expected = undisturbed(MINIMAL, "--steps", "60")
     script = [str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
@@ -149,6 +150,7 @@ def test_limits_that_keep_etcd_from_running_are_named(tmp_path: Path, limit: str
     assert f"raise ulimit {limit.split()[0]}, or name an etcd of your own with --etcd" in done.stderr
 
 
+@pytest.mark.variant
 def test_a_terminal_that_nobody_reads_holds_up_nobody(tmp_path: Path) -> None:
     """As after Ctrl-S, or where a pipe's reader has stopped."""
     script, told = tmp_path / "probe.py", tmp_path / "told"
@@ -183,6 +185,7 @@ def in_a_namespace(place: Path, options: str) -> str:
     return str(wrapper)
 
 
+@pytest.mark.variant
 def test_ranks_in_pid_namespaces_of_their_own(tmp_path: Path) -> None:
     """Each is process 1 of its own, and sees no agent."""
     expected = undisturbed(MINIMAL, "--steps", "60")

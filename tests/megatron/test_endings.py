@@ -38,6 +38,7 @@ def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
     assert validations(job.printed()) == validations(output)
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("how", [pytest.param("interval", marks=pytest.mark.variant), "signal"])
 def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, tmp_path: Path) -> None:
     arguments = ("--exit-interval", "7") if how == "interval" else ("--exit-signal-handler",)

@@ -25,7 +25,10 @@ pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 VARIANTS = (MEGATRON_DP2, MEGATRON_OVERLAPPED, MEGATRON_INTERLEAVED)
 ALL = [
     *(pytest.param(loop, id=loop.name, marks=pytest.mark.variant if loop in VARIANTS else ()) for loop in LOOPS),
-    *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),
+    *(
+        pytest.param(loop, id=loop.name, marks=[pytest.mark.mlm, *([pytest.mark.variant] if at else [])])
+        for at, loop in enumerate(CHECKOUT_LOOPS)
+    ),
 ]
 
 
@@ -70,12 +73,9 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
     assert any("rank 0 on " in line and "waits for it" in line for line in incident.evidence)
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
-    "loop",
-    [
-        pytest.param(MEGATRON_DP2, id=MEGATRON_DP2.name),
-        *(pytest.param(loop, id=loop.name, marks=pytest.mark.variant) for loop in (MEGATRON_INTERLEAVED, BRIDGE_DP2)),
-    ],
+    "loop", [pytest.param(loop, id=loop.name) for loop in (MEGATRON_DP2, MEGATRON_INTERLEAVED, BRIDGE_DP2)]
 )
 def test_data_that_gives_nan_is_left_out(loop: Loop, tmp_path: Path) -> None:
     """NaN at two replays too: its batch is left out. The run ends as one that has never had that batch, a kill behind it or not."""

@@ -28,7 +28,10 @@ pytestmark = pytest.mark.megatron
 OFTEN = (MEGATRON_TP2_PP2, BRIDGE_DP2)
 ALL = [
     *(pytest.param(loop, id=loop.name, marks=() if loop in OFTEN else pytest.mark.variant) for loop in LOOPS),
-    *(pytest.param(loop, id=loop.name, marks=pytest.mark.mlm) for loop in CHECKOUT_LOOPS),
+    *(
+        pytest.param(loop, id=loop.name, marks=[pytest.mark.mlm, *([pytest.mark.variant] if at else [])])
+        for at, loop in enumerate(CHECKOUT_LOOPS)
+    ),
 ]
 DATA_PARALLEL = [
     pytest.param(MEGATRON_DP2, id=MEGATRON_DP2.name),
@@ -65,6 +68,7 @@ def test_every_rank_computes_every_step_and_learns(loop: Loop) -> None:
     assert loss_of(record, last_rank, loop.iterations) < loss_of(record, last_rank, 1)
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("loop", DATA_PARALLEL)
 def test_two_runs_are_the_same_to_the_bit(loop: Loop, tmp_path: Path) -> None:
     """Of the other layouts `test_killed_and_poisoned` shows it, whose runs are compared with undisturbed ones."""
@@ -87,7 +91,9 @@ def test_nemesis_poisons_one_gradient_once(loop: Loop, tmp_path: Path) -> None:
         assert math.isnan(loss_of(record, rank, 5))
 
 
-@pytest.mark.parametrize(("nemesis", "exit_code"), [("nan-grad@4:1", 17), ("nan-grad*2@4:1", 16)])
+@pytest.mark.parametrize(
+    ("nemesis", "exit_code"), [("nan-grad@4:1", 17), pytest.param("nan-grad*2@4:1", 16, marks=pytest.mark.variant)]
+)
 def test_megatron_itself_answers_nan_by_leaving(nemesis: str, exit_code: int, tmp_path: Path) -> None:
     """Its rerun machine computes the step again: 17 when the NaN is gone then, 16 when it is there again."""
     save = ("--save", str(tmp_path / "checkpoints"), "--save-interval", "100")
