@@ -142,10 +142,15 @@ class Lookout:
             self.stalls = tuple(replace(stall, stacks=stacks) for stall in stalls)
         if news and judgement.answer is Answer.SUSPECTED:
             self._words.append(
-                ("warn", f"slow, and not certain to hang: {judgement.reason}; it is left alone. Stacks: {stacks}")
+                (
+                    "warn",
+                    f"slow, and not certain to hang: {judgement.reason}; the agent leaves it alone. Stacks: {stacks}",
+                )
             )
         elif news and not self._policy.act:
-            self._words.append(("bad", f"{judgement.reason}; hang.act is off, so nothing is done. Stacks: {stacks}"))
+            self._words.append(
+                ("bad", f"{judgement.reason}; hang.act is off, so the agent does nothing. Stacks: {stacks}")
+            )
 
     def _stall(self, local_rank: int, page: Page, rank: Progress, before: Look, wall_s: float) -> RankStall:
         look, awake_s = self._looks[local_rank], self._hearing.awake_s
@@ -177,13 +182,23 @@ class Lookout:
             self._end_teardown(f"its ranks do not end ({where}; stacks: {stacks})")
         elif news:
             self._words.append(
-                ("warn", f"the loop is over, and the script takes long: {where}; it is left alone. Stacks: {stacks}")
+                (
+                    "warn",
+                    f"the loop is over, and the script takes long: {where}; the agent leaves it alone. Stacks: {stacks}",
+                )
             )
 
     def _end_teardown(self, what: str) -> None:
         if self._observe and not self._teardown_told:
-            self._words.append(("warn", f"the training is over, but {what}; without --observe all would be ended"))
+            self._words.append(
+                ("warn", f"the training is over, but {what}; without --observe, the agent would end all processes")
+            )
         self._teardown_told = True
         if self._policy.act and not self._observe and not self.teardown:
             self.teardown = what
-            self._words.append(("warn", f"the training is over, but {what}: all is ended, and counts as finished"))
+            self._words.append(
+                (
+                    "warn",
+                    f"the training is over, but {what}: the agent ends all processes, and the job counts as finished",
+                )
+            )

@@ -79,7 +79,7 @@ def test_who_has_ranks_of_this_generation_tells_an_emptied_etcd(ours: Any, tells
     if tells:
         assert seen.outage.looked(None, FIFTH, EMPTIED_S + 2) is FIFTH
     else:
-        with pytest.raises(MachineError, match="etcd has lost its data, and nobody trains"):
+        with pytest.raises(MachineError, match="etcd has lost its data about this job, and no agent has ranks"):
             seen.outage.looked(None, FIFTH, EMPTIED_S + 2)
 
 
@@ -105,7 +105,7 @@ def test_it_is_told_once_and_mended_each_time() -> None:
         seen.outage.lasts(away, now_s)
     seen.outage.over(103.0)
     assert [words.partition(",")[0] for words in seen.said] == [
-        "etcd did not answer; training goes on",
+        "etcd did not answer; training continues",
         "etcd answers again",
     ]
     assert seen.mended == 3
@@ -114,7 +114,7 @@ def test_it_is_told_once_and_mended_each_time() -> None:
 def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
     seen = Seen()
     seen.outage.lasts(StoreUnavailable("etcd did not answer"), 1.0, fenced_soon=True)
-    assert "then its ranks are ended" in seen.said[0]
+    assert "Then the agent ends its ranks" in seen.said[0]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_who_goes_on_after_an_end_that_a_backup_lacks_leaves(known: GenerationRe
     seen.store.put(KEYS.spec, dumps(seen.outage._spec))
     seen.outage.held(1, known)
     seen.store.put(KEYS.spec, dumps(SPEC))
-    with pytest.raises(MachineError, match="an older backup, of a life of this job that was over"):
+    with pytest.raises(MachineError, match="an older backup, from a run of this job that was over"):
         seen.outage.held(2, known)
 
 
@@ -209,8 +209,8 @@ def test_a_full_disk_is_named_and_that_the_training_is_through_is_told_once() ->
     seen.outage.over(5.0)
     full = f"etcd does not answer, and {seen.full}"
     assert seen.said == [
-        f"{full}; training goes on, no recovery is possible until it is back",
-        f"{full}; the training is through, and the job ends once etcd is back",
+        f"{full}; training continues, but no fault can be recovered from until etcd is back",
+        f"{full}; the training has reached its end, and the job ends once etcd is back",
         "etcd answers again, after 4.00 s",
     ]
     assert seen.mended == 4
