@@ -149,7 +149,7 @@ def test_ranks_do_not_wait_for_ever_for_a_judgement_that_fails(tmp_path: Path) -
         os.kill(pid, signal.SIGKILL)
         assert job.agent.wait(60) == InternalError.exit_code
         assert time.monotonic() - killed_s > PATIENCE_S
-    assert "report it" in job.said()
+    assert "Report this" in job.said()
 
 
 @pytest.mark.variant
