@@ -161,9 +161,8 @@ class Supervisor:
                 self._stumbled(error)
                 looked, changed = False, True
                 if monotonic_s() - self._looked_s > BLIND_S:
-                    raise InternalError(
-                        f"the agent could not observe its ranks for {BLIND_S:.0f} s ({error!r})"
-                    ) from error
+                    what = f"the agent could not observe its ranks for {BLIND_S:.0f} s ({error!r})"
+                    raise InternalError(what) from error
         if looked:
             self._looked_s = monotonic_s()
         try:
@@ -185,11 +184,8 @@ class Supervisor:
         return code
 
     def _stumbled(self, error: Exception) -> None:
-        what = (
-            str(error)
-            if isinstance(error, OSError)
-            else f"the agent could not observe its ranks ({error!r}; report this)"
-        )
+        bug = f"the agent could not observe its ranks ({error!r}; report this)"
+        what = str(error) if isinstance(error, OSError) else bug
         if what != self._last_stumble:
             self._last_stumble = what
             self.telling.say(f"{what}; training continues, and the agent tries again", "bad")
@@ -300,5 +296,5 @@ class Supervisor:
         self.node.stop_group()
         number = self.record.number if self.record else Generation(0)
         self._round.record = GenerationRecord(
-            number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"for {why}"
+            number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"because {why}"
         )

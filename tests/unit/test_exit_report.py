@@ -98,6 +98,6 @@ def test_an_agent_that_hangs_as_it_leaves_ends_with_its_code_and_says_where(tmp_
 def test_an_end_by_a_signal_says_whether_the_training_was_through(through: bool, when: str, tmp_path: Path) -> None:
     heard: list[str] = []
     telling: Any = SimpleNamespace(say=lambda words, mood: heard.append(words))
-    over = record(Phase.ENDED, reason="for etcd is away")
+    over = record(Phase.ENDED, reason="because etcd is away")
     say_the_end(130, over, "", None, RunDirectory(tmp_path), telling, drained=False, through=through)
-    assert heard == [f"ended, for etcd is away{when}; the same command begins anew"]
+    assert heard == [f"ended, because etcd is away{when}; the same command begins anew"]
