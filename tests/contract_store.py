@@ -322,14 +322,6 @@ class StoreContract:
             store.revoke(lease)
             assert list(mirror.entries()) == ["/job/b"]
 
-    def test_fresh_is_no_older_than_the_call(self, store: Store, other: Store) -> None:
-        with mirroring(store, "/job/") as mirror:
-            for number in range(20):
-                other.put("/job/a", b"%d" % number)
-                assert mirror.fresh()["/job/a"].value == b"%d" % number
-            other.put("/job/b", b"")
-            until(mirror, {"/job/a": b"19", "/job/b": b""})
-
     def test_a_mirror_lists_anew_what_it_cannot_follow(self, store: Store, other: Store, compact: Compact) -> None:
         with mirroring(store, "/job/") as mirror:
             mirror.entries()

@@ -43,14 +43,14 @@ class Lapse:
         if said != self._told:
             self._told = said
             self._telling.say(
-                f"no fault can be judged at present, it is tried again each second: {said}. Ranks that train go on; report it",
+                f"the agent cannot judge faults at present: {said}. It tries again each second, and ranks that train continue. Report this",
                 "bad",
             )
 
     def over(self) -> None:
         """Record that a decision has succeeded."""
         if self._told:
-            self._telling.say("faults can be judged again", "good")
+            self._telling.say("the agent can judge faults again", "good")
         self._told, self._waits_s = "", None
 
     def _at_work(self, record: GenerationRecord | None) -> bool:

@@ -25,7 +25,7 @@ class Revival:
                 raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
             self._wait_s = 1.0
         except SiteError as error:
-            self._telling.say(f"{error}; tried again in {self._wait_s:.0f} s", "bad")
+            self._telling.say(f"{error}; the agent tries again in {self._wait_s:.0f} s", "bad")
             self._not_before_s = monotonic_s() + self._wait_s
             self._wait_s = min(60.0, self._wait_s * 2)
         self._node.spared = (self._server.pid or 0,)

@@ -108,14 +108,14 @@ class Performer:
                 drain.finish()
             case Action.TELL_WAITING:
                 self._telling.say(
-                    f"the ranks {'are through' if record.complete else 'have ended'}; what was to be written of their last steps is "
-                    "not on disk yet, here or on another node, and is waited for. Ctrl-C, and some time for it, leaves without",
+                    f"the ranks {'are through' if record.complete else 'have ended'}, but their last snapshot is not on disk yet, here "
+                    "or on another node. The agent waits for it. After Ctrl-C it waits only a limited time",
                     "warn",
                 )
             case Action.GIVE_UP_WRITING:
                 waited_s = monotonic_s() - self._begun.finishing_s
                 self._telling.say(
-                    f"the last snapshot was not on disk after {waited_s:.0f} s; leaving without it", "warn"
+                    f"the last snapshot was not on disk after {waited_s:.0f} s; the agent gives it up", "warn"
                 )
                 drain.give_up()
             case Action.WRITE_AGAIN:

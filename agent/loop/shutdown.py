@@ -46,14 +46,14 @@ def unheard(policy: PreemptionPolicy) -> str:
         return ""
     are = "are" if len(names) > 1 else "is"
     return (
-        f"{formatting.listed(names)} {are} ignored here: this program was started that way. No last snapshot is taken at such a signal. "
-        "To have one taken, start it without `trap ''` or the like"
+        f"{formatting.listed(names)} {are} ignored, because this program was started that way. At such a signal it takes no last "
+        "snapshot. To get one, start the program without `trap ''` or the like"
     )
 
 
 def _leave_at_once(number: int, _: object) -> None:
     name = signal.Signals(number).name
-    print(f"mt-resilient: {name} before this node has joined: it leaves, and nothing was started", file=sys.stderr)
+    print(f"mt-resilient: {name} before this node has joined. The agent exits; it had started nothing", file=sys.stderr)
     raise SystemExit(128 + number)
 
 
@@ -159,7 +159,7 @@ class Leaving:
         self._store.put(self._keys.request(f"stop-{self._id}-{self._instance}"), dumps(request))
         self._request = request
         newest = self._node.held.durable_steps()[-1:]
-        kept = f"the newest on disk is of step {newest[0]}" if newest else "none is on disk"
+        kept = f"the newest on disk is that of step {newest[0]}" if newest else "none is on disk"
         within = f" within {formatting.seconds(request.budget_s)}" if preempted else ""
         passed = "passing the signal on to its ranks, as torchrun does"
         how = (
@@ -170,7 +170,7 @@ class Leaving:
         if self._node.untold:  # the ranks' state is in no snapshot
             how = f"and {passed}"
         what = "draining this node" if drains else "ending the job"
-        self._telling.say(f"{name}: {what}, {how}; once more ends it at once", "warn")
+        self._telling.say(f"{name}: {what}, {how}. A second signal ends it at once", "warn")
         return True
 
     def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:

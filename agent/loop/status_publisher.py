@@ -99,7 +99,9 @@ class Publisher:
             try:
                 self._node.held.reject(name, str(words.get("error", "")))
             except ResilientError as error:
-                self._telling.say(f"{error}: it keeps its name, and is not used", "bad")
+                self._telling.say(
+                    f"{error}: the snapshot is not marked as rejected, but this agent does not use it", "bad"
+                )
 
 
 _FIGURES = ("at_s", "min_step", "max_step", "alive", "pulse_s", "stride_s", "courses", "copies")

@@ -99,16 +99,14 @@ class Outage:
             return found
         if not self._emptied_s:
             self._emptied_s = now_s
-            self._telling.say(
-                "etcd has lost its data, and with it what it knew of this job: those that train tell it again", "bad"
-            )
+            self._telling.say("etcd has lost its data about this job; agents whose ranks train write it again", "bad")
         alone = self._spec.nodes == 1
         if alone or known.over or ours:
             self._remind(known)
         elif now_s - self._emptied_s > EMPTIED_S:
             raise MachineError(
-                "etcd has lost its data, and nobody trains who could tell it what it knew of this job; nothing runs here any more. Look "
-                "after it, then give the same command again: it goes on from the newest snapshot"
+                "etcd has lost its data about this job, and no agent has ranks that train and could write it again. No rank runs here any "
+                "more. Check etcd, then give the same command again: it continues from the newest snapshot"
             )
         return known
 
@@ -131,25 +129,25 @@ class Outage:
         there = loads(Spec, entry.value) if entry else self._spec
         if there.first_generation < self._spec.first_generation:
             raise MachineError(
-                "etcd has the data of an older backup, of a life of this job that was over when this agent joined; it leaves. Give the "
-                "same command again: it goes on from the newest snapshot"
+                "etcd has the data of an older backup, from a run of this job that was over when this agent joined. The agent exits. Give "
+                "the same command again: it continues from the newest snapshot"
             )
         if there.run != self._spec.run:
             raise MachineError(
-                "etcd has lost its data, and the job that it knows now has been described anew, while this agent was none of it; it "
-                "leaves. Give the same command again: it joins that one"
+                "etcd has lost its data, and other agents have started this job anew without this agent. The agent exits. Give the same "
+                "command again: it joins the new run"
             )
 
 
 def _until(ended: bool, fenced_soon: bool) -> str:
     if ended:
-        return "the training is through, and the job ends once etcd is back"
+        return "the training has reached its end, and the job ends once etcd is back"
     if fenced_soon:
         return (
-            "training goes on for the rest of this agent's lease; then its ranks are ended, for those that stand by are enough to begin "
-            "without them"
+            "training continues until this agent's lease expires. Then the agent ends its ranks, because the spares could start without "
+            "them"
         )
-    return "training goes on, no recovery is possible until it is back"
+    return "training continues, but no fault can be recovered from until etcd is back"
 
 
 def _as_far(found: GenerationRecord, known: GenerationRecord, *, begun: bool) -> bool:

@@ -147,7 +147,7 @@ class Supervisor:
     def round(self) -> int | None:
         """Run one round of the loop. Return the exit code when the job is over; otherwise None."""
         if self._leaving.at_once:
-            self.telling.say("asked a second time: leaving at once", "warn")
+            self.telling.say("a second signal: the agent exits at once", "warn")
             return self._leaving.code
         changed = self._company is not None and self._company.look(monotonic_s())
         self.node.pace_saving()
@@ -161,9 +161,8 @@ class Supervisor:
                 self._stumbled(error)
                 looked, changed = False, True
                 if monotonic_s() - self._looked_s > BLIND_S:
-                    raise InternalError(
-                        f"no look at the ranks has succeeded for {BLIND_S:.0f} s ({error!r})"
-                    ) from error
+                    what = f"the agent could not observe its ranks for {BLIND_S:.0f} s ({error!r})"
+                    raise InternalError(what) from error
         if looked:
             self._looked_s = monotonic_s()
         try:
@@ -185,10 +184,11 @@ class Supervisor:
         return code
 
     def _stumbled(self, error: Exception) -> None:
-        what = str(error) if isinstance(error, OSError) else f"a look has failed ({error!r}; report it)"
+        bug = f"the agent could not observe its ranks ({error!r}; report this)"
+        what = str(error) if isinstance(error, OSError) else bug
         if what != self._last_stumble:
             self._last_stumble = what
-            self.telling.say(f"{what}; training goes on, it is tried again", "bad")
+            self.telling.say(f"{what}; training continues, and the agent tries again", "bad")
 
     def _consult(self, changed: bool) -> None:
         """Publish, decide and obey, again as long as each round leads to more to do. Raises StoreUnavailable."""
@@ -241,7 +241,7 @@ class Supervisor:
         self.controller.forget()
         self._lapse.met(error, self.record, monotonic_s())
         if self._leaving.in_vain(monotonic_s()):
-            self._end_at_once("no fault can be judged")
+            self._end_at_once("the agent cannot judge faults")
         elif self.record and self.id not in self.record.members:  # a member should lead: it sees whether ranks wait
             self.heartbeat.end()
             self.heartbeat.lost()
@@ -292,9 +292,9 @@ class Supervisor:
             self._end_at_once("etcd is away")
 
     def _end_at_once(self, why: str) -> None:
-        self.telling.say(f"{why}: ending at once, without a last snapshot", "warn")
+        self.telling.say(f"{why}: the agent ends its ranks at once, without a last snapshot", "warn")
         self.node.stop_group()
         number = self.record.number if self.record else Generation(0)
         self._round.record = GenerationRecord(
-            number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"for {why}"
+            number=number, phase=Phase.ENDED, members={}, exit_code=self._leaving.code, reason=f"because {why}"
         )

@@ -71,6 +71,9 @@ class Lookout:
         while self._words:
             yield self._words.pop(0)
 
+    def _say(self, mood: str, sentence: str) -> None:
+        self._words.append((mood, sentence))
+
     def look(self, group: WorkerGroup | None, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
         """Check the ranks, once in each round of the agent's loop. now_s: monotonic."""
         living = [n for n in range(len(pages)) if group and not (n in group.ranks and group.ranks[n].ended_s)]
@@ -83,7 +86,7 @@ class Lookout:
             self._launcher_alone(pages)
         elif not hang_rules.overdue(list(ranks.values()), self._policy):
             if self._told:
-                self._words.append(("good", "the ranks give signs of life again: it was no hang"))
+                self._say("good", "the ranks give signs of life again: it was no hang")
             self._rest()
         elif self._asked_s is not None and self._hearing.awake_s - self._asked_s >= ANSWER_S:
             self._asked_s, self._next_s = None, self._hearing.awake_s + self._confirm_s
@@ -91,9 +94,7 @@ class Lookout:
             self._compare(seen, ranks, pages, group.generation, wall_s)
         elif self._asked_s is None and self._hearing.awake_s >= self._next_s:
             if not self._told and not self._looks:
-                self._words.append(
-                    ("suspected", f"{self._silence(ranks.values())}: looking at the stacks of all ranks")
-                )
+                self._say("suspected", f"{self._silence(ranks.values())}: looking at the stacks of all ranks")
             for n in ranks:
                 self._eyes.ask(n, pages[n], group.ranks.get(n, group.launcher))
             self._asked_s = self._hearing.awake_s
@@ -141,11 +142,12 @@ class Lookout:
         if self._policy.act:
             self.stalls = tuple(replace(stall, stacks=stacks) for stall in stalls)
         if news and judgement.answer is Answer.SUSPECTED:
-            self._words.append(
-                ("warn", f"slow, and not certain to hang: {judgement.reason}; it is left alone. Stacks: {stacks}")
+            self._say(
+                "warn",
+                f"slow, and not certain to hang: {judgement.reason}; the agent leaves it alone. Stacks: {stacks}",
             )
         elif news and not self._policy.act:
-            self._words.append(("bad", f"{judgement.reason}; hang.act is off, so nothing is done. Stacks: {stacks}"))
+            self._say("bad", f"{judgement.reason}; hang.act is off, so the agent does nothing. Stacks: {stacks}")
 
     def _stall(self, local_rank: int, page: Page, rank: Progress, before: Look, wall_s: float) -> RankStall:
         look, awake_s = self._looks[local_rank], self._hearing.awake_s
@@ -176,14 +178,18 @@ class Lookout:
         if answer is Answer.CERTAIN and all(s.place is Place.TEARDOWN for s in stalls):
             self._end_teardown(f"its ranks do not end ({where}; stacks: {stacks})")
         elif news:
-            self._words.append(
-                ("warn", f"the loop is over, and the script takes long: {where}; it is left alone. Stacks: {stacks}")
+            self._say(
+                "warn",
+                f"the loop is over, and the script takes long: {where}; the agent leaves it alone. Stacks: {stacks}",
             )
 
     def _end_teardown(self, what: str) -> None:
         if self._observe and not self._teardown_told:
-            self._words.append(("warn", f"the training is over, but {what}; without --observe all would be ended"))
+            self._say("warn", f"the training is over, but {what}; without --observe, the agent would end all processes")
         self._teardown_told = True
         if self._policy.act and not self._observe and not self.teardown:
             self.teardown = what
-            self._words.append(("warn", f"the training is over, but {what}: all is ended, and counts as finished"))
+            self._say(
+                "warn",
+                f"the training is over, but {what}: the agent ends all processes, and the job counts as finished",
+            )

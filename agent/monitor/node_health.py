@@ -42,8 +42,8 @@ class Vitals:
     @property
     def introduction(self) -> str:
         """Return a sentence about what cannot be observed on this node; empty: everything can."""
-        missing = [] if self._program else ["devices tell nothing of their health (there is no nvidia-smi)"]
-        missing += [] if self.kernel.readable else ["the kernel's log cannot be read"]
+        missing = [] if self._program else ["the health of devices is not observed (there is no nvidia-smi)"]
+        missing += [] if self.kernel.readable else ["the agent cannot read the kernel's log"]
         return "; ".join(missing)
 
     def look(

@@ -43,7 +43,7 @@ class Orphans:
             if taken_s > END_S:
                 names = ", ".join(str(p.pid) for p in left)
                 raise InternalError(
-                    f"processes {names} do not end although killed; the driver may hang: this node needs a reboot"
+                    f"processes {names} still exist {END_S:.0f} s after SIGKILL; the driver may hang. Reboot this node"
                 )
             self._kill_late(began_s + taken_s)
             for process in left:

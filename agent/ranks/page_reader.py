@@ -26,13 +26,14 @@ def read(board: Board, door: Door, group: WorkerGroup, helpers: Set[int], *, obs
             else:
                 board.refuse(local_rank)
                 sentences.append(
-                    f"local rank {local_rank} says that it is process {page.pid}, but this agent has no such process. It runs unwatched"
+                    f"local rank {local_rank} reports that it is process {page.pid}, but this agent has no such process. The agent does "
+                    "not watch it"
                 )
     for local_rank, why in wrong.items():
         does = "does nothing while observing" if observe else "ends it"
         sentences.append(
-            f"local rank {local_rank} has written over its page ({why}). The agent {does}, and believes nothing more on that page. "
-            "Something in that process writes beyond its own memory, or into a descriptor that is not its own"
+            f"local rank {local_rank} has written over its page ({why}). The agent {does}, and ignores its page from now on. "
+            "Code in that process has written beyond its own memory, or into a file descriptor that is not its own"
         )
         if not observe:
             group.condemn(local_rank, why)

@@ -175,9 +175,12 @@ class Holdings:
             if name in self.unfit or (to := self._was_left(name)) is None:
                 continue
             try:
-                self.reject(name, f"the training has gone back to step {to} and taken another course")
+                self.reject(
+                    name,
+                    f"the training has gone back to step {to}, and this snapshot does not belong to its lineage any more",
+                )
             except ResilientError as error:
-                left = f"{error}: the snapshot {name}, of a course that was left, keeps its name, and is not used"
+                left = f"{error}: the snapshot {name} left the lineage. It is not marked as rejected yet, but this agent does not use it"
                 self.sound.sentences.append((left, "bad"))
 
 

@@ -266,8 +266,8 @@ class Replicas:
         if ledger is None or not ledger.compared:
             return ""
         few = min(len(ranks) for ranks in ledger.copies)
-        who = " (of two copies it cannot be said at once which one is wrong)" if few == 2 else ""
-        return f"{ledger.compared} tensors that data-parallel ranks hold alike are compared from now on{who}"
+        which = " (with two copies, the agent cannot tell at once which one is wrong)" if few == 2 else ""
+        return f"the agent compares {ledger.compared} tensors that data-parallel ranks hold alike{which}"
 
 
 @dataclass(frozen=True)

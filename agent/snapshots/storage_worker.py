@@ -58,7 +58,7 @@ class Urgent:
         try:
             error = outcome.get(timeout=patience_s)
         except Empty:
-            raise MachineError("storage does not answer, and this is done when it does") from None
+            raise MachineError("storage does not answer; the agent does this when it answers again") from None
         if error:
             raise error
 

@@ -26,10 +26,10 @@ from .storage_worker import Errands
 
 _NEVER = sys.maxsize
 _LEFT = (
-    "at step {} every moment of the optimizers differs between the ranks, as it did before they went back. The script seems to train each "
-    "rank by itself. Replicas are no longer compared"
+    "at step {} every optimizer moment differs between the ranks, as it did before they went back. The script seems to train each rank "
+    "independently. The agent no longer compares replicas"
 )
-_APART = "it was taken after data-parallel replicas had gone apart"
+_APART = "data-parallel replicas had diverged when it was taken"
 
 
 class Soundness:

@@ -129,27 +129,27 @@ def _of_gradient(figures: Sequence[Figure], policy: SpikePolicy) -> Finding | No
 
 
 def _of_loss(figures: Sequence[Figure], policy: SpikePolicy) -> Finding | None:
-    known = [f for f in figures if f.loss is not None]
-    run, before = known[-policy.run_steps :], known[-policy.run_steps - policy.baseline_steps : -policy.run_steps]
-    if len(before) < policy.baseline_steps or run[-1] is not figures[-1]:
+    known = [f.loss for f in figures if f.loss is not None]
+    baseline, run = known[-policy.run_steps - policy.baseline_steps : -policy.run_steps], known[-policy.run_steps :]
+    if len(baseline) < policy.baseline_steps or figures[-1].loss is None:
         return None
-    expected, scale = _expected([f.loss for f in before if f.loss is not None])
-    losses = [f.loss for f in run if f.loss is not None]
-    value = fmean(losses)
-    high = min(losses) > expected + policy.each_sigma * scale and value > expected + policy.mean_sigma * scale
-    if not high:
-        return None
-    return Finding(kind=Kind.LOSS_SPIKE, onset=run[0].step, seen=run[-1].step, value=value, expected=expected)
-
-
-def _expected(baseline: Sequence[float]) -> tuple[float, float]:
-    """Return the figure expected at the end of `baseline`, and the scale of the usual noise around it."""
-    half = len(baseline) // 2
+    half, end = len(baseline) // 2, len(baseline) - 1
     slope = (median(baseline[-half:]) - median(baseline[:half])) / (len(baseline) - half)
-    end = len(baseline) - 1
-    level = sorted(value + slope * (end - at) for at, value in enumerate(baseline))
+    level = sorted([value + slope * (end - at) for at, value in enumerate(baseline)])
+    expected, lowest = median(level), min(run)
+    if lowest <= expected:  # as in most steps: then the scale, which is never below 0, does not matter
+        return None
+    scale, value = _scale(baseline, level), fmean(run)
+    if lowest <= expected + policy.each_sigma * scale or value <= expected + policy.mean_sigma * scale:
+        return None
+    onset = [f.step for f in figures if f.loss is not None][-policy.run_steps]
+    return Finding(kind=Kind.LOSS_SPIKE, onset=onset, seen=figures[-1].step, value=value, expected=expected)
+
+
+def _scale(baseline: Sequence[float], level: Sequence[float]) -> float:
+    """Return the scale of the usual noise of `baseline`. level: its figures without their trend, sorted."""
     beyond = max(1, round(0.025 * len(level)))
     scale = (level[-1 - beyond] - level[beyond]) / (2 * NORMAL_95)
     told = sorted(baseline)[beyond:-beyond]
     grain = min((b - a for a, b in pairwise(told) if b > a), default=abs(told[0]) * _COARSEST)
-    return median(level), max(scale, grain / 2)
+    return max(scale, grain / 2)

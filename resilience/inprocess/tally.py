@@ -26,8 +26,6 @@ from .rewind_ladder import Answer, LadderPolicy, answer
 ROW = 14
 """Number of entries in a row: step, -step, loss, gradient norm, and then the rest. The rest mostly stays the same from step to step:
 non-finite, the two latest snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
-REST = 4
-"""Index in a row at which the rest begins. Tallies with equal rests, and without a spike, are judged alike."""
 COURSE = "course"
 """Name of a snapshot's entry with the ranks' judgements so far. This entry is not part of the training's own state."""
 RANDOMNESS = "randomness"
@@ -120,11 +118,6 @@ class Judgement(NamedTuple):
     """With GO_ON: number of a rewind order that all ranks have received. They must check whether they can obey it."""
     pause: bool = False
     """With GO_ON: wait before the next step."""
-
-    @property
-    def calm(self) -> bool:
-        """Whether the ranks have nothing to do at this step, except for its snapshots."""
-        return self.directive is Directive.GO_ON and not (self.finding or self.wanted or self.rewind or self.pause)
 
 
 def row(said: Tally) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import InternalError
-from .protocol import CreatedAt, Delete, Entry, KeyAbsent, LeaseGone, Put, Store
+from .protocol import CreatedAt, Entry, KeyAbsent, LeaseGone, Put, Store
 
 
 class Election:
@@ -38,13 +38,10 @@ class Election:
     def won(self, entry: Entry, lease: int) -> bool:
         """Whether `entry`, which must be the leader key's, names this agent. If it does, `guard` returns the compare for this leadership
         from now on."""
-        ours = self._is_ours(entry, lease)
+        ours = entry.lease == lease and entry.value == self._identity.encode()
         if ours:
             self._guard = CreatedAt(self._key, entry.create_revision)
         return ours
-
-    def _is_ours(self, entry: Entry, lease: int) -> bool:
-        return entry.lease == lease and entry.value == self._identity.encode()
 
     def place(self, members: Sequence[str]) -> int:
         """Return how many agents campaign before this agent, if `members` (identities) campaign in their sequence. Other agents come
@@ -57,12 +54,3 @@ class Election:
         if self._guard is None:
             raise InternalError(f"{self._identity} asked to write as the controller without having been elected")
         return self._guard
-
-    def resign(self) -> None:
-        """Give up the leadership, if this agent has it. The next campaign of any agent then wins immediately. Raises StoreUnavailable."""
-        if self._guard is not None:
-            self._store.transact([self._guard], [Delete(self._key)])
-
-    def leader(self) -> str | None:
-        entry = self._store.get(self._key)
-        return None if entry is None else entry.value.decode()

@@ -7,6 +7,16 @@ from dataclasses import dataclass
 from ..model.types import Generation, NodeId
 
 
+class _Under:
+    """A key, or a prefix of keys, under the job's root."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, keys: Keys, _: type) -> str:
+        return keys.root + self._path
+
+
 @dataclass(frozen=True)
 class Keys:
     job: str
@@ -15,69 +25,35 @@ class Keys:
     def root(self) -> str:
         return f"/mt/{self.job}/"
 
-    @property
-    def spec(self) -> str:
-        return self.root + "spec"
-
-    @property
-    def helm(self) -> str:
-        """Prefix of the keys that every agent watches. Only the leader watches all other keys."""
-        return self.root + "helm/"
-
-    @property
-    def leader(self) -> str:
-        return self.helm + "leader"
-
-    @property
-    def generation(self) -> str:
-        return self.helm + "generation"
-
-    @property
-    def nodes(self) -> str:
-        return self.root + "nodes/"
-
-    @property
-    def statuses(self) -> str:
-        return self.root + "status/"
-
-    @property
-    def acks(self) -> str:
-        return self.root + "acks/"
-
-    @property
-    def quarantines(self) -> str:
-        return self.root + "quarantine/"
-
-    @property
-    def described(self) -> str:
-        """Exists for a short time after the job's Spec was written. A lease ends it, so that no two machines' clocks are compared."""
-        return self.root + "described"
+    spec = _Under("spec")
+    helm = _Under("helm/")
+    """Prefix of the keys that every agent watches. Only the leader watches all other keys."""
+    leader = _Under("helm/leader")
+    generation = _Under("helm/generation")
+    nodes = _Under("nodes/")
+    statuses = _Under("status/")
+    acks = _Under("acks/")
+    deaths = _Under("deaths/")
+    quarantines = _Under("quarantine/")
+    incidents = _Under("incidents/")
+    requests = _Under("requests/")
+    answers = _Under("answers/")
+    described = _Under("described")
+    """Exists for a short time after the job's Spec was written. A lease ends it, so that no two machines' clocks are compared."""
+    meeting = _Under("preflight/here/")
+    """Prefix of the nodes that wait to measure the network links between them."""
+    roster = _Under("preflight/roster")
+    modules = _Under("modules")
+    """The modules that the ranks import, compressed by zlib. The warm processes of spares import them too."""
+    room = _Under("room")
+    """Bytes of memory that a snapshot of one rank takes. Spares allocate that much before they need it."""
+    token = _Under("token")
+    """The secret that nodes show each other before they send or receive copies of snapshots."""
 
     def place(self, life: int) -> str:
         """Key with the name of a mark, which every node must find in its storage for snapshots. life: the first generation since the job
         was started."""
         return f"{self.root}place/{life}"
-
-    @property
-    def incidents(self) -> str:
-        return self.root + "incidents/"
-
-    @property
-    def requests(self) -> str:
-        return self.root + "requests/"
-
-    @property
-    def answers(self) -> str:
-        return self.root + "answers/"
-
-    @property
-    def meeting(self) -> str:
-        """Prefix of the nodes that wait to measure the network links between them."""
-        return self.root + "preflight/here/"
-
-    @property
-    def roster(self) -> str:
-        return self.root + "preflight/roster"
 
     def met(self, node: NodeId) -> str:
         return self.meeting + node
@@ -97,25 +73,6 @@ class Keys:
 
     def quarantine(self, node: NodeId) -> str:
         return self.quarantines + node
-
-    @property
-    def deaths(self) -> str:
-        return self.root + "deaths/"
-
-    @property
-    def modules(self) -> str:
-        """The modules that the ranks import, compressed by zlib. The warm processes of spares import them too."""
-        return self.root + "modules"
-
-    @property
-    def room(self) -> str:
-        """Bytes of memory that a snapshot of one rank takes. Spares allocate that much before they need it."""
-        return self.root + "room"
-
-    @property
-    def token(self) -> str:
-        """The secret that nodes show each other before they send or receive copies of snapshots."""
-        return self.root + "token"
 
     def death(self, instance: str) -> str:
         """Key by which a neighbour reports that an agent is dead. It is bound to the neighbour's lease."""

@@ -4,8 +4,8 @@
       └─────watch──────▲ └──fds()──────────▶ poll: a change has arrived
 
 The copy always shows one revision, because all changes of a revision come together. It may be stale, and only the store can tell. So a
-writer that relies on it puts what it read as compares into its transaction (ModifiedAt, UnchangedSince). A reader that needs the present
-state calls `fresh`. Each read of the copy includes every earlier write that was made through the same store.
+writer that relies on it puts what it read as compares into its transaction (ModifiedAt, UnchangedSince). Each read of the copy includes
+every earlier write that was made through the same store.
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ class Mirror:
         """Return the values that have changed in the copy since the last call, by key; None: deleted. The first call returns all values."""
         changed, self._changed = self._changed, {}
         return changed
-
-    def fresh(self) -> Mapping[str, Entry]:
-        """Like `entries`, but list the prefix first, so that the result is no older than this call. Raises StoreUnavailable."""
-        self._list()
-        return self._entries
 
     def doubt(self) -> None:
         """Make the next read list the prefix, because the store has shown that the copy is stale."""

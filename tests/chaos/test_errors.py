@@ -126,14 +126,12 @@ def test_what_nobody_can_read_in_the_store_ends_no_training(tmp_path: Path) -> N
         for key in (keys.requests + "1", keys.generation):
             kept, times = store.get(key), job.said().count("can be judged again")
             store.put(key, b"garbage")
-            job.until_said(
-                f"no fault can be judged at present, it is tried again each second: InternalError: {key}: cannot read"
-            )
+            job.until_said(f"the agent cannot judge faults at present: InternalError: {key}: cannot read")
             done = len(step_lines(job.printed()))
             time.sleep(1.5)
             assert len(step_lines(job.printed())) > done, job.said()
             store.put(key, kept.value) if kept else store.delete(key)
-            job.until_said("faults can be judged again", times=times + 1)
+            job.until_said("the agent can judge faults again", times=times + 1)
         job.kill_rank(1)
         job.until(lambda now: now.generation == 2)
         assert job.finish() == 0
@@ -147,12 +145,12 @@ def test_ranks_do_not_wait_for_ever_for_a_judgement_that_fails(tmp_path: Path) -
     pid = job.until_step(2).pids[1]
     with store_of(job) as (store, keys):
         store.put(keys.requests + "1", b"garbage")
-        job.until_said("no fault can be judged")
+        job.until_said("the agent cannot judge faults")
         killed_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         assert job.agent.wait(60) == InternalError.exit_code
         assert time.monotonic() - killed_s > PATIENCE_S
-    assert "report it" in job.said()
+    assert "Report this" in job.said()
 
 
 @pytest.mark.variant
@@ -161,10 +159,10 @@ def test_who_wants_to_leave_does_not_wait_for_a_judgement_that_fails(tmp_path: P
     job.until_step(2)
     with store_of(job) as (store, keys):
         store.put(keys.requests + "1", b"garbage")
-        job.until_said("no fault can be judged")
+        job.until_said("the agent cannot judge faults")
         job.agent.send_signal(signal.SIGTERM)
         assert job.agent.wait(30) == 128 + signal.SIGTERM
-    assert "no fault can be judged: ending at once" in job.said()
+    assert "the agent cannot judge faults: the agent ends its ranks at once" in job.said()
 
 
 def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> None:
@@ -395,7 +393,7 @@ def test_a_full_run_directory_and_its_etcd_are_named_and_the_end_waits_for_room(
         no_room()
         job.until_said("is full")
         job.gate.touch()
-        waits = "the training is through, and the job ends once etcd is back"
+        waits = "the training has reached its end, and the job ends once etcd is back"
         while waits not in job.said():
             assert job.agent.poll() is None, job.said()
             no_room()
@@ -567,4 +565,4 @@ def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answ
     subprocess.run(["fsfreeze", "-u", freezer], check=True)
     assert job.finish() == 0, job.said()
     (left,) = [each for each in (freezer / "snapshots").glob(f"{reached:010d}-*") if (each / "REJECTED").exists()]
-    assert "taken another course" in (left / "REASON").read_text()
+    assert "does not belong to its lineage any more" in (left / "REASON").read_text()

@@ -99,7 +99,7 @@ def test_a_rank_that_evaluates_alone_is_waited_for(tmp_path: Path) -> None:
 @pytest.mark.variant
 def test_where_nothing_is_to_be_done_nothing_is(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = hanging(tmp_path, "stop", "--set", "hang.act=false")
-    job.until_said("hang.act is off, so nothing is done")
+    job.until_said("hang.act is off, so the agent does nothing")
     time.sleep(3)
     assert job.incidents() == []
     now = job.until_step(11)

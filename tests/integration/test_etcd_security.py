@@ -126,7 +126,7 @@ def test_tokens_die_with_the_server_and_are_had_anew(authority: Authority, tmp_p
     try:
         cluster.ready()
         cluster.require_users(root=ROOT)
-        assert "wants a user: name one with control.etcd_user" in refusal(cluster.endpoints[0], Access())
+        assert "the server demands a user: name one with control.etcd_user" in refusal(cluster.endpoints[0], Access())
         with closing(EtcdStore(cluster.endpoints, access=Access(user="root", password=ROOT))) as store:
             store.put("/job/a", b"1")
             lease = store.grant(30)
@@ -175,24 +175,24 @@ def test_a_certificate_without_a_user_is_known_by_its_name_which_may_do_nothing(
 
 def test_a_client_certificate_that_is_missing_is_asked_for(guarded: Cluster, authority: Authority) -> None:
     said = refusal(guarded.endpoints[0], Access(ca=str(authority.ca), user="mt", password=SECRET))
-    assert "it wants a certificate from its clients, and none is given" in said
+    assert "the server demands a client certificate, and none is given" in said
     assert "control.etcd_cert" in said
 
 
 def test_a_client_certificate_that_is_out_of_date_is_named(guarded: Cluster, authority: Authority) -> None:
-    assert "it refuses our certificate" in refusal(guarded.endpoints[0], shown(authority, "expired"))
+    assert "the server refuses our certificate" in refusal(guarded.endpoints[0], shown(authority, "expired"))
 
 
 def test_a_server_of_another_authority_is_named(guarded: Cluster, tmp_path: Path) -> None:
     stranger = Authority(tmp_path / "stranger").found()
     said = refusal(guarded.endpoints[0], Access(ca=str(stranger.ca)))
-    assert f"its certificate is not signed by {stranger.ca}" in said
+    assert f"the server's certificate is not signed by {stranger.ca}" in said
     assert "control.etcd_ca" in said
 
 
 def test_plain_text_to_a_server_that_speaks_tls_is_named(guarded: Cluster) -> None:
     address = guarded.endpoints[0].removeprefix("https://")
-    assert f"it speaks TLS, and was spoken to in plain text: write https://{address}" in refusal(address, Access())
+    assert f"the server uses TLS, but the client did not: write https://{address}" in refusal(address, Access())
 
 
 def test_tls_to_a_server_that_speaks_plain_text_is_named(authority: Authority, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_tls_to_a_server_that_speaks_plain_text_is_named(authority: Authority, t
     try:
         (address,) = cluster.ready().endpoints
         said = refusal(f"https://{address}", Access(ca=str(authority.ca)))
-        assert f"it speaks plain text, and was spoken to in TLS: write http://{address}" in said
+        assert f"the server does not use TLS, but the client did: write http://{address}" in said
         said = refusal(address, Access(user="mt", password=SECRET))
         assert "authentication is not enabled; leave control.etcd_user out" in said
     finally:
@@ -209,7 +209,10 @@ def test_tls_to_a_server_that_speaks_plain_text_is_named(authority: Authority, t
 
 @pytest.mark.parametrize(
     ("server", "sentence"),
-    [("expired", "its certificate is out of date"), ("elsewhere", "its certificate is not for 127.0.0.1")],
+    [
+        ("expired", "the server's certificate is out of date"),
+        ("elsewhere", "the server's certificate is not for 127.0.0.1"),
+    ],
 )
 def test_a_server_certificate_that_will_not_do_is_named(
     authority: Authority, tmp_path: Path, server: str, sentence: str

@@ -60,7 +60,7 @@ def test_started_with_nohup_and_without_stdout(tmp_path: Path) -> None:
     time.sleep(0.5)
     gate.touch()
     assert agent.wait(60) == 0, (tmp_path / "errors").read_text()
-    assert "SIGTERM is ignored here" in (tmp_path / "errors").read_text()
+    assert "SIGTERM is ignored, because" in (tmp_path / "errors").read_text()
     found = json.loads(told.read_text())
     assert (found["fds"]["0"], found["fds"]["1"]) == ("/dev/null", "/dev/null")
     assert found["fds"]["2"] == str(tmp_path / "errors")

@@ -96,7 +96,7 @@ def test_a_pause_between_two_looks_begins_them_anew() -> None:
 def test_who_may_only_tell_tells() -> None:
     played = Played(act=False)
     said = played.seconds(60)
-    assert "hang.act is off, so nothing is done" in said[1]
+    assert "hang.act is off, so the agent does nothing" in said[1]
     assert (len(said), played.lookout.stalls) == (2, ())
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ class Ranks:
         paths = arena.paths(self.fds, os.getpid())
         self.arenas = [RankArena(row) for row in paths]
         self.slots = [[Slot(path) for path in row] for row in paths]
-        self.now_s = 100.0
+        self.replicas, self.now_s = Replicas(self.slots, POLICY), 100.0
 
     def table(self, rank: int, lr: float) -> Table:
         skeleton, _ = flatten({"opt": {"0": {"groups": [{"lr": lr}]}}}, lambda value: False)
@@ -94,14 +95,18 @@ class Ranks:
             slot.staged()
             slot.seal()
 
-    def trusted(self, replicas: Replicas, last: int = 10) -> None:
-        """Seen often enough, the last time at step `last`."""
-        for step in range(last - TRUSTED + 1, last + 1):
-            self.snapshot(step)
-            assert not self.look(replicas, every=True)
+    def trusted(self) -> None:
+        """Seen often enough, the last time at step 10."""
+        for step in range(11 - TRUSTED, 11):
+            assert not self.compare(step)
 
-    def look(self, replicas: Replicas, *, every: bool = False, generation: int = 1) -> bool:
-        return replicas.look(self.now_s, 1000.0, generation, every=every)
+    def look(self, *, every: bool = False, generation: int = 1) -> bool:
+        return self.replicas.look(self.now_s, 1000.0, generation, every=every)
+
+    def compare(self, step: int, value: int | None = None, *, generation: int = 1, **how: Any) -> bool:
+        """Take a snapshot, and compare all that are in memory. Return whether that has found a mismatch."""
+        self.snapshot(step, value, generation=generation, **how)
+        return self.look(every=True, generation=generation)
 
     def close(self) -> None:
         for each in self.arenas:
@@ -119,7 +124,7 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 @pytest.fixture
 def replicas(ranks: Ranks) -> Replicas:
-    return Replicas(ranks.slots, POLICY)
+    return ranks.replicas
 
 
 def stamp(step: int, generation: int = 1, rewinds: int = 0) -> Stamp:
@@ -127,51 +132,49 @@ def stamp(step: int, generation: int = 1, rewinds: int = 0) -> Stamp:
 
 
 def test_in_calm_times_the_newest_is_compared_once_in_a_while(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
+    ranks.trusted()
     ranks.now_s += LOOK_S
     ranks.snapshot(11)
     ranks.snapshot(12)
-    ranks.look(replicas)
+    ranks.look()
     assert (replicas.compared(stamp(11)), replicas.compared(stamp(12))) == (False, True)
     ranks.now_s += LOOK_S / 2
     ranks.snapshot(13)
-    ranks.look(replicas)
+    ranks.look()
     assert not replicas.compared(stamp(13))
-    ranks.look(replicas, every=True)
+    ranks.look(every=True)
     assert replicas.compared(stamp(11))
     assert replicas.compared(stamp(13))
 
 
 def test_what_goes_to_disk_is_always_compared(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
-    ranks.look(replicas)
+    ranks.trusted()
+    ranks.look()
     ranks.snapshot(11, durable=True)
-    ranks.look(replicas)
+    ranks.look()
     assert replicas.agreed(stamp(11))
 
 
 def test_a_mismatch_is_told_once_from_its_first_step_on(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
+    ranks.trusted()
     ranks.snapshot(11, odd={1: 99})
     ranks.snapshot(12, odd={1: 98})
     ranks.now_s += LOOK_S
-    assert ranks.look(replicas, generation=4)
+    assert ranks.look(generation=4)
     (found,) = replicas.mismatches
     assert (found.generation, found.onset, found.agreed) == (4, 11, 10)
     assert (found.tensors, found.count, found.at_s) == (("model/w",), 1, 1000.0)
     assert found.ranks == tuple(range(len(ranks.arenas)))
     assert found.wrong == ((1,) if len(ranks.arenas) == 3 else ())
-    ranks.snapshot(13, odd={1: 97})
-    assert not ranks.look(replicas, every=True)
+    assert not ranks.compare(13, odd={1: 97})
     assert len(replicas.mismatches) == 1
 
 
 def test_what_follows_is_unfit_although_it_agrees(ranks: Ranks, replicas: Replicas) -> None:
     """A bit that is rounded away has been multiplied into everybody's gradients before."""
-    ranks.trusted(replicas)
+    ranks.trusted()
     ranks.snapshot(11, odd={0: 99})
-    ranks.snapshot(12)
-    ranks.look(replicas, every=True)
+    ranks.compare(12)
     assert [replicas.fit(stamp(step)) for step in (10, 11, 12)] == [True, False, False]
     assert not replicas.agreed(stamp(12))
     assert replicas.fit(stamp(11, generation=2))
@@ -179,50 +182,43 @@ def test_what_follows_is_unfit_although_it_agrees(ranks: Ranks, replicas: Replic
 
 
 def test_the_same_ranks_behind_a_way_back_in_place_are_fit_again(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
-    ranks.snapshot(11, odd={0: 99})
-    ranks.look(replicas, every=True)
+    ranks.trusted()
+    ranks.compare(11, odd={0: 99})
     replicas.went_back(11, 1, 1)  # not far enough
     assert not replicas.fit(stamp(12, rewinds=1))
     replicas.went_back(10, 1, 2)
     assert [replicas.fit(stamp(12, rewinds=n)) for n in (0, 1, 2, 3)] == [False, False, True, True]
-    ranks.snapshot(12, odd={0: 98}, rewinds=2)
-    assert ranks.look(replicas, every=True)
+    assert ranks.compare(12, odd={0: 98}, rewinds=2)
     assert len(replicas.mismatches) == 2, "a further fault is one of its own"
     assert [replicas.fit(stamp(12, rewinds=n)) for n in (0, 2, 3)] == [False, False, False]
 
 
 def test_an_earlier_sign_found_later_is_no_second_mismatch(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
-    ranks.snapshot(12, odd={0: 99})
-    assert ranks.look(replicas, every=True)
-    ranks.snapshot(11, odd={0: 99}, rewinds=0)
-    assert not ranks.look(replicas, every=True)
+    ranks.trusted()
+    assert ranks.compare(12, odd={0: 99})
+    assert not ranks.compare(11, odd={0: 99}, rewinds=0)
     assert len(replicas.mismatches) == 1
     assert not replicas.fit(stamp(11))
 
 
 def test_each_life_of_the_ranks_has_its_own(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
-    ranks.snapshot(11, odd={0: 99})
-    assert ranks.look(replicas, every=True)
+    ranks.trusted()
+    assert ranks.compare(11, odd={0: 99})
     ranks.snapshot(11, generation=2)
-    ranks.snapshot(12, odd={1: 98}, generation=2)
-    assert ranks.look(replicas, every=True, generation=2)
+    assert ranks.compare(12, odd={1: 98}, generation=2)
     assert [found.onset for found in replicas.mismatches] == [11, 12]
 
 
 @pytest.mark.parametrize(("again", "who"), [(11, (1,)), (99, (0,)), (55, ())])
 def test_of_two_copies_the_replay_tells(again: int, who: tuple[int, ...]) -> None:
     ranks = Ranks(2)
-    replicas = Replicas(ranks.slots, POLICY)
-    ranks.trusted(replicas)
-    ranks.snapshot(11, odd={1: 99})
-    ranks.look(replicas, every=True)
+    replicas = ranks.replicas
+    ranks.trusted()
+    ranks.compare(11, odd={1: 99})
     (found,) = replicas.mismatches
     assert (found.wrong, found.replayed) == ((), False)
     ranks.snapshot(11, again, generation=2)
-    ranks.look(replicas)  # although it has just looked
+    ranks.look()  # although it has just looked
     (found,) = replicas.mismatches
     assert (found.wrong, found.replayed) == (who, bool(who))
     ranks.close()
@@ -233,15 +229,12 @@ APART = {0: 90, 1: 91, 2: 92}
 
 def test_ranks_that_train_each_by_themselves_are_left_alone(ranks: Ranks, replicas: Replicas) -> None:
     """Local SGD behind its warm-up: at first it is a mismatch like any other."""
-    ranks.trusted(replicas)
-    ranks.snapshot(14, moments=APART)
-    assert ranks.look(replicas, every=True)
+    ranks.trusted()
+    assert ranks.compare(14, moments=APART)
     ranks.snapshot(11, generation=2)
-    ranks.snapshot(12, moments=APART, generation=2)
-    assert not ranks.look(replicas, every=True, generation=2)
+    assert not ranks.compare(12, moments=APART, generation=2)
     assert (replicas.left, len(replicas.mismatches), replicas.agreed(stamp(12, 2))) == (12, 1, True)
-    ranks.snapshot(13, odd=APART, moments=APART, generation=2)
-    assert not ranks.look(replicas, every=True, generation=2)
+    assert not ranks.compare(13, odd=APART, moments=APART, generation=2)
 
 
 @pytest.mark.parametrize(
@@ -257,26 +250,21 @@ def test_moments_that_go_apart_otherwise_are_mismatches(
     first: dict[str, dict[int, int]], again: dict[str, dict[int, int]], agreed: int | None
 ) -> None:
     ranks = Ranks(3)
-    replicas = Replicas(ranks.slots, POLICY)
-    ranks.trusted(replicas)
-    ranks.snapshot(14, **first)  # type: ignore[arg-type]
-    assert ranks.look(replicas, every=True)
+    replicas = ranks.replicas
+    ranks.trusted()
+    assert ranks.compare(14, **first)  # type: ignore[arg-type]
     if agreed:
-        ranks.snapshot(agreed, generation=2)
-        assert not ranks.look(replicas, every=True, generation=2)
-    ranks.snapshot(15, **again, generation=2)  # type: ignore[arg-type]
-    assert ranks.look(replicas, every=True, generation=2)
+        assert not ranks.compare(agreed, generation=2)
+    assert ranks.compare(15, **again, generation=2)  # type: ignore[arg-type]
     assert replicas.left == -1
     ranks.close()
 
 
 def test_weights_that_stand_still_are_told(ranks: Ranks, replicas: Replicas) -> None:
     for step in range(STILL_STEPS + 20):
-        ranks.snapshot(step, value=7)
-        ranks.look(replicas, every=True)
+        ranks.compare(step, value=7)
         assert replicas.frozen == (0 if step >= STILL_STEPS else -1)
-    ranks.snapshot(STILL_STEPS + 20, value=8)
-    ranks.look(replicas, every=True)
+    ranks.compare(STILL_STEPS + 20, value=8)
     assert replicas.frozen == -1
 
 
@@ -285,13 +273,12 @@ def test_few_snapshots_and_a_learning_rate_of_0_say_nothing(
     ranks: Ranks, replicas: Replicas, every: int, lr: float
 ) -> None:
     for step in range(0, STILL_STEPS + 1, every):
-        ranks.snapshot(step, value=7, lr=lr)
-        ranks.look(replicas, every=True)
+        ranks.compare(step, value=7, lr=lr)
     assert replicas.frozen == -1
 
 
 def test_what_many_steps_have_followed_is_certified(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
+    ranks.trusted()
     held = [stamp(9), stamp(10), stamp(77)]
     assert replicas.certified(held, 14) == {stamp(9)}
     assert replicas.certified(held, 15) == {stamp(9), stamp(10)}
@@ -299,7 +286,7 @@ def test_what_many_steps_have_followed_is_certified(ranks: Ranks, replicas: Repl
 
 
 def test_steps_of_another_line_certify_nothing(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.trusted(replicas)
+    ranks.trusted()
     replicas.went_back(9)
     assert replicas.certified([stamp(9), stamp(10)], 99) == {stamp(9)}
 
@@ -311,53 +298,46 @@ def told(replicas: Replicas) -> list[tuple[int, ...]]:
 def test_what_all_nodes_look_at_is_told_to_them(ranks: Ranks, replicas: Replicas) -> None:
     for step in range(1, 8):
         ranks.snapshot(step, durable=step == 3, marked=step == 5)
-        ranks.look(replicas, every=step == 1)
+        ranks.look(every=step == 1)
     assert told(replicas) == [(1, 0, 3), (1, 0, 5)]
     for step in range(8, 8 + KEPT):
         ranks.snapshot(step, marked=True)
-        ranks.look(replicas)
+        ranks.look()
     assert told(replicas) == [(1, 0, step) for step in range(8, 8 + KEPT)]
     replicas.went_back(9)
     assert told(replicas) == [(1, 0, 8), (1, 0, 9)]
 
 
 def test_what_is_read_late_of_a_course_that_was_left_is_not_told(ranks: Ranks, replicas: Replicas) -> None:
-    ranks.snapshot(1, marked=True)
-    ranks.look(replicas, every=True)
+    ranks.compare(1, marked=True)
     ranks.snapshot(2, marked=True)
     late = seen(ranks.slots, stamp(2))
     assert late
     replicas.went_back(1, 1, 1)
     replicas.judge([late], 1000.0, 1)
     assert told(replicas) == [(1, 0, 1)]
-    ranks.snapshot(2, rewinds=1, marked=True)
-    ranks.look(replicas, every=True)
+    ranks.compare(2, rewinds=1, marked=True)
     assert told(replicas) == [(1, 0, 1), (1, 1, 2)]
 
 
 def test_nodes_that_are_not_to_be_compared_tell_nothing(ranks: Ranks) -> None:
-    replicas = Replicas(ranks.slots, replace(POLICY, compare_nodes=False))
-    ranks.snapshot(1, marked=True)
-    ranks.look(replicas, every=True)
+    replicas = ranks.replicas = Replicas(ranks.slots, replace(POLICY, compare_nodes=False))
+    ranks.compare(1, marked=True)
     assert (replicas.compared(stamp(1)), replicas.held) == (True, "")
 
 
 def test_ranks_that_are_apart_tell_other_nodes_nothing_of_it(ranks: Ranks, replicas: Replicas) -> None:
     for step in range(1, 7):
-        ranks.snapshot(step, odd={1: 99} if step == 6 else None, marked=True)
-        ranks.look(replicas, every=True)
+        ranks.compare(step, odd={1: 99} if step == 6 else None, marked=True)
     assert told(replicas) == [(1, 0, step) for step in range(1, 6)]
 
 
 def test_equal_bits_are_told_alike_by_two_nodes_and_others_are_not(ranks: Ranks, replicas: Replicas) -> None:
     there = Ranks(len(ranks.arenas))
-    others = Replicas(there.slots, POLICY)
     for step in range(1, 4):
-        ranks.snapshot(step, marked=True)
-        there.snapshot(step, step + 7 * (step == 3), marked=True)
-        ranks.look(replicas, every=True)
-        there.look(others, every=True)
-    here, their = Held.parse(replicas.held), Held.parse(others.held)
+        ranks.compare(step, marked=True)
+        there.compare(step, step + 7 * (step == 3), marked=True)
+    here, their = Held.parse(replicas.held), Held.parse(there.replicas.held)
     assert here.model == their.model
     assert [here.words[1, 0, step] == their.words[1, 0, step] for step in (1, 2, 3)] == [True, True, False]
     there.close()
@@ -425,7 +405,7 @@ def test_certificates_and_rejections_are_written_down(ranks: Ranks, tmp_path: Pa
     told = sound.told(NodeStatus(generation=1, at_s=0.0, memory_steps=(6, 7), durable_steps=(6, 7)))  # type: ignore[arg-type]
     assert (told["agreed_steps"], told["certified_steps"]) == ((6, 7), (6,))
     assert any("is set aside" in sentence for sentence, _ in sound.sentences)
-    assert any("compared from now on" in sentence for sentence, _ in sound.sentences)
+    assert any("that data-parallel ranks hold alike" in sentence for sentence, _ in sound.sentences)
 
 
 def test_the_newest_certified_one_is_never_retired(tmp_path: Path) -> None:

@@ -66,21 +66,33 @@ def test_nothing_is_lost(found: GenerationRecord | None, known: GenerationRecord
     assert (seen.said, seen.knows()) == ([], (None, None))
 
 
+ENDS, ALONE = record(Phase.ENDING, number=5), replace(SPEC, sizes=(1,))
+
+
 @pytest.mark.parametrize(
-    ("ours", "tells"),
-    [(group(5), True), (group(5, fenced=True), False), (group(4), False), (None, False)],
+    ("ours", "known", "spec", "writes"),
+    [
+        (group(5), FIFTH, SPEC, True),
+        (group(5, fenced=True), FIFTH, SPEC, False),
+        (group(4), FIFTH, SPEC, False),
+        (None, FIFTH, SPEC, False),
+        (None, FIFTH, ALONE, True),  # the ranks of the only node have died, and it gathers
+        (None, ENDS, SPEC, True),  # no generation can have begun after the end
+    ],
 )
-def test_who_has_ranks_of_this_generation_tells_an_emptied_etcd(ours: Any, tells: bool) -> None:
-    seen = Seen(ours)
+def test_which_agents_write_the_job_into_an_emptied_etcd(
+    ours: Any, known: GenerationRecord, spec: Spec, writes: bool
+) -> None:
+    seen = Seen(ours, spec)
     for now_s in (1.0, 2.0):
-        assert seen.outage.looked(None, FIFTH, now_s) is FIFTH
-    assert seen.knows() == ((FIFTH, SPEC) if tells else (None, None))
+        assert seen.outage.looked(None, known, now_s) is known
+    assert seen.knows() == ((known, spec) if writes else (None, None))
     assert len(seen.said) == 1
-    if tells:
-        assert seen.outage.looked(None, FIFTH, EMPTIED_S + 2) is FIFTH
+    if writes:
+        assert seen.outage.looked(None, known, EMPTIED_S + 2) is known
     else:
-        with pytest.raises(MachineError, match="etcd has lost its data, and nobody trains"):
-            seen.outage.looked(None, FIFTH, EMPTIED_S + 2)
+        with pytest.raises(MachineError, match="etcd has lost its data about this job, and no agent has ranks"):
+            seen.outage.looked(None, known, EMPTIED_S + 2)
 
 
 def test_who_knows_of_a_later_one_does_not_obey_an_older_one() -> None:
@@ -99,22 +111,21 @@ def test_once_it_knows_again_the_time_begins_anew() -> None:
     assert len(seen.said) == 3
 
 
-def test_it_is_told_once_and_mended_each_time() -> None:
+@pytest.mark.parametrize(
+    ("fenced_soon", "expected"),
+    [
+        (False, "training continues, but no fault can be recovered from until etcd is back"),
+        (True, "training continues until this agent's lease expires. Then the agent ends its ranks"),
+    ],
+)
+def test_an_outage_is_reported_once_and_mended_in_each_round(fenced_soon: bool, expected: str) -> None:
     seen, away = Seen(), StoreUnavailable("etcd did not answer")
     for now_s in (1.0, 100.0, 101.0):
-        seen.outage.lasts(away, now_s)
+        seen.outage.lasts(away, now_s, fenced_soon=fenced_soon)
     seen.outage.over(103.0)
-    assert [words.partition(",")[0] for words in seen.said] == [
-        "etcd did not answer; training goes on",
-        "etcd answers again",
-    ]
-    assert seen.mended == 3
-
-
-def test_nobody_is_told_that_training_goes_on_where_it_does_not() -> None:
-    seen = Seen()
-    seen.outage.lasts(StoreUnavailable("etcd did not answer"), 1.0, fenced_soon=True)
-    assert "then its ranks are ended" in seen.said[0]
+    began, ended = seen.said
+    assert began.startswith(f"etcd did not answer; {expected}")
+    assert (ended.partition(",")[0], seen.mended) == ("etcd answers again", 3)
 
 
 @pytest.mark.parametrize(
@@ -136,26 +147,10 @@ def test_what_a_backup_lacks_it_is_told(has: GenerationRecord, knew: GenerationR
     assert seen.knows()[0] == (knew if tells else has)
 
 
-def test_who_is_alone_tells_it_without_ranks() -> None:
-    """They have died, and it gathers."""
-    alone = replace(SPEC, sizes=(1,))
-    seen = Seen(spec=alone)
-    seen.outage.looked(None, FIFTH, 1.0)
-    assert seen.knows() == (FIFTH, alone)
-
-
 def test_who_has_not_started_its_ranks_may_gather_once_more() -> None:
     gathers, launches = record(Phase.GATHER, number=6), record(Phase.LAUNCH, number=6)
     seen = Seen(group(5))
     assert seen.outage.looked(gathers, launches, 1.0) is gathers
-
-
-def test_the_end_of_a_job_anybody_tells_who_knows_of_it() -> None:
-    """Their ranks are gone by then, and nothing can have begun after it."""
-    ends = record(Phase.ENDING, number=5)
-    seen = Seen()
-    seen.outage.looked(None, ends, 1.0)
-    assert seen.knows() == (ends, SPEC)
 
 
 def test_before_the_job_begins_each_that_waits_tells_what_it_is() -> None:
@@ -184,7 +179,7 @@ def test_who_goes_on_after_an_end_that_a_backup_lacks_leaves(known: GenerationRe
     seen.store.put(KEYS.spec, dumps(seen.outage._spec))
     seen.outage.held(1, known)
     seen.store.put(KEYS.spec, dumps(SPEC))
-    with pytest.raises(MachineError, match="an older backup, of a life of this job that was over"):
+    with pytest.raises(MachineError, match="an older backup, from a run of this job that was over"):
         seen.outage.held(2, known)
 
 
@@ -209,8 +204,8 @@ def test_a_full_disk_is_named_and_that_the_training_is_through_is_told_once() ->
     seen.outage.over(5.0)
     full = f"etcd does not answer, and {seen.full}"
     assert seen.said == [
-        f"{full}; training goes on, no recovery is possible until it is back",
-        f"{full}; the training is through, and the job ends once etcd is back",
+        f"{full}; training continues, but no fault can be recovered from until etcd is back",
+        f"{full}; the training has reached its end, and the job ends once etcd is back",
         "etcd answers again, after 4.00 s",
     ]
     assert seen.mended == 4

@@ -12,7 +12,7 @@ from ...resilience.clock import monotonic_ns
 from ...resilience.errors import BudgetSpent, InternalError
 from ...resilience.inprocess import rewind_ladder
 from ...resilience.inprocess.loss_spike import Finding
-from ...resilience.inprocess.tally import REST, Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
+from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
 from ...resilience.ipc.board_events import Rewound, Sighted
 from ...resilience.model import data_windows
 from ...resilience.model.generation import RewindOrder
@@ -67,10 +67,6 @@ class Council:
         self._key: tuple[object, ...] = ()
         self._rest: Row = ()
         """The row after its head (step and figures); `_key` determines it. Usually both are the same as one step ago."""
-        self._calm: Judgement | None = None
-        self._heard: Row = ()
-        """The last tally after its head. `_calm` is that tally's judgement, if it changed nothing but the course (the record of judged
-        steps)."""
 
     def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
         """Report this rank's row for the state after `step` steps. sound: the state contains no NaN or Inf, as far as is known. figures:
@@ -112,14 +108,8 @@ class Council:
         row = self._sentinel.take()
         if row is None:
             return None
-        high, low, loss, grad_norm = row[:REST]
-        as_before = row[REST:] == self._heard and high == -low and not self._tape.unsettled
-        if self._calm and as_before and self._course.passes(int(high), loss, grad_norm):
-            return self._calm
-        said, self._heard = tally(row), row[REST:]
-        before = self._course.figures if self._stepped and not self._course.plain(loss, grad_norm) else ()
-        judgement = judge(said, before, self._course.turns, self._policy)
-        self._calm = judgement if judgement.calm else None
+        said = tally(row)
+        judgement = judge(said, self._course.figures if self._stepped else (), self._course.turns, self._policy)
         self._tape.settle(judgement)
         self.paused, self._fixed_data = judgement.pause, said.fixed_data
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):

@@ -15,7 +15,6 @@ import torch
 
 from ...resilience.inprocess import fallback
 from ...resilience.inprocess.loss_spike import Figure
-from ...resilience.inprocess.spike_screen import Usual
 from ...resilience.ipc.handoff import Handoff
 from ...resilience.model import data_windows
 from ...resilience.model.data_windows import Window
@@ -27,8 +26,7 @@ from ..state.tensors.in_place import Nested
 
 class Course:
     def __init__(self, handoff: Handoff) -> None:
-        self._policy = policy = handoff.policy.spikes
-        self._usual = Usual(policy)
+        policy = handoff.policy.spikes
         self._rows = np.full((policy.baseline_steps + policy.run_steps, 3), math.nan)
         """Step, loss and gradient norm of the last steps. The step's number determines the row; NaN: unknown."""
         self._unwritten = 0
@@ -52,18 +50,6 @@ class Course:
         """Add the figures of one more step, which was judged right."""
         self._unwritten += 1
         self.figures.append(figure)
-        self._usual.add(figure)
-
-    def passes(self, step: int, loss: float, grad_norm: float) -> bool:
-        """If one more step is clearly right, add its figures and return True. Otherwise change nothing."""
-        if not self._usual.plain(loss, grad_norm):
-            return False
-        self.judged(Figure(Step(step), loss, grad_norm))
-        return True
-
-    def plain(self, loss: float, grad_norm: float) -> bool:
-        """Return whether these figures are clearly no spike, without comparing them with each earlier step."""
-        return self._usual.plain(loss, grad_norm)
 
     def turned(self, turn: Turn) -> None:
         self.turns.append(turn)
@@ -94,7 +80,6 @@ class Course:
         rows = (row for row in kept["figures"].tolist() if not math.isnan(row[0]))
         self._rows.fill(math.nan)
         self.figures.clear()
-        self._usual = Usual(self._policy)
         self._unwritten = 0
         for row in sorted(rows)[-len(self._rows) :]:
             self.judged(_figure(row))

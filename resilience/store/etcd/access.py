@@ -155,7 +155,7 @@ def fault(endpoint: Endpoint, access: Access, within_s: float) -> str:
         with socket.create_connection((endpoint.host, endpoint.port), within_s) as raw:
             found = _of_tls(endpoint, access, raw) if endpoint.tls else _of_plain(endpoint, raw)
         if endpoint.tls and not found and _answers_in_plain_text(endpoint, within_s):
-            return f"it speaks plain text, and was spoken to in TLS: write http://{endpoint.address}"
+            return f"the server does not use TLS, but the client did: write http://{endpoint.address}"
         return found
     except OSError:  # no server listens or answers there: gRPC's own message says so already
         return ""
@@ -169,7 +169,7 @@ def _of_plain(endpoint: Endpoint, raw: socket.socket) -> str:
     except ssl.SSLError as error:
         if "ALERT" not in (error.reason or ""):  # an alert is TLS too
             return ""
-    return f"it speaks TLS, and was spoken to in plain text: write https://{endpoint.address}"
+    return f"the server uses TLS, but the client did not: write https://{endpoint.address}"
 
 
 def _answers_in_plain_text(endpoint: Endpoint, within_s: float) -> bool:
@@ -201,11 +201,13 @@ def _of_tls(endpoint: Endpoint, access: Access, raw: socket.socket) -> str:
 def _of_certificate(endpoint: Endpoint, access: Access, error: ssl.SSLCertVerificationError) -> str:
     said = error.verify_message.lower()
     if "expired" in said or "not yet valid" in said:
-        return f"its certificate is out of date ({said}): renew it, or set this machine's clock right"
+        return f"the server's certificate is out of date ({said}): renew it, or set this machine's clock right"
     if "mismatch" in said:
-        return f"its certificate is not for {endpoint.host} ({error.verify_message}): name it as its certificate does"
+        return f"the server's certificate is not for {endpoint.host} ({error.verify_message}): name it as its certificate does"
     by = access.ca or "the system's certificates"
-    return f"its certificate is not signed by {by} ({said}): name the file with the right CA with control.etcd_ca"
+    return (
+        f"the server's certificate is not signed by {by} ({said}): name the file with the right CA with control.etcd_ca"
+    )
 
 
 def _of_handshake(access: Access, error: ssl.SSLError) -> str:
@@ -213,8 +215,8 @@ def _of_handshake(access: Access, error: ssl.SSLError) -> str:
     reason = error.reason or str(error)
     if "ALERT" in reason and not access.cert:
         return (
-            "it wants a certificate from its clients, and none is given: name one with control.etcd_cert and etcd_key"
+            "the server demands a client certificate, and none is given: name one with control.etcd_cert and etcd_key"
         )
     if "ALERT" in reason:
-        return f"it refuses our certificate {access.cert} ({reason.lower()}): take one that its CA has signed and that is in date"
+        return f"the server refuses our certificate {access.cert} ({reason.lower()}): take one that its CA has signed and that is in date"
     return ""

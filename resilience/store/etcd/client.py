@@ -33,7 +33,8 @@ _REFUSALS = {
 }
 """Errors that every member of the cluster would return alike, and what to do. After any other error the next member may succeed."""
 _IN_WORDS = {
-    "user name is empty": "it wants a user: name one with control.etcd_user, and the file of its password with etcd_password_file",
+    "user name is empty": "the server demands a user: name one with control.etcd_user, and the file of its password with "
+    "etcd_password_file",
     "authentication failed": "correct control.etcd_user or its password",
     "authentication is not enabled": "leave control.etcd_user out, or enable authentication there",
 }
