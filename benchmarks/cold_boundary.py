@@ -6,7 +6,7 @@ Instead of 100 ms of other work, 64 MB of memory are touched between two boundar
 snapshot is due; loss and norm scatter as a training's. `--against` takes the program of another checkout as the peer. Beside the
 microseconds: the function calls and byte codes of a warm boundary, which no neighbour disturbs.
 
-Predicted, for what replaced a judgement in full at each step: a third. Measured: see docs/scaling.md, "The price on one node".
+Measured: see docs/scaling.md, "The price on one node".
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class Way:
         pages = [of("resilience.ipc.board_layout").Page(self._board[at : at + PAGE_BYTES]) for at in (0, PAGE_BYTES)]
         for rank, page in enumerate(pages):
             page.clear(1, rank)
+            page.pid = os.getpid()
         slots = of("checkpoint.arena.arena").create(2, 3)
         handoff = of("resilience.ipc.handoff").Handoff(
             generation=1, board="", arena=of("checkpoint.arena.arena").paths(slots, os.getpid()),

@@ -1,23 +1,59 @@
 """Ranks whose agent has lost its lease where others would do without them."""
 
+import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from mt_resilient.checkpoint.arena import arena
 from mt_resilient.resilience.clock import monotonic_ns
+from mt_resilient.resilience.inprocess.tally import RankPolicy
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.ipc.handoff import Handoff
+from mt_resilient.resilience.model.types import Generation, Step
+from mt_resilient.training.attach import attach
+from mt_resilient.training.attach.attach import Attachment
 from mt_resilient.training.boundary.step_metrics import Figures
-
-from .test_calm_steps import attached
+from mt_resilient.training.session import Session
 
 HOUR_NS = 3600 * 10**9
+
+
+def attached(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, Page]:
+    """A session of one rank, over a page and slots of its own."""
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    page.clear(1, 0)
+    page.pid = os.getpid()
+    slots = arena.create(1, 3)
+    handoff = Handoff(
+        generation=Generation(1),
+        board="",
+        arena=tuple(map(tuple, arena.paths(slots, os.getpid()))),
+        snapshots=str(place),
+        resume_step=Step(-1),
+        replay_until=Step(-1),
+        origin="",
+        every_steps=7,
+        durable_every_steps=10**9,
+        reach_steps=100,
+        policy=RankPolicy(),
+        turns=(),
+        windows=(),
+        modules=str(place / "modules"),
+    )
+    at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
+    monkeypatch.setitem(attach._attached, os.getpid(), at)
+    return Session(model=torch.nn.Linear(2, 2)), page
 
 
 def test_no_boundary_is_crossed_until_the_agent_says_that_it_has_a_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, page, _ = attached(tmp_path, monkeypatch)
+    session, page = attached(tmp_path, monkeypatch)
     page.until_ns = monotonic_ns() + HOUR_NS
     session.begin(0)
     session.boundary(1, Figures(1.0, 1.0))

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.inprocess.fallback import RescuePolicy
-from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, SpikePolicy
+from mt_resilient.resilience.inprocess.loss_spike import Figure, SpikePolicy
 from mt_resilient.resilience.inprocess.rewind_ladder import Answer
 from mt_resilient.resilience.inprocess.tally import (
-    REST,
     ROW,
     Directive,
     Held,
@@ -77,18 +76,6 @@ def test_what_no_replay_cures_ends_the_job_where_no_data_can_be_left_out(fixed_d
     assert judge(said, CALM, done, POLICY).directive is expected
 
 
-@pytest.mark.parametrize("directive", Directive)
-@pytest.mark.parametrize("found", [None, Finding(kind=Kind.NON_FINITE, onset=Step(3), seen=Step(3))])
-@pytest.mark.parametrize("wanted", Wanted)
-@pytest.mark.parametrize("rewind", [0, 4])
-@pytest.mark.parametrize("pause", [True, False])
-def test_calm_is_what_nothing_follows_from(
-    directive: Directive, found: Finding | None, wanted: Wanted, rewind: int, pause: bool
-) -> None:
-    judgement = Judgement(directive=directive, finding=found, wanted=wanted, rewind=rewind, pause=pause)
-    assert judgement.calm is (directive is Directive.GO_ON and not found and not wanted and not rewind and not pause)
-
-
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize("non_finite", [True, False])
 def test_who_only_observes_goes_on_and_seals_nothing_that_is_wrong(same_step: bool, non_finite: bool) -> None:
@@ -137,18 +124,6 @@ tallies = st.builds(
 def test_a_row_alone_is_its_own_tally(said: Tally) -> None:
     assert len(row(said)) == ROW
     assert tally(row(said)) == said
-
-
-@given(tallies, tallies, st.booleans())
-def test_tallies_with_equal_rests_and_plain_figures_are_judged_alike(one: Tally, other: Tally, observe: bool) -> None:
-    """So whoever has judged the one need not judge the other (`Council.judged`)."""
-    other = one._replace(step=other.step, loss=other.loss, grad_norm=other.grad_norm)
-    assert row(one)[REST:] == row(other)[REST:]
-    policy = RankPolicy(spikes=POLICY.spikes, observe=observe)
-    assert judge(one, (), [], policy)[:1] == judge(other, (), [], policy)[:1]
-    if not one.non_finite:
-        assert judge(one, (), [], policy) == judge(other, (), [], policy)
-    assert not (judge(one, (), [], policy).calm and one.non_finite)
 
 
 @given(st.lists(tallies, min_size=1, max_size=6), st.randoms(use_true_random=False))

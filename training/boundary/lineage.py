@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Any
 
@@ -54,16 +54,9 @@ class Course:
         self.figures.append(figure)
         self._usual.add(figure)
 
-    def passes(self, step: int, loss: float, grad_norm: float) -> bool:
-        """If one more step is clearly right, add its figures and return True. Otherwise change nothing."""
-        if not self._usual.plain(loss, grad_norm):
-            return False
-        self.judged(Figure(Step(step), loss, grad_norm))
-        return True
-
-    def plain(self, loss: float, grad_norm: float) -> bool:
-        """Return whether these figures are clearly no spike, without comparing them with each earlier step."""
-        return self._usual.plain(loss, grad_norm)
+    def compared(self, loss: float, grad_norm: float) -> Collection[Figure]:
+        """Return the figures of earlier steps that the next step is to be compared with: none if its own are clearly no spike."""
+        return () if self._usual.plain(loss, grad_norm) else self.figures
 
     def turned(self, turn: Turn) -> None:
         self.turns.append(turn)
