@@ -17,8 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
@@ -54,7 +52,6 @@ class Session(Boundaries):
         if self._at is not None:
             self._tape.alone.counts = self._counts = StepCounts(counting)
         self._given = [*sources.values()]
-        self._missing: list[Optimizer | LRScheduler] = []
         self._named: list[str] = []
         self._changed = ChangedObjects()
         self._figures = Figures()

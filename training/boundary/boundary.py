@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
 from ...checkpoint.durable.save_interval import AUTO
 from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import SnapshotError, StateError, UsageError
@@ -57,6 +60,8 @@ class Boundaries:
         Then no data can be used again on purpose, and none left out."""
         self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
         """What to do if it is unknown which data a step uses."""
+        self._missing: list[Optimizer | LRScheduler] = []
+        """Optimizers and schedulers that change in the training and are in no snapshot, as far as is known."""
         self._first = True
         self._postponed: Judgement | None = None
         """A judgement to leave that could not be carried out where it was made."""
@@ -71,7 +76,8 @@ class Boundaries:
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
-        self._council: Council | None = None
+        self._council: Council
+        """Created by `begin`."""
         chunks = [chunk for model in self._models for chunk in model.chunks]
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
@@ -105,8 +111,7 @@ class Boundaries:
         if self._at is None:
             return step
         self._tape.restore_randomness()
-        if self._council is None:
-            self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
+        self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
         self._page.restored_ns = monotonic_ns()
@@ -127,7 +132,7 @@ class Boundaries:
         Judges the step before (or, with `judged_now`, this step), takes snapshots, writes heartbeats. `last`: save this step on disk. All
         ranks get the same directive at the same step. Raises Incurable if no remedy has helped.
         """
-        if self._at is None or self._council is None:
+        if self._at is None:
             return Directive.GO_ON
         self._leased()
         entered = monotonic_ns()
@@ -137,8 +142,7 @@ class Boundaries:
             self._pace.stepped((entered - self._left_ns) / 1e9)
         self._own_gradients.stepped(step)
         self._accumulation.crossed()
-        loss, grad_norm = figures.loss, figures.grad_norm
-        said = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
+        said = [math.nan if each is None else each for each in (figures.loss, figures.grad_norm)]
         self._page.beat(step, *said, entered)
         self._repetition.crossed(step, *said)
         if self._first:
@@ -166,7 +170,6 @@ class Boundaries:
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
         """Read what all ranks reported of the step before, save this step, and report its figures. figures: None if already reported."""
-        assert self._council is not None
         before = self._council.judged() or self._postponed
         self._postponed = None
         if before is not None and before.directive is Directive.REWIND:
@@ -204,7 +207,6 @@ class Boundaries:
 
     def _hold(self, step: int, leaves: bool = True) -> Directive:
         """Wait while a pause is ordered, and obey other orders meanwhile. leaves: this is a boundary, so the loop can be left here."""
-        assert self._council is not None
         try:
             while True:
                 judgement = self._council.judged()
@@ -232,7 +234,6 @@ class Boundaries:
 
     def _enter(self, step: int) -> int:
         """Right before a first step, with the state after `step` steps, wait and rewind as ordered. Return the step to continue from."""
-        assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
             step = self._turn_back()
         self._leased()
@@ -244,7 +245,7 @@ class Boundaries:
 
     def close(self, step: int) -> Directive:
         """Judge the last step now, and save it on disk. Call this if the loop finds only after the boundary that this was the last step."""
-        if self._at is None or self._council is None:
+        if self._at is None:
             return Directive.GO_ON
         self._leased()
         return self._cross(step, None, judged_now=True, last=True)
@@ -255,7 +256,6 @@ class Boundaries:
         return self._enter(self._turn_back())
 
     def _turn_back(self) -> int:
-        assert self._council is not None
         step = self._council.turn_back()
         turn = self._course.turns[-1]
         self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
