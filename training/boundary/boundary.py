@@ -8,11 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
-
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ...checkpoint.durable.save_interval import AUTO
 from ...resilience.clock import monotonic_ns, sleep
@@ -60,7 +56,7 @@ class Boundaries:
         Then no data can be used again on purpose, and none left out."""
         self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
         """What to do if it is unknown which data a step uses."""
-        self._missing: list[Optimizer | LRScheduler] = []
+        self._missing: list[Any] = []
         """Optimizers and schedulers that change in the training and are in no snapshot, as far as is known."""
         self._first = True
         self._postponed: Judgement | None = None
@@ -68,8 +64,7 @@ class Boundaries:
         if self._at is None:
             return
         self._page, self._handoff = self._at.page, self._at.handoff
-        self._page.built_ns = monotonic_ns()
-        self._page.phase = RankPhase.RESTORING
+        self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
         self._pace = Pace(self._handoff.every_steps)
         self._left_ns = 0
         self._course = Course(self._handoff)
@@ -78,15 +73,20 @@ class Boundaries:
         self._tape = Tape(self._at, self._sources, self._pace)
         self._council: Council
         """Created by `begin`."""
-        chunks = [chunk for model in self._models for chunk in model.chunks]
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
+        chunks = (chunk for model in self._models for chunk in model.chunks)
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
         optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
         others = [source for source in self._sources.values() if isinstance(source, Values)]
-        self._accumulation = Accumulation(self._models, optimizers, others, partial(tell, self._at))
+        self._accumulation = Accumulation(self._models, optimizers, others, self._tell)
         self._tape.alone.gradients = self._accumulation
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
         """None if a rank's own time can't be measured: with a single rank, or on a device."""
+
+    def _tell(self, sentence: str) -> None:
+        """Print the sentence, only on rank 0 and only in a watched rank."""
+        if self._at is not None:
+            tell(self._at, sentence)
 
     @property
     def observes(self) -> bool:
@@ -110,7 +110,7 @@ class Boundaries:
         step to begin with; call `resume` before it."""
         if self._at is None:
             return step
-        self._tape.restore_randomness()
+        self._tape.restorer.restore_randomness()
         self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
@@ -170,9 +170,8 @@ class Boundaries:
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
         """Read what all ranks reported of the step before, save this step, and report its figures. figures: None if already reported."""
-        before = self._council.judged() or self._postponed
-        self._postponed = None
-        if before is not None and before.directive is Directive.REWIND:
+        before, self._postponed = self._council.judged() or self._postponed, None
+        if before and before.directive is Directive.REWIND:
             return Directive.REWIND
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or bool(leave and before and before.snapshot)
@@ -195,9 +194,9 @@ class Boundaries:
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._council.judged()
-            if now is not None and now.directive is Directive.REWIND:
+            if now and now.directive is Directive.REWIND:
                 directive, self._postponed = Directive.REWIND, before if leave else None
-            elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
+            elif now and now.directive is Directive.LEAVE and not leave and not last:
                 self._postponed = now  # the requested snapshot is that of the next step, after which the ranks leave
         if wanted:
             self._page.doing = Doing.STEP
@@ -264,7 +263,7 @@ class Boundaries:
     def resume(self) -> None:
         """Restore the generators again, after new data iterators were created."""
         if self._at is not None:
-            self._tape.restore_randomness()
+            self._tape.restorer.restore_randomness()
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:

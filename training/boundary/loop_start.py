@@ -54,7 +54,7 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
         return None
     if handoff.resume_step < 0:
         tape.owed = Wanted.ON_DISK  # write the job's own snapshot to disk as soon as possible
-        step = tape.start_from(place.at(handoff.origin))
+        step = tape.restorer.start_from(place.at(handoff.origin))
     else:
         step = handoff.resume_step
         started = monotonic_ns()
