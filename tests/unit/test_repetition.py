@@ -19,6 +19,14 @@ def cleared() -> Page:
     return page
 
 
+def seven_steps() -> tuple[Page, Repetition]:
+    page = cleared()
+    repetition = Repetition(page, None)
+    for step in range(1, 8):
+        repetition.crossed(step, 1 / step, NAN)
+    return page, repetition
+
+
 @pytest.mark.parametrize(
     ("before", "step", "figures", "found"),
     [
@@ -38,14 +46,11 @@ def test_after_a_restart(before: Reached | None, step: int, figures: tuple[float
 
 
 def test_after_a_rewind_the_steps_before_the_onset_are_compared() -> None:
-    page = cleared()
-    repetition = Repetition(page, None)
-    for step in range(1, 8):
-        repetition.crossed(step, 1 / step, NAN)
+    page, repetition = seven_steps()
     repetition.went_back(3, onset=6)
-    for step, found in ((4, Repeated.SAME), (5, Repeated.SAME), (6, Repeated.SAME)):
+    for step in (4, 5, 6):
         repetition.crossed(step, 1 / step if step < 6 else 9.0, NAN)
-        assert page.repeated == found
+        assert page.repeated == Repeated.SAME
     repetition.went_back(4, onset=7)  # what was computed last is what is compared with
     repetition.crossed(5, 1 / 5, NAN)
     repetition.crossed(6, 1 / 6, NAN)
@@ -55,10 +60,7 @@ def test_after_a_rewind_the_steps_before_the_onset_are_compared() -> None:
 
 
 def test_where_other_data_comes_nothing_is_compared() -> None:
-    page = cleared()
-    repetition = Repetition(page, None)
-    for step in range(1, 8):
-        repetition.crossed(step, 1 / step, NAN)
+    page, repetition = seven_steps()
     repetition.went_back(3, onset=3)
     repetition.crossed(4, 9.0, NAN)
     assert page.repeated == Repeated.UNKNOWN

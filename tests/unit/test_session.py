@@ -8,24 +8,19 @@ from mt_resilient import Session
 from mt_resilient.resilience.errors import UsageError
 
 
-def test_a_loop_runs_as_if_it_were_not_there() -> None:
+def test_a_loop_runs_as_if_it_were_not_there_and_is_complete_when_all_steps_are_done() -> None:
     session = Session()
     for _ in session.steps(3):
         with session.pausing("evaluation"):
             pass
         session.report(loss=1.0)
+        assert not session.complete
+    assert session.complete
 
 
 def test_it_pauses_for_what_has_a_budget_only() -> None:
     with pytest.raises(UsageError, match="not for 'lunch'"), Session().pausing("lunch"):
         pass
-
-
-def test_it_is_complete_when_all_steps_are_done() -> None:
-    session = Session()
-    for _ in session.steps(3):
-        assert not session.complete
-    assert session.complete
 
 
 def test_a_loop_that_is_left_is_not_complete() -> None:
@@ -65,14 +60,8 @@ def test_a_step_of_several_batches_has_fewer_at_the_end_of_an_epoch() -> None:
     session, found = Session(), []
     for step, batches in session.batches([*"abcde"], epochs=2, accumulate=2):
         found.append((step, "".join(batches) if step != 1 else next(batches), session.epoch_ends))
-    assert found == [
-        (0, "ab", False),
-        (1, "c", False),
-        (2, "e", True),
-        (3, "ab", False),
-        (4, "cd", False),
-        (5, "e", True),
-    ]
+    parts, ends = ("ab", "c", "e", "ab", "cd", "e"), (False, False, True) * 2
+    assert found == [*zip(range(6), parts, ends, strict=True)]
 
 
 def test_an_epoch_begins_as_the_script_wants() -> None:
