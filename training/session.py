@@ -37,8 +37,9 @@ from .variables.loop_variables import moved_on
 from .variables.script_generators import Generators
 
 _CHANGES_THE_MODEL = (
-    "going back in the data has changed the model: begin_epoch= does that, or the loader. A recovery within an epoch calls begin_epoch "
-    "again, so training goes on from other weights than before. Change the model in the loop, at the first step of an epoch (docs/data.md)"
+    "going back to a position in the data has changed the model: begin_epoch= or the loader does that. A recovery within an epoch calls "
+    "begin_epoch again, so training continues with other weights than before. Change the model in the loop instead, at the first step of "
+    "an epoch (docs/data.md)"
 )
 
 
@@ -91,7 +92,7 @@ class Session(Boundaries):
         if total is None and epochs is None:
             raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
         if any(getattr(source, "thing", None) is loader for source in self._sources.values()):
-            raise UsageError("session.batches puts its loader back by itself: do not give it to the Session as well")
+            raise UsageError("session.batches restores its loader by itself: do not give it to the Session as well")
         data = Batches(loader, epochs, accumulate, begin_epoch)
         self.fixed_data = False
         self._data = data
@@ -225,7 +226,7 @@ class Session(Boundaries):
 
     def _from(self) -> Batches:
         if self._data is None:
-            raise UsageError("a Session knows of epochs where the loop takes its batches from session.batches")
+            raise UsageError("a Session knows epochs only if the loop takes its batches from session.batches")
         return self._data
 
     @property

@@ -571,7 +571,7 @@ def test_what_has_changed_and_cannot_be_kept_is_named_once(capsys: pytest.Captur
             data.take(step)
             data.collect()
         said = capsys.readouterr().err
-        assert said.count("loader.numbers has changed, and is not put back") == times
+        assert said.count("loader.numbers has changed, and no recovery restores it") == times
         assert said.count("loader.") == times, "a file that is opened late, a large tensor that stays"
 
 
@@ -582,7 +582,7 @@ def test_an_iterator_that_was_there_and_has_moved_on_is_named_once(capsys: pytes
         data.take(step)
         data.collect()
     said = capsys.readouterr().err
-    assert said.count("loader.made, loader.cycle, loader.letters has changed, and is not put back") == 1
+    assert said.count("loader.made, loader.cycle, loader.letters has changed, and no recovery restores it") == 1
     assert said.count("loader.") == 3, "and none that has not moved on"
 
 
@@ -630,7 +630,7 @@ def test_workers_of_another_loader_that_the_loop_goes_through_are_there_again(
         generators.restore(rank)
         assert [again(9), again(10)] == expected
         one.end()
-    assert capsys.readouterr().err.count("Its workers stay from epoch to epoch, and were started again") == 2
+    assert capsys.readouterr().err.count("Its persistent workers were started again") == 2
 
 
 def test_what_is_large_is_let_go_when_it_has_changed() -> None:
@@ -717,7 +717,7 @@ def test_steps_of_several_batches_are_put_back() -> None:
 def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own() -> None:
     """Of another job it is taken: the data begins with its first batch then."""
     data = Batches([1, 2, 3], None, 1, None)
-    with pytest.raises(LayoutError, match="does not hold the place in the data"):
+    with pytest.raises(LayoutError, match="contains no position in the data"):
         data.restored(2, same_job=True)
     data.restored(2, same_job=False)
     assert data.take(2) == 1

@@ -73,7 +73,7 @@ def test_an_epoch_begins_as_the_script_wants() -> None:
 @pytest.mark.parametrize(
     ("loader", "how", "sentence"),
     [
-        (iter("abc"), {"epochs": 1}, "give it the function that makes it"),
+        (iter("abc"), {"epochs": 1}, "Pass the function that creates it"),
         ("abc", {}, "say how long to train"),
         ("", {"epochs": 1}, "gives no batch"),
     ],

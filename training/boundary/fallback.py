@@ -63,8 +63,8 @@ class Rescue:
         """Call this once the first step is done. Raises UsageError if nothing has a precision that could be raised."""
         if self._policy.precision and not (self._configs or self._asked):
             raise UsageError(
-                "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not ask for "
-                "session.careful: let it, or leave rescue.precision out"
+                "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not read "
+                "session.careful. Let it read that, or leave rescue.precision out"
             )
 
     def turn(self, on: bool) -> None:

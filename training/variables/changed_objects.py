@@ -230,7 +230,7 @@ def _sample(value: Any) -> bytes:
 
 def sentence(names: Sequence[str]) -> str:
     return (
-        f"what these variables hold changes while the script trains, and no snapshot holds it: {', '.join(names)}. After a restart it "
-        "begins as the script makes it. If the training depends on one of them, give it to the Session: "
+        f"objects in these variables change in the training, and no snapshot contains them: {', '.join(names)}. After a restart they are "
+        "as the script creates them. If the training depends on one of them, give it to the Session: "
         f"Session(…, {names[0].rpartition('.')[2]}={names[0]})"
     )

@@ -236,7 +236,7 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
 
 def sentence(names: Sequence[str]) -> str:
     return (
-        f"the training carries variables from step to step that no snapshot holds: {', '.join(names)}. After a restart they begin with "
-        "their first values; a rewind in place leaves them as they are. If the training depends on one of them, keep it in a mapping that "
-        f'the Session is given: state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
+        f"the training carries variables from step to step that no snapshot contains: {', '.join(names)}. After a restart they begin "
+        "with their first values. A rewind in place leaves them as they are. If the training depends on one of them, keep it in a mapping "
+        f'that the Session is given: state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
     )
