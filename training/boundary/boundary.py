@@ -142,7 +142,8 @@ class Boundaries:
             self._pace.stepped((entered - self._left_ns) / 1e9)
         self._own_gradients.stepped(step)
         self._accumulation.crossed()
-        said = [math.nan if each is None else each for each in (figures.loss, figures.grad_norm)]
+        loss, grad_norm = figures.loss, figures.grad_norm
+        said = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         self._page.beat(step, *said, entered)
         self._repetition.crossed(step, *said)
         if self._first:

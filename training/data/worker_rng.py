@@ -114,7 +114,8 @@ def listen_to(live: Any, heard: Heard) -> None:
     """Make the iterator return plain batches to any caller. `heard` gets the workers' reports."""
     if isinstance(live, _BaseDataLoaderIter):
         if not isinstance(live, _Listened):
-            live.__class__ = _listened(type(live))
+            kind: Any = type(live)
+            live.__class__ = _listened(kind)
         live.heard = heard  # type: ignore[attr-defined]
 
 
