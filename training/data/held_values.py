@@ -106,12 +106,10 @@ class Place:
         elif not self._always and self._first is not None and equal(kept, self._first):
             return None
         found = None if kept is None or isinstance(live, GENERATORS) else [*map(_copied, kept)]
-        if type(live) is list and found and all(map(self._stays, live)):
+        named = self._packing._known.names
+        if type(live) is list and found and all(self.is_fixed(part) or id(part) in named for part in live):
             self._packed, self._kept = [*live], found
         return found or kept
-
-    def _stays(self, part: Any) -> bool:
-        return self.is_fixed(part) or id(part) in self._packing._known.names
 
     def _give_up(self, lost: bool) -> None:
         self._hopeless, self.lost = True, lost
