@@ -473,7 +473,7 @@ class Unhashed(ModuleType):
     __file__ = 3  # type: ignore[assignment]
 
 
-def test_what_people_have_in_their_variables_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_odd_object_in_a_variable_harms_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [OfAnOddClass(), OwnParameters(), weakref.proxy(Mine(1)), Unhashed("odd"), DRAWN]
     monkeypatch.setitem(sys.modules, "attrdict", {"__file__": __file__})  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "odd", Unhashed("odd"))
@@ -554,7 +554,7 @@ PLACES: dict[str, Callable[[], tuple[Any, Callable[[], float]]]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_generators_within_what_variables_hold_come_back(place: str) -> None:
+def test_generators_inside_the_variables_objects_come_back(place: str) -> None:
     variable, draw = PLACES[place]()
     generators = looked()
     draw()

@@ -39,7 +39,9 @@ def seven_steps() -> tuple[Page, Repetition]:
         (Reached(7, NAN, math.inf), 7, (1.0, 2.0), Repeated.UNKNOWN),
     ],
 )
-def test_after_a_restart(before: Reached | None, step: int, figures: tuple[float, float], found: Repeated) -> None:
+def test_the_replayed_step_after_a_restart_is_compared(
+    before: Reached | None, step: int, figures: tuple[float, float], found: Repeated
+) -> None:
     page = cleared()
     Repetition(page, before).crossed(step, *figures)
     assert page.repeated == found
@@ -59,7 +61,7 @@ def test_after_a_rewind_the_steps_before_the_onset_are_compared() -> None:
     assert page.repeated == Repeated.OTHER
 
 
-def test_where_other_data_comes_nothing_is_compared() -> None:
+def test_nothing_is_compared_after_a_rewind_to_other_data() -> None:
     page, repetition = seven_steps()
     repetition.went_back(3, onset=3)
     repetition.crossed(4, 9.0, NAN)
