@@ -36,9 +36,8 @@ class Case:
 
 
 CASES = (Case(dtype=torch.float32, largest=16, inner=4096), Case(dtype=torch.bfloat16, largest=1, inner=256))
-_SIZE = {"cpu": _BLOCK}
-"""Rows and columns of the product by device, a multiple of `_BLOCK`. Accelerators use _DEVICE_SIZE, which keeps them busy."""
 _DEVICE_SIZE = 8192
+"""Rows and columns of the product on an accelerator, a multiple of `_BLOCK`. It keeps the device busy."""
 
 
 def block(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -72,7 +71,7 @@ def look(device: str, seconds: float) -> dict[str, Any]:
     ends = time.monotonic() + seconds  # noqa: TID251 in a process of its own, which may know the clock
     try:
         free, total = _memory(device)
-        cases = [products(device, case, _SIZE.get(device, _DEVICE_SIZE)) for case in CASES]
+        cases = [products(device, case, _BLOCK if device == "cpu" else _DEVICE_SIZE) for case in CASES]
         done, wrong = 0, 0
         while done < len(cases) or time.monotonic() < ends:  # noqa: TID251
             wrong += not cases[done % len(cases)]()

@@ -13,18 +13,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
-from .boundary.loop_start import length, tell
+from .boundary.loop_start import length
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
@@ -40,8 +37,9 @@ from .variables.loop_variables import moved_on
 from .variables.script_generators import Generators
 
 _CHANGES_THE_MODEL = (
-    "going back in the data has changed the model: begin_epoch= does that, or the loader. A recovery within an epoch calls begin_epoch "
-    "again, so training goes on from other weights than before. Change the model in the loop, at the first step of an epoch (docs/data.md)"
+    "going back to a position in the data has changed the model: begin_epoch= or the loader does that. A recovery within an epoch calls "
+    "begin_epoch again, so training continues with other weights than before. Change the model in the loop instead, at the first step of "
+    "an epoch (docs/data.md)"
 )
 
 
@@ -51,10 +49,7 @@ class Session(Boundaries):
     def __init__(self, **sources: Any) -> None:
         counting = {name: thing for name, thing in sources.items() if counts_steps(thing)}
         super().__init__(**{name: thing for name, thing in sources.items() if name not in counting})
-        if self._at is not None:
-            self._tape.alone.counts = self._counts = StepCounts(counting)
         self._given = [*sources.values()]
-        self._missing: list[Optimizer | LRScheduler] = []
         self._named: list[str] = []
         self._changed = ChangedObjects()
         self._figures = Figures()
@@ -62,8 +57,9 @@ class Session(Boundaries):
         self._counting = False
         self._data: Batches | None = None
         self._ahead = ReadAhead((), say)
+        self._beside = Beside(self._tell)
         if self._at is not None:
-            self._beside = Beside(partial(tell, self._at))
+            self._tape.alone.counts = self._counts = StepCounts(counting)
             self._tape.alone.loaders = self._started = Started(self._beside.made)
             self._tape.alone.variables = self._generators = Generators()
         self.complete = False
@@ -96,7 +92,7 @@ class Session(Boundaries):
         if total is None and epochs is None:
             raise UsageError("session.batches: say how long to train, as a number of steps or as epochs=")
         if any(getattr(source, "thing", None) is loader for source in self._sources.values()):
-            raise UsageError("session.batches puts its loader back by itself: do not give it to the Session as well")
+            raise UsageError("session.batches restores its loader by itself: do not give it to the Session as well")
         data = Batches(loader, epochs, accumulate, begin_epoch)
         self.fixed_data = False
         self._data = data
@@ -107,7 +103,7 @@ class Session(Boundaries):
             if self._handoff.resume_step < 0:
                 sources = [source for source in self._sources.values() if isinstance(source, Optimizers)]
                 inner = (optimizer for source in sources for _, _, optimizer in source.parts())
-                self._ahead = ReadAhead(inner, partial(tell, self._at))
+                self._ahead = ReadAhead(inner, self._tell)
         return self._steps(total, data)
 
     def _steps(self, total: int | None, data: Batches | None, start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -119,13 +115,13 @@ class Session(Boundaries):
         if self._at is not None:
             self._started.notice()
             self._beside.begins()
-            self._counts.look(partial(tell, self._at))
+            self._counts.look(self._tell)
             self._generators.look(sys._getframe())
             if self._looks:
                 with suppress(Exception):  # no variable of the script may make the search harm the training
                     self._named = moved_on(sys._getframe(), [*self._given, data])
                 if self._named:
-                    tell(self._at, loop_variables.sentence(self._named))
+                    self._tell(loop_variables.sentence(self._named))
         restored = self.restore()
         step = self._step = self.begin(restored if restored is not None else start)
         if self._at is not None:
@@ -153,13 +149,12 @@ class Session(Boundaries):
             batch = None if data is None else self._take(data)
             if batch is not OVER:
                 self._ahead.gives()
-                if data is not None and self._at is not None:
+                if data is not None:
                     self._beside.gives()
                 yield step, batch
                 self._ahead.gave(reported=self._figures is not before)
                 if data is not None:
                     data.drain()
-                if data is not None and self._at is not None:
                     self._beside.gave()
                 step += 1
                 last = step == total
@@ -202,12 +197,12 @@ class Session(Boundaries):
         return data.take(wanted)
 
     def _put_back(self, data: Batches | None) -> None:
-        if data is not None and self._at is not None and data.owed:
+        if data is not None and data.owed:
             before = self._sums()
             with self.pausing("checkpoint"), self.same_randomness():
                 data.put_back()
             if before != self._sums():
-                tell(self._at, _CHANGES_THE_MODEL)
+                self._tell(_CHANGES_THE_MODEL)
         if self._at is not None:
             self._generators.put_back()
         self.resume()
@@ -231,7 +226,7 @@ class Session(Boundaries):
 
     def _from(self) -> Batches:
         if self._data is None:
-            raise UsageError("a Session knows of epochs where the loop takes its batches from session.batches")
+            raise UsageError("a Session knows epochs only if the loop takes its batches from session.batches")
         return self._data
 
     @property

@@ -24,8 +24,8 @@ from .loss_spike import Figure, Finding, SpikePolicy, spike
 from .rewind_ladder import Answer, LadderPolicy, answer
 
 ROW = 14
-"""Number of entries in a row: step, -step, loss, gradient norm, and then the rest. The rest mostly stays the same from step to step:
-non-finite, the two latest snapshots, stride, wanted, order, fixed data, rewind, -rewind, -pause."""
+"""Number of entries in a row: step, -step, loss, gradient norm, non-finite, the two latest snapshots, stride, wanted, order, fixed data,
+rewind, -rewind, -pause."""
 COURSE = "course"
 """Name of a snapshot's entry with the ranks' judgements so far. This entry is not part of the training's own state."""
 RANDOMNESS = "randomness"
@@ -122,17 +122,11 @@ class Judgement(NamedTuple):
 
 def row(said: Tally) -> tuple[float, ...]:
     """Return one rank's row, to be reduced by MAX. `same_step` is not part of the row."""
-    return (*head(said.step, said.loss, said.grad_norm), *rest(said))
-
-
-def head(step: int, loss: float | None, grad_norm: float | None) -> tuple[float, ...]:
-    """Return the part of a row that changes at each step."""
-    return step, -step, _NONE if loss is None else loss, _NONE if grad_norm is None else grad_norm
-
-
-def rest(said: Tally) -> tuple[float, ...]:
-    """Return the part of a row that mostly stays the same."""
     numbers = (
+        said.step,
+        -said.step,
+        _NONE if said.loss is None else said.loss,
+        _NONE if said.grad_norm is None else said.grad_norm,
         said.non_finite,
         said.newest,
         said.earlier,

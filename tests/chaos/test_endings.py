@@ -158,7 +158,7 @@ def test_what_only_the_body_makes_is_there_behind_the_loop_of_a_later_life(whom:
 def test_ranks_that_do_not_do_the_same_number_of_steps_are_told(tmp_path: Path) -> None:
     """As with torch.distributed's Join. They waited for each other until the hang was found."""
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "uneven", "60"])
-    job.until_said("rank 1 has done all its steps, 15, and this rank has more")
+    job.until_said("rank 1 has ended its loop after 15 steps, and this rank has more")
     job.kill_everything()
 
 

@@ -146,7 +146,7 @@ def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path:
     said = job.said()
     cure = "take the batches from session.batches(loader), or by session.data_step"
     assert said.count(f"Which data this loop uses is not known, so no recovery can put it back: {cure}") == 1
-    assert said.count(f"was restored; which data this loop goes on with is not known: {cure}") == 1
+    assert said.count(f"was restored; which data this loop uses from here on is not known: {cure}") == 1
     first = next(i for i in job.incidents() if i.cause == "non_finite")
     assert (first.remedy, first.origin) == ("rewind", "undecided")
     assert "hardware" not in said
@@ -306,4 +306,7 @@ def test_a_script_that_resumes_by_itself_does_not_end_early(tmp_path: Path) -> N
     job.kill_rank(0)
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
-    assert job.said().count("epochs in all. Before the recovery it asked for 5, and training goes on to these") == 1
+    assert (
+        job.said().count("epochs in all. Before the recovery it asked for 5, and training continues up to that number")
+        == 1
+    )

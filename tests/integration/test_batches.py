@@ -319,10 +319,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "distributed, by workers that are kept": lambda: Distributed(persistent_workers=True, pin_memory=True, **SEVERAL),
     "a stream, by workers": lambda: DataLoader(Stream(), **SEVERAL),
     "a stream, by workers that are kept": lambda: DataLoader(Stream(), persistent_workers=True, **SEVERAL),
-}
-
-
-LOADERS |= {
     "with a sampler that counts": lambda: DataLoader(Numbers(), batch_size=3, sampler=Counting()),
     "a stream that counts, by workers that are kept": lambda: DataLoader(
         CountingStream(), batch_size=3, num_workers=1, persistent_workers=True
@@ -416,6 +412,15 @@ def ordinary(sort: str) -> list[Any]:
     return seen
 
 
+def watched(
+    loader: Any, epochs: int | None = None, accumulate: int = 1, begin_epoch: Any = None, rank: int = 0
+) -> Batches:
+    """As a Session has them."""
+    data = Batches(loader, epochs, accumulate, begin_epoch)
+    data.keep(Randomness(()), rank)
+    return data
+
+
 def state_of(data: Batches) -> Any:
     return data.place(), data.collect()
 
@@ -503,8 +508,7 @@ def test_the_loader_stays_the_script_s(how: dict[str, Any]) -> None:
         return DataLoader(Numbers(), batch_size=4, shuffle=True, **how)
 
     def ours(loader: Any) -> Iterator[Iterator[Any]]:
-        data = Batches(loader, EPOCHS, 1, None)
-        data.keep(Randomness(()), 0)
+        data = watched(loader, EPOCHS)
         for epoch in range(EPOCHS):
             yield (data.take(4 * epoch + at) for at in range(4))
 
@@ -523,12 +527,7 @@ def test_what_was_used_already_is_not_loaded_again() -> None:
             self.loaded.append(index)
             return super().__getitem__(index)
 
-    def loop() -> Batches:
-        data = Batches(DataLoader(Counted(), batch_size=2, shuffle=True), None, 1, None)
-        data.keep(Randomness(()), 0)
-        return data
-
-    before, after = loop(), loop()
+    before, after = (watched(DataLoader(Counted(), batch_size=2, shuffle=True)) for _ in range(2))
     before.take(4)
     kept = state_of(before)
     expected = before.take(5).tolist()
@@ -539,17 +538,12 @@ def test_what_was_used_already_is_not_loaded_again() -> None:
 
 
 def test_what_can_only_be_replayed_says_once_what_that_has_cost(capsys: pytest.CaptureFixture[str]) -> None:
-    data = Batches([1, 2, 3, 4], None, 1, None)
-    data.keep(Randomness(()), 0)
+    data = watched([1, 2, 3, 4])
     for at in (2, 3):
         data.take(at)
         put_back(data, state_of(data))
-    assert (
-        capsys.readouterr().err.count(
-            "can only be replayed from the start of its epoch. Batches loaded again and thrown away: 3"
-        )
-        == 1
-    )
+    told = "can only be replayed from the start of its epoch. Batches loaded again and thrown away: 3"
+    assert capsys.readouterr().err.count(told) == 1
 
 
 def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -557,8 +551,7 @@ def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureF
         while True:
             yield random.random()
 
-    data = Batches(batches, None, 1, None)
-    data.keep(Randomness(()), 0)
+    data = watched(batches)
     for step in range(3 * MOST):
         if step == 3:
             go_to = copy.deepcopy(state_of(data))
@@ -573,25 +566,23 @@ def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureF
 def test_what_has_changed_and_cannot_be_kept_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     """A rank other than the first says nothing."""
     for rank, times in ((0, 1), (1, 0)):
-        data = Batches(of_a_script().Endless(), None, 1, None)
-        data.keep(Randomness(()), rank)
+        data = watched(of_a_script().Endless(), rank=rank)
         for step in range(4):
             data.take(step)
             data.collect()
         said = capsys.readouterr().err
-        assert said.count("loader.numbers has changed, and is not put back") == times
+        assert said.count("loader.numbers has changed, and no recovery restores it") == times
         assert said.count("loader.") == times, "a file that is opened late, a large tensor that stays"
 
 
 def test_an_iterator_that_was_there_and_has_moved_on_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     loader = of_a_script().Iterating()
-    data = Batches(loader, None, 1, None)
-    data.keep(Randomness(()), 0)
+    data = watched(loader)
     for step in range(4):
         data.take(step)
         data.collect()
     said = capsys.readouterr().err
-    assert said.count("loader.made, loader.cycle, loader.letters has changed, and is not put back") == 1
+    assert said.count("loader.made, loader.cycle, loader.letters has changed, and no recovery restores it") == 1
     assert said.count("loader.") == 3, "and none that has not moved on"
 
 
@@ -639,7 +630,7 @@ def test_workers_of_another_loader_that_the_loop_goes_through_are_there_again(
         generators.restore(rank)
         assert [again(9), again(10)] == expected
         one.end()
-    assert capsys.readouterr().err.count("Its workers stay from epoch to epoch, and were started again") == 2
+    assert capsys.readouterr().err.count("Its persistent workers were started again") == 2
 
 
 def test_what_is_large_is_let_go_when_it_has_changed() -> None:
@@ -657,12 +648,7 @@ def test_what_is_large_is_let_go_when_it_has_changed() -> None:
 def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
     """Batch 3 is bad; the state is that after it would have come."""
 
-    def loop() -> Batches:
-        data = Batches(DataLoader(Numbers(), batch_size=2), 2, 1, None)
-        data.keep(Randomness(()), 0)
-        return data
-
-    before, after = loop(), loop()
+    before, after = (watched(DataLoader(Numbers(), batch_size=2), 2) for _ in range(2))
     before.take(2)
     used = before.take(4).tolist()
     assert [row[0] for row in used] == [8, 9]
@@ -674,9 +660,7 @@ def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
 def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew() -> None:
     def loop(rank: int, ranks: int, batch_size: int) -> Batches:
         sampler: Any = DistributedSampler(Numbers(), num_replicas=ranks, rank=rank)
-        data = Batches(DataLoader(Numbers(), batch_size=batch_size, sampler=sampler), 2, 1, None)
-        data.keep(Randomness(()), rank)
-        return data
+        return watched(DataLoader(Numbers(), batch_size=batch_size, sampler=sampler), 2, rank=rank)
 
     before, after = loop(0, 1, batch_size=2), loop(1, 2, batch_size=1)
     before.take(8)
@@ -695,8 +679,7 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
 def test_its_workers_go_with_the_loop_or_stay_with_the_loader(stay: bool) -> None:
     gc.collect()  # those of the tests before
     loader = DataLoader(Numbers(), persistent_workers=stay, **SEVERAL)
-    data = Batches(loader, None, 1, None)
-    data.keep(Randomness(()), 0)
+    data = watched(loader)
     data.take(0)
     assert len(multiprocessing.active_children()) == 2
     data.end()
@@ -714,9 +697,7 @@ def test_steps_of_several_batches_are_put_back() -> None:
 
     def loop(number: int) -> Batches:
         torch.manual_seed(number)
-        data = Batches(DataLoader(Numbers(draws=True), batch_size=2, shuffle=True), None, 3, None)
-        data.keep(Randomness(()), 0)
-        return data
+        return watched(DataLoader(Numbers(draws=True), batch_size=2, shuffle=True), accumulate=3)
 
     def used(data: Batches, step: int) -> list[Any]:
         batches = data.take(step)
@@ -736,7 +717,7 @@ def test_steps_of_several_batches_are_put_back() -> None:
 def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own() -> None:
     """Of another job it is taken: the data begins with its first batch then."""
     data = Batches([1, 2, 3], None, 1, None)
-    with pytest.raises(LayoutError, match="does not hold the place in the data"):
+    with pytest.raises(LayoutError, match="contains no position in the data"):
         data.restored(2, same_job=True)
     data.restored(2, same_job=False)
     assert data.take(2) == 1
@@ -757,9 +738,7 @@ def test_what_a_begin_epoch_draws_from_is_put_back() -> None:
             count[0] += 1
             sampler.set_epoch(noise.randrange(1000) + count[0])
 
-        data = Batches(DataLoader(Numbers(), batch_size=2, sampler=sampler), EPOCHS, 1, begin_epoch)
-        data.keep(Randomness(()), 0)
-        return data
+        return watched(DataLoader(Numbers(), batch_size=2, sampler=sampler), EPOCHS, begin_epoch=begin_epoch)
 
     before, after = loop(), loop()
     before.take(5)
@@ -781,9 +760,7 @@ def test_what_a_begin_epoch_makes_of_the_model_is_put_back(workers: int) -> None
         def begin_epoch(epoch: int) -> None:
             labels.copy_(torch.arange(len(labels)) * weight[0] + epoch)
 
-        data = Batches(DataLoader(dataset, batch_size=2, num_workers=workers), EPOCHS, 1, begin_epoch)
-        data.keep(Randomness(()), 0)
-        return data
+        return watched(DataLoader(dataset, batch_size=2, num_workers=workers), EPOCHS, begin_epoch=begin_epoch)
 
     weight = [3]
     before, after = loop(weight), loop(weight)

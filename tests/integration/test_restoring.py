@@ -102,7 +102,7 @@ def go_back(rank: Rank, whose: str) -> None:
     if whose == "own":
         rank.tape._restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
     else:
-        assert rank.tape.start_from(rank.snapshot) == 1
+        assert rank.tape.restorer.start_from(rank.snapshot) == 1
 
 
 @pytest.mark.parametrize("code", TRANSIENT)

@@ -8,7 +8,7 @@ PRINTS = (
 )
 
 
-def test_a_full_disk_ends_no_rank() -> None:
+def test_a_rank_whose_stderr_cannot_be_written_continues() -> None:
     """`warnings` and `logging`, whose words these mostly are, are silent there."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", PRINTS], stdout=subprocess.PIPE, stderr=full, timeout=60)

@@ -118,7 +118,7 @@ KINDS: dict[str, Callable[[nn.Linear], tuple[Any, Callable[[], Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_changes_within_a_variable_is_named_once(kind: str) -> None:
+def test_an_object_that_changes_in_a_variable_is_named_once(kind: str) -> None:
     model, logs = nn.Linear(2, 2), []  # type: ignore[var-annotated]
     thing, change = KINDS[kind](model)
     for _ in steps(12, logs, model):
@@ -140,7 +140,7 @@ def test_attributes_of_an_object_are_told_apart() -> None:
     assert logs[2] == ["average.shadow", "average.updates", "holder.meters", "added.total", "added.count"]
 
 
-def test_what_comes_later_is_named_then() -> None:
+def test_a_change_that_begins_later_is_named_at_the_next_comparison() -> None:
     logs: list[list[str]] = []
     rows: dict[str, int] = {}
     for step in steps(101, logs):
@@ -267,6 +267,6 @@ def test_names_that_were_said_before_are_left_out() -> None:
     assert logs == [[]] * 12
 
 
-def test_the_sentence_says_what_to_give() -> None:
+def test_the_sentence_says_what_to_give_to_the_session() -> None:
     assert "Session(…, shadow=average.shadow)" in sentence(["average.shadow", "envs"])
     assert tuple(sorted(changed_objects._LOOKS)) == changed_objects._LOOKS

@@ -45,7 +45,7 @@ def claimed(tmp_path: Path, *, trains: bool) -> bool:
         (OTHER, RankPhase.FINISHED, True, False),
     ],
 )
-def test_who_trains_goes_before_who_does_not(
+def test_a_process_that_trains_takes_the_page_of_one_that_does_not(
     page: Page, tmp_path: Path, holder: int, phase: RankPhase, trains: bool, mine: bool
 ) -> None:
     page.pid, page.phase = holder, phase
@@ -54,14 +54,14 @@ def test_who_trains_goes_before_who_does_not(
     assert page.phase == (RankPhase.ATTACHED if mine else phase)
 
 
-def test_what_the_process_before_has_said_goes_with_it(page: Page, tmp_path: Path) -> None:
+def test_a_claimed_page_forgets_the_words_of_the_process_before(page: Page, tmp_path: Path) -> None:
     page.pid, page.phase, page.listens, page.left = OTHER, RankPhase.ATTACHED, 62, 1
     page.say_farewell(error="No module named 'apex'")
     assert claimed(tmp_path, trains=True)
     assert (page.farewell(), page.listens, page.left, page.rank, page.attached_ns) == ({}, 0, 0, 5, 7)
 
 
-def test_a_leftover_of_another_generation_has_none(page: Page, tmp_path: Path) -> None:
+def test_a_process_of_another_generation_gets_no_page(page: Page, tmp_path: Path) -> None:
     page.clear(HANDOFF.generation + 1)
     assert not claimed(tmp_path, trains=True)
     assert page.pid == 0

@@ -20,13 +20,13 @@ def turn(remedy: Remedy) -> Turn:
     return Turn(kind=Kind.LOSS_SPIKE, onset=Step(50), to=Step(40), remedy=remedy, window=Window(45, 55))
 
 
-def test_the_steps_from_the_state_gone_back_to_until_as_many_behind_the_onset_as_batches_are_left_out() -> None:
+def test_a_rescue_lasts_from_the_restored_step_until_as_many_steps_after_the_onset_as_batches_are_skipped() -> None:
     assert [step for step in range(100) if careful(step, [turn(Remedy.RESCUE)])] == list(range(40, 60))
     assert not any(careful(step, [turn(Remedy.SKIP)]) for step in range(100))
 
 
 @pytest.mark.parametrize("lr_scale", [0.0, -1.0, 1.5])
-def test_a_scale_that_rescues_nobody_is_refused(lr_scale: float) -> None:
+def test_a_learning_rate_scale_outside_of_0_to_1_is_refused(lr_scale: float) -> None:
     with pytest.raises(UsageError, match=r"rescue\.lr_scale"):
         RescuePolicy(lr_scale=lr_scale)
 
@@ -62,7 +62,7 @@ def test_fp8_is_taken_out_of_megatrons_configuration_and_put_back() -> None:
     assert seen == [None, None, "hybrid"]
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_a_rescue_that_cannot_be_carried_out_is_refused() -> None:
     plain = [source_of("model", nn.Linear(1, 1))]
     with pytest.raises(UsageError, match="given no optimizer"):
         Rescue(RescuePolicy(lr_scale=0.5), plain)

@@ -17,12 +17,11 @@ def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """Two folders of installed packages, with modules of the same names."""
     for name in ("here", "elsewhere"):
         site = tmp_path / name / "site-packages"
-        (site / "odd_package").mkdir(parents=True)
-        (site / "odd_package" / "__init__.py").write_text("")
-        (site / "odd_package" / "part.py").write_text("")
+        for folder in ("odd_package", "odd_space/inner"):
+            (site / folder).mkdir(parents=True)
+        for file in ("odd_package/__init__.py", "odd_package/part.py", "odd_module.py"):
+            (site / file).touch()
         (site / "odd_package" / "odd.py").write_text("raise SystemExit('not without my script')")
-        (site / "odd_space" / "inner").mkdir(parents=True)
-        (site / "odd_module.py").write_text("")
     before, path = set(sys.modules), list(sys.path)
     yield tmp_path / "here" / "site-packages", tmp_path / "elsewhere" / "site-packages"
     sys.path[:] = path

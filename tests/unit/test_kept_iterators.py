@@ -55,36 +55,33 @@ def for_the_loop() -> Iterator[Any]:
     yield from loader()
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [(cycled, 1), (made_before_the_loop, 1), (a_whole_pass, 0), (a_part_of_a_pass, 0), (looked_at_once, 0)],
-)
-def test_only_what_goes_on_from_step_to_step_is_told(make: Callable[[], Body], told: int) -> None:
+def said_of(make: Callable[[], Body], steps: int = STEPS, accumulated: int = 0) -> list[str]:
+    """What is said of a loop that takes `accumulated` further batches of its own within a step."""
     said: list[str] = []
     beside = Beside(said.append)
     started = Started(beside.made)
     body, batches = make(), for_the_loop()
     beside.begins()
-    for step in range(STEPS):
+    for step in range(steps):
         next(batches, None)
         beside.gives()
         body(step)
+        for _ in range(accumulated):
+            next(batches)
         beside.gave()
     assert started.collect() == {"had": []}
+    return said
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [(cycled, 1), (made_before_the_loop, 1), (a_whole_pass, 0), (a_part_of_a_pass, 0), (looked_at_once, 0)],
+)
+def test_only_an_iterator_that_goes_on_from_step_to_step_is_told(make: Callable[[], Body], told: int) -> None:
+    said = said_of(make)
     assert len(said) == told
     assert all("goes on from step to step" in each for each in said)
 
 
 def test_batches_that_a_step_accumulates_are_of_the_loops_own_iterator() -> None:
-    said: list[str] = []
-    beside = Beside(said.append)
-    started = Started(beside.made)
-    beside.begins()
-    batches = for_the_loop()
-    for _ in range(2):
-        next(batches)
-        beside.gives()
-        next(batches)
-        beside.gave()
-    assert started.collect() == {"had": []}
-    assert said == []
+    assert said_of(lambda: id, steps=2, accumulated=1) == []

@@ -30,7 +30,7 @@ MADE: dict[str, tuple[Callable[[], nn.Module], float]] = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_its_norm_is_noted(what: str) -> None:
+def test_the_norm_of_any_kind_of_gradient_is_noted(what: str) -> None:
     make, expected = MADE[what]
     model = make()
     own = OwnGradients([model], noted=True)

@@ -38,39 +38,35 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_objects, "_PYTHONS", ("/nowhere",))
 
 
-def asked(found: dict[str, Any], generators: Generators | None = None) -> Iterator[int]:
+def asked(found: dict[str, Any]) -> Iterator[int]:
     """As a Session's steps."""
     found["names"] = moved_on(sys._getframe().f_back, found.get("held", ()))
-    if generators is not None:
-        generators.look(sys._getframe().f_back)
     yield from range(3)
 
 
-def counts(found: dict[str, Any]) -> None:
-    count, best = 0, None
+def looked() -> Generators:
+    """The generators in the caller's variables, as a Session finds them when its loop begins."""
+    generators = Generators()
+    generators.look(sys._getframe().f_back)
+    return generators
+
+
+def put_back(generators: Generators, kept: Any) -> None:
+    generators.restore(kept)
+    generators.put_back()
+
+
+def set_from_their_last_values(found: dict[str, Any]) -> None:
+    global NUMBER
+    count, best, hidden, mean, batch = 0, None, torch.zeros(2), 0.0, torch.ones(2)
     for step in asked(found):
         count += 1 + step
         if best is None or count < best:
             best = count
-
-
-def averages(found: dict[str, Any]) -> None:
-    hidden, mean = torch.zeros(2), 0.0
-    for step in asked(found):
         hidden = torch.tanh(hidden + step)
         mean = 0.9 * mean + 0.1 * float(hidden.sum())
-
-
-def of_the_module(found: dict[str, Any]) -> None:
-    global NUMBER
-    for _ in asked(found):
         NUMBER += 1
-
-
-def a_batch_ahead(found: dict[str, Any]) -> None:
-    batch = torch.ones(2)
-    for _ in asked(found):
-        loss = batch.sum()
+        loss = batch.sum()  # of a batch that is read ahead
         batch = torch.ones(2) * loss
 
 
@@ -81,21 +77,16 @@ def enumerated(found: dict[str, Any]) -> None:
 
 
 def nothing(found: dict[str, Any]) -> None:
-    loss, began_s = 0, time.perf_counter()
+    loss, began_s, rest = 0, time.perf_counter(), iter(range(9))
     for step in asked(found):
         loss = step * 2
         loss = loss + 1
         took = [loss + 1 for loss in range(3)]
         now_s = time.perf_counter()
         spent_s, began_s = now_s - began_s, now_s
-        del took, spent_s
-
-
-def an_iterator(found: dict[str, Any]) -> None:
-    rest = iter(range(9))
-    for _ in asked(found):
         next(rest)
         rest = iter(range(9))
+        del took, spent_s
 
 
 class Meter:
@@ -156,73 +147,25 @@ def under_one_condition(found: dict[str, Any]) -> None:
         print(seen, inner, either if step else seen)
 
 
-def in_a_long_body(found: dict[str, Any]) -> None:
+LONG_BODY = f"""
+def in_a_long_body(found):
     count = late = 0
     for step in asked(found):
         if step % 7 == 0:
             late = 1
-        a = (
-            step,
-            step + 1,
-            step + 2,
-            step + 3,
-            step + 4,
-            step + 5,
-            step + 6,
-            step + 7,
-            step + 8,
-            step + 9,
-            step + 10,
-            step + 11,
-        )
-        for at in a:
-            b = (
-                at,
-                at + 1,
-                at + 2,
-                at + 3,
-                at + 4,
-                at + 5,
-                at + 6,
-                at + 7,
-                at + 8,
-                at + 9,
-                at + 10,
-                at + 11,
-                at + 12,
-                at + 13,
-            )
-            c = [each * 2 if each % 2 else each * 3 for each in b if each % 5 and each % 7 and each % 11]
-            d = (
-                at - 1,
-                at - 2,
-                at - 3,
-                at - 4,
-                at - 5,
-                at - 6,
-                at - 7,
-                at - 8,
-                at - 9,
-                at - 10,
-                at - 11,
-                at - 12,
-                at - 13,
-                at - 14,
-            )
-            e = {
-                at: b,
-                at + 1: c,
-                at + 2: d,
-                at + 3: b,
-                at + 4: c,
-                at + 5: d,
-                at + 6: b,
-                at + 7: c,
-                at + 8: d,
-                at + 9: b,
-            }
-        count += len(e)
-        print(late)
+        for at in range(12):
+            numbers = [{", ".join(f"at + {number}" for number in range(99))}]
+            some = [each * 2 if each % 2 else each * 3 for each in numbers if each % 5 and each % 7]
+        count += len(numbers)
+        print(late, some)
+"""
+
+
+def in_a_long_body(found: dict[str, Any]) -> None:
+    """With jumps over more than 255 instructions, which have a prefix in byte code."""
+    made: dict[str, Any] = {}
+    exec(compile(LONG_BODY, __file__, "exec"), globals(), made)
+    made["in_a_long_body"](found)
 
 
 def in_place(found: dict[str, Any]) -> None:
@@ -442,47 +385,27 @@ def no_loop(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("loop", "names"),
     [
-        (counts, ["count", "best"]),
-        (averages, ["hidden", "mean"]),
-        (of_the_module, ["NUMBER"]),
-        (a_batch_ahead, ["batch"]),
-        (enumerated, ["total"]),
-        (nothing, []),
-        (an_iterator, []),
-        (no_loop, []),
-        (on_a_condition, ["teacher", "total", "since", "flag"]),
-        (under_one_condition, []),
-        (in_a_long_body, ["count", "late"]),
-        (
-            in_place,
-            [
-                "rows",
-                "box",
-                "numbers",
-                "recent",
-                "sums",
-                "seen",
-                "kinds",
-                "rebound",
-                "ones",
-                "average",
-                "nested",
-                "table",
-            ],
-        ),
-        (of_objects, ["meter", "meter.rows", "space.k", "shown.flag", "best"]),
-        (made_anew_in_place, []),
-        (by_what_it_calls, ["HEAP", "trainer", "COUNTER", "HISTORY", "inner", "CALLS", "Stats.total"]),
-        (by_functions_of_all_kinds, ["counts", "itself.calls", "box.n", "meter", "rows"]),
-        (by_counters, ["rates", "numbers"]),
-        (held, ["hidden"]),
-        (Loop().run, ["self.global_step", "self.best", "self.history"]),
+        (set_from_their_last_values, "count best hidden mean NUMBER batch"),
+        (enumerated, "total"),
+        (nothing, ""),
+        (no_loop, ""),
+        (on_a_condition, "teacher total since flag"),
+        (under_one_condition, ""),
+        (in_a_long_body, "count late"),
+        (in_place, "rows box numbers recent sums seen kinds rebound ones average nested table"),
+        (of_objects, "meter meter.rows space.k shown.flag best"),
+        (made_anew_in_place, ""),
+        (by_what_it_calls, "HEAP trainer COUNTER HISTORY inner CALLS Stats.total"),
+        (by_functions_of_all_kinds, "counts itself.calls box.n meter rows"),
+        (by_counters, "rates numbers"),
+        (held, "hidden"),
+        (Loop().run, "self.global_step self.best self.history"),
     ],
 )
-def test_what_a_loop_goes_on_with_is_named(loop: Any, names: list[str]) -> None:
+def test_variables_that_a_loop_carries_from_step_to_step_are_named(loop: Any, names: str) -> None:
     found: dict[str, Any] = {}
     loop(found)
-    assert found["names"] == names
+    assert found["names"] == names.split()
 
 
 def test_generators_in_variables_come_back() -> None:
@@ -493,9 +416,7 @@ def test_generators_in_variables_come_back() -> None:
         drawn = [numpys.random(), float(torch.rand(1, generator=torchs)), DRAWN.random()]
         return [*drawn, inner.own.random()]
 
-    generators = Generators()
-    for _ in asked({}, generators):
-        break
+    generators = looked()
     draw()
     kept = generators.collect()
     expected = draw()
@@ -511,9 +432,7 @@ def test_the_ranks_own_generators_and_those_of_other_classes_are_left_alone() ->
 
     everybodys, mine, system = torch.default_generator, np.random.Generator(Bits(3)), random.SystemRandom()
     alias, drawing = random.random, np.random.rand
-    generators = Generators()
-    for _ in asked({}, generators):
-        break
+    generators = looked()
     before = mine.bit_generator.state
     generators.restore(generators.collect())
     mine.random()
@@ -554,12 +473,13 @@ class Unhashed(ModuleType):
     __file__ = 3  # type: ignore[assignment]
 
 
-def test_what_people_have_in_their_variables_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_odd_object_in_a_variable_harms_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [OfAnOddClass(), OwnParameters(), weakref.proxy(Mine(1)), Unhashed("odd"), DRAWN]
     monkeypatch.setitem(sys.modules, "attrdict", {"__file__": __file__})  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "odd", Unhashed("odd"))
-    generators, found = Generators(), {}  # type: ignore[var-annotated]
-    for _ in asked(found, generators):
+    generators = looked()
+    found: dict[str, Any] = {}
+    for _ in asked(found):
         print([type(each) for each in odd])
         DRAWN.random()
     assert found["names"] == []
@@ -634,46 +554,37 @@ PLACES: dict[str, Callable[[], tuple[Any, Callable[[], float]]]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_generators_within_what_variables_hold_come_back(place: str) -> None:
+def test_generators_inside_the_variables_objects_come_back(place: str) -> None:
     variable, draw = PLACES[place]()
-    generators = Generators()
-    for _ in asked({}, generators):
-        break
+    generators = looked()
     draw()
     kept = generators.collect()
     expected = draw(), draw()
-    generators.restore(kept)
-    generators.put_back()
+    put_back(generators, kept)
     assert (draw(), draw()) == expected
     del variable
 
 
 def test_a_generator_that_is_made_anew_is_the_one_that_is_kept() -> None:
     rng, other, inner = np.random.default_rng(0), random.Random(1), SimpleNamespace(rng=np.random.default_rng(0))
-    generators = Generators()
-    for _ in asked({}, generators):
-        break
+    generators = looked()
     rng, inner.rng, other = np.random.default_rng(1), np.random.default_rng(2), random.Random(2)
     kept = generators.collect()
     expected = rng.random(), inner.rng.random(), other.random()
     rng, inner.rng, other = np.random.default_rng(3), np.random.default_rng(4), random.Random(5)
-    generators.restore(kept)
-    generators.put_back()
+    put_back(generators, kept)
     assert (rng.random(), inner.rng.random(), other.random()) == expected
 
 
 def test_in_a_new_life_the_first_generator_of_a_name_gets_what_its_last_one_had() -> None:
     def life(kept: Any) -> Any:
         rng = np.random.default_rng(0)
-        generators = Generators()
-        for _ in asked({}, generators):
-            if kept is None:
-                rng = np.random.default_rng(7)
-                return generators.collect(), rng.random()
-            generators.restore(kept)
-            generators.put_back()
-            return rng.random()
-        return None
+        generators = looked()
+        if kept is None:
+            rng = np.random.default_rng(7)
+            return generators.collect(), rng.random()
+        put_back(generators, kept)
+        return rng.random()
 
     kept, expected = life(None)
     assert life(kept) == expected
@@ -683,52 +594,42 @@ def test_a_generator_that_is_made_later_comes_back(monkeypatch: pytest.MonkeyPat
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "LAZY", None)
     held = SimpleNamespace(rng=None)
-    generators = Generators()
-    for _ in asked({}, generators):
-        break
+    generators = looked()
     monkeypatch.setattr(module, "LAZY", np.random.default_rng(5))
     monkeypatch.setattr(module, "NEW", random.Random(6), raising=False)
     held.rng, held.other = random.Random(7), random.Random(8)
     mine = random.Random(9)
     kept = generators.collect()
     expected = [each.random() for each in (LAZY, vars(module)["NEW"], held.rng, held.other, mine)]
-    generators.restore(kept)
-    generators.put_back()
+    put_back(generators, kept)
     assert [each.random() for each in (LAZY, vars(module)["NEW"], held.rng, held.other, mine)] == expected
     monkeypatch.setattr(module, "LAZY", None)
     monkeypatch.delattr(module, "NEW")
     held = SimpleNamespace(rng=None)
-    again = Generators()
-    for _ in asked({}, again):
-        break
-    again.restore(kept)
-    again.put_back()
+    put_back(looked(), kept)
     assert [each.random() for each in (LAZY, vars(module)["NEW"], held.rng, held.other)] == expected[:4]
 
 
 def test_the_look_is_bounded() -> None:
     many = [random.Random(seed) for seed in range(200)]
     long = [random.Random(seed) for seed in range(300)]
-    generators = Generators()
-    for _ in asked({}, generators):
-        break
+    generators = looked()
     before = many[0].getstate(), long[0].getstate(), many[150].getstate()
     kept = generators.collect()
     for each in (*many, *long):
         each.random()
-    generators.restore(kept)
-    generators.put_back()
+    put_back(generators, kept)
     assert many[0].getstate() == before[0]
     assert long[0].getstate() != before[1]
     assert many[150].getstate() != before[2]
 
 
 def test_nothing_is_kept_alive_by_the_look() -> None:
-    import weakref
-
     held = torch.ones(3)
     gone = weakref.ref(held)
-    for _ in asked({}, Generators()):
+    generators = looked()
+    for _ in asked({}):
         break
     del held
     assert gone() is None
+    assert generators.collect()

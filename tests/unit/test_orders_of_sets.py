@@ -40,29 +40,19 @@ def adam(layer: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.Adam(layer.parameters(), 0.1)
 
 
-def group(net: Net, order: Any) -> Any:
-    return torch.optim.Adam([*(net.layers[at].weight for at in order)], 0.1)
-
-
-def by_parameter(net: Net, order: Any) -> Any:
-    return {net.layers[at].weight: adam(net.layers[at]) for at in order}
-
-
-def by_layer(net: Net, order: Any) -> Any:
-    return {"by": {net.layers[at]: adam(net.layers[at]) for at in order}}
-
-
-def by_id(net: Net, order: Any) -> Any:
-    return {id(net.layers[at].weight): adam(net.layers[at]) for at in order}
-
-
 def in_the_module(net: Net, order: Any) -> Any:
     net.held = {id(net.layers[at].weight): adam(net.layers[at]) for at in order}
     return {"of": net.held}
 
 
-def within_an_optimizer(net: Net, order: Any) -> Any:
-    return Outer({net.layers[at].weight: adam(net.layers[at]) for at in order})
+MAKERS: dict[str, Callable[[Net, Any], Any]] = {
+    "in one group": lambda net, order: torch.optim.Adam([*(net.layers[at].weight for at in order)], 0.1),
+    "by parameter": lambda net, order: {net.layers[at].weight: adam(net.layers[at]) for at in order},
+    "by layer": lambda net, order: {"by": {net.layers[at]: adam(net.layers[at]) for at in order}},
+    "by id": lambda net, order: {id(net.layers[at].weight): adam(net.layers[at]) for at in order},
+    "in the module": in_the_module,
+    "within an optimizer": lambda net, order: Outer({net.layers[at].weight: adam(net.layers[at]) for at in order}),
+}
 
 
 def optimizers(held: Any) -> list[torch.optim.Optimizer]:
@@ -81,35 +71,28 @@ def train(net: Net, held: Any, steps: int) -> None:
             each.step()
 
 
-MAKERS = [group, by_parameter, by_layer, by_id, in_the_module, within_an_optimizer]
-
-
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("how", MAKERS)
 @pytest.mark.parametrize("first", ORDERS)
 @pytest.mark.parametrize("second", ORDERS)
-def test_moments_come_back_to_their_parameters(make: Callable[..., Any], first: Any, second: Any) -> None:
-    net = Net()
-    held = make(net, first)
-    life = Life(model=net, held=held)
+def test_moments_come_back_to_their_parameters(how: str, first: Any, second: Any) -> None:
+    def restarted(order: Any, snapshot: Any) -> tuple[Net, Any, Life]:
+        net = Net()
+        held = MAKERS[how](net, order)
+        life = Life(model=net, held=held)
+        if snapshot is not None:
+            life.restore(snapshot)
+        return net, held, life
+
+    net, held, life = restarted(first, None)
     train(net, held, 3)
     snapshot = life.snapshot()
     train(net, held, 2)
     expected = [layer.weight.clone() for layer in net.layers]
-
-    again = Net()
-    theirs = make(again, second)
-    other = Life(model=again, held=theirs)
-    other.restore(snapshot)
-    third = other.snapshot()  # as a restart of the restart finds it
-    train(again, theirs, 2)
-    assert all(torch.equal(layer.weight, wanted) for layer, wanted in zip(again.layers, expected, strict=True))
-
-    last = Net()
-    theirs = make(last, ORDERS[1])
-    life = Life(model=last, held=theirs)
-    life.restore(third)
-    train(last, theirs, 2)
-    assert all(torch.equal(layer.weight, wanted) for layer, wanted in zip(last.layers, expected, strict=True))
+    for order in (second, ORDERS[1]):  # the second one is a restart of the restart
+        net, held, life = restarted(order, snapshot)
+        snapshot = life.snapshot()
+        train(net, held, 2)
+        assert all(torch.equal(layer.weight, wanted) for layer, wanted in zip(net.layers, expected, strict=True))
 
 
 class Own(torch.optim.Optimizer):

@@ -70,7 +70,7 @@ def by_a_thread(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("around", [Prefetcher, one_late, by_a_thread])
-def test_what_reads_ahead_is_told_once(around: Callable[[Any], Iterable[Any]]) -> None:
+def test_code_that_reads_ahead_is_reported_once(around: Callable[[Any], Iterable[Any]]) -> None:
     training = Training()
     for batch in around(training.batches()):
         training.step(batch)
@@ -78,7 +78,7 @@ def test_what_reads_ahead_is_told_once(around: Callable[[Any], Iterable[Any]]) -
     assert "session.batches(lambda: Prefetcher(loader), …)" in said
 
 
-def test_without_an_optimizer_nothing_is_said() -> None:
+def test_nothing_is_reported_without_an_optimizer() -> None:
     training = Training(optimizers=0)
     for batch in Prefetcher(training.batches()):
         training.step(batch)

@@ -19,6 +19,14 @@ def cleared() -> Page:
     return page
 
 
+def seven_steps() -> tuple[Page, Repetition]:
+    page = cleared()
+    repetition = Repetition(page, None)
+    for step in range(1, 8):
+        repetition.crossed(step, 1 / step, NAN)
+    return page, repetition
+
+
 @pytest.mark.parametrize(
     ("before", "step", "figures", "found"),
     [
@@ -31,21 +39,20 @@ def cleared() -> Page:
         (Reached(7, NAN, math.inf), 7, (1.0, 2.0), Repeated.UNKNOWN),
     ],
 )
-def test_after_a_restart(before: Reached | None, step: int, figures: tuple[float, float], found: Repeated) -> None:
+def test_the_replayed_step_after_a_restart_is_compared(
+    before: Reached | None, step: int, figures: tuple[float, float], found: Repeated
+) -> None:
     page = cleared()
     Repetition(page, before).crossed(step, *figures)
     assert page.repeated == found
 
 
 def test_after_a_rewind_the_steps_before_the_onset_are_compared() -> None:
-    page = cleared()
-    repetition = Repetition(page, None)
-    for step in range(1, 8):
-        repetition.crossed(step, 1 / step, NAN)
+    page, repetition = seven_steps()
     repetition.went_back(3, onset=6)
-    for step, found in ((4, Repeated.SAME), (5, Repeated.SAME), (6, Repeated.SAME)):
+    for step in (4, 5, 6):
         repetition.crossed(step, 1 / step if step < 6 else 9.0, NAN)
-        assert page.repeated == found
+        assert page.repeated == Repeated.SAME
     repetition.went_back(4, onset=7)  # what was computed last is what is compared with
     repetition.crossed(5, 1 / 5, NAN)
     repetition.crossed(6, 1 / 6, NAN)
@@ -54,11 +61,8 @@ def test_after_a_rewind_the_steps_before_the_onset_are_compared() -> None:
     assert page.repeated == Repeated.OTHER
 
 
-def test_where_other_data_comes_nothing_is_compared() -> None:
-    page = cleared()
-    repetition = Repetition(page, None)
-    for step in range(1, 8):
-        repetition.crossed(step, 1 / step, NAN)
+def test_nothing_is_compared_after_a_rewind_to_other_data() -> None:
+    page, repetition = seven_steps()
     repetition.went_back(3, onset=3)
     repetition.crossed(4, 9.0, NAN)
     assert page.repeated == Repeated.UNKNOWN

@@ -30,7 +30,7 @@ def texts(source: str) -> tuple[list[str], int]:
         "try:\n    import fast\nexcept ImportError:\n    import slow as fast",
     ],
 )
-def test_it_belongs_to_the_opening(statement: str) -> None:
+def test_imports_and_what_they_depend_on_belong_to_the_opening(statement: str) -> None:
     assert texts(f"{statement}\nprint()") == ([statement], statement.count("\n") + 2)
 
 
@@ -49,7 +49,7 @@ def test_it_belongs_to_the_opening(statement: str) -> None:
         "async def f():\n    pass",
     ],
 )
-def test_no_import_depends_on_it(statement: str) -> None:
+def test_statements_that_no_import_depends_on_are_skipped(statement: str) -> None:
     assert texts(f"{statement}\nimport a") == (["import a"], 0)
 
 
@@ -83,7 +83,7 @@ def test_no_import_depends_on_it(statement: str) -> None:
         "exec('import b')",
     ],
 )
-def test_the_opening_ends_before_it(statement: str) -> None:
+def test_the_opening_ends_before_a_statement_that_may_change_imports(statement: str) -> None:
     assert texts(f"import a\n{statement}\nimport b") == (["import a"], 3 if statement.startswith("@") else 2)
 
 

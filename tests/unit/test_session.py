@@ -8,24 +8,19 @@ from mt_resilient import Session
 from mt_resilient.resilience.errors import UsageError
 
 
-def test_a_loop_runs_as_if_it_were_not_there() -> None:
+def test_a_loop_runs_as_if_it_were_not_there_and_is_complete_when_all_steps_are_done() -> None:
     session = Session()
     for _ in session.steps(3):
         with session.pausing("evaluation"):
             pass
         session.report(loss=1.0)
-
-
-def test_it_pauses_for_what_has_a_budget_only() -> None:
-    with pytest.raises(UsageError, match="not for 'lunch'"), Session().pausing("lunch"):
-        pass
-
-
-def test_it_is_complete_when_all_steps_are_done() -> None:
-    session = Session()
-    for _ in session.steps(3):
         assert not session.complete
     assert session.complete
+
+
+def test_a_session_pauses_only_for_an_evaluation_or_a_checkpoint() -> None:
+    with pytest.raises(UsageError, match="not for 'lunch'"), Session().pausing("lunch"):
+        pass
 
 
 def test_a_loop_that_is_left_is_not_complete() -> None:
@@ -65,14 +60,8 @@ def test_a_step_of_several_batches_has_fewer_at_the_end_of_an_epoch() -> None:
     session, found = Session(), []
     for step, batches in session.batches([*"abcde"], epochs=2, accumulate=2):
         found.append((step, "".join(batches) if step != 1 else next(batches), session.epoch_ends))
-    assert found == [
-        (0, "ab", False),
-        (1, "c", False),
-        (2, "e", True),
-        (3, "ab", False),
-        (4, "cd", False),
-        (5, "e", True),
-    ]
+    parts, ends = ("ab", "c", "e", "ab", "cd", "e"), (False, False, True) * 2
+    assert found == [*zip(range(6), parts, ends, strict=True)]
 
 
 def test_an_epoch_begins_as_the_script_wants() -> None:
@@ -84,17 +73,17 @@ def test_an_epoch_begins_as_the_script_wants() -> None:
 @pytest.mark.parametrize(
     ("loader", "how", "sentence"),
     [
-        (iter("abc"), {"epochs": 1}, "give it the function that makes it"),
+        (iter("abc"), {"epochs": 1}, "Pass the function that creates it"),
         ("abc", {}, "say how long to train"),
         ("", {"epochs": 1}, "gives no batch"),
     ],
 )
-def test_what_cannot_be_gone_through_again_is_refused(loader: object, how: dict[str, int], sentence: str) -> None:
+def test_a_loader_that_cannot_be_iterated_again_is_refused(loader: object, how: dict[str, int], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         list(Session().batches(loader, **how))  # type: ignore[arg-type]
 
 
-def test_a_loader_is_not_put_back_twice() -> None:
+def test_a_loader_that_the_session_is_given_as_well_is_refused() -> None:
     class Loader(list[int]):
         def state_dict(self) -> dict[str, int]:
             return {}
@@ -106,7 +95,7 @@ def test_a_loader_is_not_put_back_twice() -> None:
         Session(loader=loader).batches(loader, epochs=1)
 
 
-def test_epochs_are_known_of_batches_of_a_known_number_only() -> None:
+def test_epochs_are_known_only_of_batches_whose_number_is_known() -> None:
     session = Session()
     with pytest.raises(UsageError, match="takes its batches from"):
         _ = session.epoch
@@ -115,5 +104,5 @@ def test_epochs_are_known_of_batches_of_a_known_number_only() -> None:
             _ = session.epoch_ends
 
 
-def test_it_begins_where_the_script_s_own_checkpoint_has_brought_it() -> None:
+def test_steps_begin_after_those_of_the_script_s_own_checkpoint() -> None:
     assert [*Session().steps(5, start=3)] == [3, 4]

@@ -12,7 +12,7 @@ class Own(random.Random):
     pass
 
 
-def test_what_the_system_has_seeded_is_drawn_anew() -> None:
+def test_generators_that_were_created_without_a_seed_are_seeded_again() -> None:
     before = random.Random()
     with unseeded.noted():
         drawn = [random.Random(), Own(None), np.random.default_rng(), np.random.RandomState()]

@@ -81,7 +81,11 @@ def _attach(trains: bool) -> Attachment | None:
     try:
         page = claim(handoff, os.environ, monotonic_ns(), trains=trains)
     except OSError as error:
-        _unwatched(error)
+        say(
+            f"rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
+            "To have it watched, start it where it sees the agent's processes, or the agent's network"
+        )
+        del os.environ[VARIABLE]  # its child processes cannot reach the agent either, and must not say this again
         return None
     if page is None:
         if trains:
@@ -116,15 +120,6 @@ def _attach(trains: bool) -> Attachment | None:
         world=int(os.environ["WORLD_SIZE"]),
         environment=dict(os.environ),
     )
-
-
-def _unwatched(error: OSError) -> None:
-    """Report once that this rank is not watched. Its child processes inherit no handoff, because they cannot reach the agent either."""
-    say(
-        f"rank {os.environ['RANK']} does not reach its agent ({error}). It runs as under torchrun alone, without snapshots. "
-        "To have it watched, start it where it sees the agent's processes, or the agent's network"
-    )
-    del os.environ[VARIABLE]
 
 
 def _leave(page: Page) -> None:

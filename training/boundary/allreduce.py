@@ -137,7 +137,8 @@ def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
             raise speaker.failure
         if page.phase == RankPhase.FINISHED and page.hear(ordinal) is None:
             raise UsageError(
-                f"rank {page.rank} has done all its steps, {page.step}, and this rank has more: all ranks of a Session do the same number"
+                f"rank {page.rank} has ended its loop after {page.step} steps, and this rank has more steps. Let all ranks of a Session "
+                "do the same number"
             )
         sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from ...checkpoint.durable.save_interval import AUTO
@@ -57,30 +56,37 @@ class Boundaries:
         Then no data can be used again on purpose, and none left out."""
         self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
         """What to do if it is unknown which data a step uses."""
+        self._missing: list[Any] = []
+        """Optimizers and schedulers that change in the training and are in no snapshot, as far as is known."""
         self._first = True
         self._postponed: Judgement | None = None
         """A judgement to leave that could not be carried out where it was made."""
         if self._at is None:
             return
         self._page, self._handoff = self._at.page, self._at.handoff
-        self._page.built_ns = monotonic_ns()
-        self._page.phase = RankPhase.RESTORING
+        self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
         self._pace = Pace(self._handoff.every_steps)
         self._left_ns = 0
         self._course = Course(self._handoff)
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
-        self._council: Council | None = None
-        chunks = [chunk for model in self._models for chunk in model.chunks]
+        self._council: Council
+        """Created by `begin`."""
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
+        chunks = (chunk for model in self._models for chunk in model.chunks)
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
         optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
         others = [source for source in self._sources.values() if isinstance(source, Values)]
-        self._accumulation = Accumulation(self._models, optimizers, others, partial(tell, self._at))
+        self._accumulation = Accumulation(self._models, optimizers, others, self._tell)
         self._tape.alone.gradients = self._accumulation
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
         """None if a rank's own time can't be measured: with a single rank, or on a device."""
+
+    def _tell(self, sentence: str) -> None:
+        """Print the sentence, only on rank 0 and only in a watched rank."""
+        if self._at is not None:
+            tell(self._at, sentence)
 
     @property
     def observes(self) -> bool:
@@ -104,9 +110,8 @@ class Boundaries:
         step to begin with; call `resume` before it."""
         if self._at is None:
             return step
-        self._tape.restore_randomness()
-        if self._council is None:
-            self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
+        self._tape.restorer.restore_randomness()
+        self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
         self._page.restored_ns = monotonic_ns()
@@ -127,7 +132,7 @@ class Boundaries:
         Judges the step before (or, with `judged_now`, this step), takes snapshots, writes heartbeats. `last`: save this step on disk. All
         ranks get the same directive at the same step. Raises Incurable if no remedy has helped.
         """
-        if self._at is None or self._council is None:
+        if self._at is None:
             return Directive.GO_ON
         self._leased()
         entered = monotonic_ns()
@@ -166,10 +171,8 @@ class Boundaries:
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
         """Read what all ranks reported of the step before, save this step, and report its figures. figures: None if already reported."""
-        assert self._council is not None
-        before = self._council.judged() or self._postponed
-        self._postponed = None
-        if before is not None and before.directive is Directive.REWIND:
+        before, self._postponed = self._council.judged() or self._postponed, None
+        if before and before.directive is Directive.REWIND:
             return Directive.REWIND
         leave = before is not None and before.directive is Directive.LEAVE
         wanted = last or bool(leave and before and before.snapshot)
@@ -192,9 +195,9 @@ class Boundaries:
         directive = Directive.LEAVE if leave else Directive.GO_ON
         if judged_now or leave:
             now = self._council.judged()
-            if now is not None and now.directive is Directive.REWIND:
+            if now and now.directive is Directive.REWIND:
                 directive, self._postponed = Directive.REWIND, before if leave else None
-            elif now is not None and now.directive is Directive.LEAVE and not leave and not last:
+            elif now and now.directive is Directive.LEAVE and not leave and not last:
                 self._postponed = now  # the requested snapshot is that of the next step, after which the ranks leave
         if wanted:
             self._page.doing = Doing.STEP
@@ -204,7 +207,6 @@ class Boundaries:
 
     def _hold(self, step: int, leaves: bool = True) -> Directive:
         """Wait while a pause is ordered, and obey other orders meanwhile. leaves: this is a boundary, so the loop can be left here."""
-        assert self._council is not None
         try:
             while True:
                 judgement = self._council.judged()
@@ -232,7 +234,6 @@ class Boundaries:
 
     def _enter(self, step: int) -> int:
         """Right before a first step, with the state after `step` steps, wait and rewind as ordered. Return the step to continue from."""
-        assert self._council is not None
         while self._hold(step, leaves=False) is Directive.REWIND:
             step = self._turn_back()
         self._leased()
@@ -244,7 +245,7 @@ class Boundaries:
 
     def close(self, step: int) -> Directive:
         """Judge the last step now, and save it on disk. Call this if the loop finds only after the boundary that this was the last step."""
-        if self._at is None or self._council is None:
+        if self._at is None:
             return Directive.GO_ON
         self._leased()
         return self._cross(step, None, judged_now=True, last=True)
@@ -255,7 +256,6 @@ class Boundaries:
         return self._enter(self._turn_back())
 
     def _turn_back(self) -> int:
-        assert self._council is not None
         step = self._council.turn_back()
         turn = self._course.turns[-1]
         self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
@@ -264,7 +264,7 @@ class Boundaries:
     def resume(self) -> None:
         """Restore the generators again, after new data iterators were created."""
         if self._at is not None:
-            self._tape.restore_randomness()
+            self._tape.restorer.restore_randomness()
 
     @contextmanager
     def same_randomness(self) -> Iterator[None]:

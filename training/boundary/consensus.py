@@ -12,7 +12,7 @@ from ...resilience.clock import monotonic_ns
 from ...resilience.errors import BudgetSpent, InternalError
 from ...resilience.inprocess import rewind_ladder
 from ...resilience.inprocess.loss_spike import Finding
-from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, head, judge, rest, tally
+from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, judge, row, tally
 from ...resilience.ipc.board_events import Rewound, Sighted
 from ...resilience.model import data_windows
 from ...resilience.model.generation import RewindOrder
@@ -23,7 +23,6 @@ from ..attach.attach import Attachment
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
 from .allreduce import Sentinel
-from .cross_node import Row
 from .fallback import Rescue
 from .lineage import Course
 from .local_gradients import OwnGradients, culprits
@@ -64,51 +63,41 @@ class Council:
         """Whether all ranks wait before the next step."""
         self._fixed_data = True
         """Whether, for some rank, it is unknown which data its steps use."""
-        self._key: tuple[object, ...] = ()
-        self._rest: Row = ()
-        """The row after its head (step and figures); `_key` determines it. Usually both are the same as one step ago."""
 
     def contribute(self, step: int, sound: bool, fixed_data: bool, figures: Figures | None) -> None:
         """Report this rank's row for the state after `step` steps. sound: the state contains no NaN or Inf, as far as is known. figures:
         None if no step was done since the last row. If the state is sound, the figures are finite."""
         self._stepped = figures is not None
-        held, asked = self._tape.held if self._tape.unsettled else _SETTLED, self._at.page.asked
-        key = (sound, held, asked, self._pace.stride, fixed_data, self._asked, self._obeyed)
-        if key != self._key:
-            self._key, self._rest = key, self._said(sound, held, asked, fixed_data)
+        newest, earlier = self._tape.held if self._tape.unsettled else _SETTLED
+        paused, ordered, order, durable, copies = self._at.page.asked
+        wanted = Wanted.ON_DISK if durable > self._asked[0] else Wanted(copies > self._asked[1])
         loss = grad_norm = None
         if figures is not None and not figures.skipped:
             loss, grad_norm = figures.loss, figures.grad_norm
             if not sound:
                 loss, grad_norm = finite(loss), finite(grad_norm)
-        self._sentinel.contribute((*head(step, loss, grad_norm), *self._rest))
-
-    def _said(self, sound: bool, held: tuple[Held, Held], asked: tuple[int, ...], fixed_data: bool) -> Row:
-        """Return the part of a row after step and figures."""
-        newest, earlier = held
-        paused, ordered, order, durable, copies = asked
-        wanted = Wanted.ON_DISK if durable > self._asked[0] else Wanted(copies > self._asked[1])
-        return rest(
-            Tally(
-                step=Step(0),
-                non_finite=not sound,
-                newest=newest,
-                earlier=earlier,
-                stride=self._pace.stride,
-                wanted=wanted if self._at.local_rank == 0 else Wanted.NOWHERE,
-                order=Order(order),
-                fixed_data=fixed_data,
-                rewind=ordered if ordered > self._obeyed else 0,
-                pause=bool(paused),
-            )
+        said = Tally(
+            step=Step(step),
+            non_finite=not sound,
+            newest=newest,
+            earlier=earlier,
+            stride=self._pace.stride,
+            wanted=wanted if self._at.local_rank == 0 else Wanted.NOWHERE,
+            order=Order(order),
+            loss=loss,
+            grad_norm=grad_norm,
+            fixed_data=fixed_data,
+            rewind=ordered if ordered > self._obeyed else 0,
+            pause=bool(paused),
         )
+        self._sentinel.contribute(row(said))
 
     def judged(self) -> Judgement | None:
         """React to the pending tally, if there is one. Collective if a rewind is ordered. Raises Incurable if no remedy has helped."""
-        row = self._sentinel.take()
-        if row is None:
+        reduced = self._sentinel.take()
+        if reduced is None:
             return None
-        said = tally(row)
+        said = tally(reduced)
         judgement = judge(said, self._course.figures if self._stepped else (), self._course.turns, self._policy)
         self._tape.settle(judgement)
         self.paused, self._fixed_data = judgement.pause, said.fixed_data

@@ -30,21 +30,19 @@ class Rescue:
         self._configs: list[tuple[Any, Any]] = []
         """Megatron's configs, each with its usual `fp8`."""
         if policy.lr_scale < 1:
-            self._around([inner for s in sources if isinstance(s, Optimizers) for _, _, inner in s.parts()], sources)
+            optimizers = [source for source in sources if isinstance(source, Optimizers)]
+            if not optimizers:
+                raise UsageError(
+                    "rescue.lr_scale is set, but this Session is given no optimizer: give it one, or leave rescue.lr_scale at 1"
+                )
+            for optimizer in (inner for source in optimizers for _, _, inner in source.parts()):
+                optimizer.register_step_pre_hook(self._lower)
+                optimizer.register_step_post_hook(self._put_back)
         if policy.precision:
             modules = (m for s in sources if isinstance(s, Modules) for chunk in s.chunks for m in chunk.modules())
             configs = {id(m.config): m.config for m in modules if getattr(getattr(m, "config", None), "fp8", None)}
             self._configs = [(config, config.fp8) for config in configs.values()]
             self._refuse_graphs()
-
-    def _around(self, optimizers: list[torch.optim.Optimizer], sources: list[Source]) -> None:
-        if not any(isinstance(source, Optimizers) for source in sources):
-            raise UsageError(
-                "rescue.lr_scale is set, but this Session is given no optimizer: give it one, or leave rescue.lr_scale at 1"
-            )
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._lower)
-            optimizer.register_step_post_hook(self._put_back)
 
     def _refuse_graphs(self) -> None:
         for config, _ in self._configs:
@@ -65,8 +63,8 @@ class Rescue:
         """Call this once the first step is done. Raises UsageError if nothing has a precision that could be raised."""
         if self._policy.precision and not (self._configs or self._asked):
             raise UsageError(
-                "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not ask for "
-                "session.careful: let it, or leave rescue.precision out"
+                "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not read "
+                "session.careful. Let it read that, or leave rescue.precision out"
             )
 
     def turn(self, on: bool) -> None:

@@ -94,7 +94,7 @@ class OwnGradients:
     def times_usual(self, step: int) -> float:
         """Return this rank's norm at that step, in units of its usual earlier norm. Return inf if the norm was not finite, 0 if it is
         unknown."""
-        of = {at: _norm(parts) for at, parts in self._steps if at <= step}
+        of = {at: math.hypot(*map(float, parts)) for at, parts in self._steps if at <= step}
         if step not in of:
             return 0.0
         if not math.isfinite(of[step]):
@@ -129,7 +129,3 @@ def _norm_of(gradient: torch.Tensor) -> torch.Tensor:
         gradient = torch.view_as_real(gradient.resolve_conj())
     wide = gradient.dtype is torch.float64  # torch refuses to narrow float64 here
     return torch.linalg.vector_norm(gradient, dtype=None if wide else torch.float32)
-
-
-def _norm(parts: list[torch.Tensor]) -> float:
-    return math.hypot(*(float(part) for part in parts))

@@ -54,7 +54,7 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
         return None
     if handoff.resume_step < 0:
         tape.owed = Wanted.ON_DISK  # write the job's own snapshot to disk as soon as possible
-        step = tape.start_from(place.at(handoff.origin))
+        step = tape.restorer.start_from(place.at(handoff.origin))
     else:
         step = handoff.resume_step
         started = monotonic_ns()
@@ -80,13 +80,13 @@ def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> d
             continue
         if set(before["agents"]) & set(at.handoff.agents):
             found[what] = earlier
-            done = f"Before the recovery it asked for {earlier}, and training goes on to these"
+            done = f"Before the recovery it asked for {earlier}, and training continues up to that number"
         else:
-            done = f"Before, it asked for {earlier}. Training now ends after {now}, and those that the snapshot holds count"
+            done = f"Before, it asked for {earlier}. Training now ends after {now}, counting those before the snapshot"
         tell(
             at,
-            f"the script asks for {now} {what} in all. {done}. If it subtracts those of its own checkpoint, let it always ask for all "
-            f"{what}: the session goes on from its snapshot by itself (docs/data.md)",
+            f"the script asks for {now} {what} in all. {done}. If the script subtracts those of its own checkpoint, let it always ask "
+            f"for all {what}: the session continues from its snapshot by itself (docs/data.md)",
         )
     course.asked = {"agents": [*at.handoff.agents], **found}
     return found
@@ -106,20 +106,20 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list
         tell(
             at,
             f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. If the loop "
-            "uses it, a recovery goes on with a fresh one, and with other results. Then give it: Session(…, optimizer=optimizer)",
+            "uses it, a recovery continues with a fresh one, and gives other results. Then give it: Session(…, optimizer=optimizer)",
         )
     forgotten = [*_forgotten([each for each in objects if issubclass(type(each), LRScheduler)], sources)]
     for scheduler in forgotten:
         tell(
             at,
-            f"the Session was not given the scheduler {type(scheduler).__name__} of its optimizer. If the loop uses it, a recovery goes on "
-            "with a fresh one, and with other learning rates. Then give it: Session(…, scheduler=scheduler)",
+            f"the Session was not given the scheduler {type(scheduler).__name__} of its optimizer. If the loop uses it, a recovery "
+            "continues with a fresh one, and with other learning rates. Then give it: Session(…, scheduler=scheduler)",
         )
     for hook in filter(None, (model.hooked(wrappers) for model in models)):
         tell(
             at,
-            f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot holds. Where it keeps something from "
-            "step to step, as PowerSGD does, a training that was recovered ends with other bits",
+            f"the communication hook {hook} of DistributedDataParallel has a state that no snapshot contains. If it keeps values from "
+            "step to step, as PowerSGD does, a recovered training ends with other bits",
         )
     return [*strangers, *forgotten]
 
@@ -168,7 +168,7 @@ def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> No
         step = at.handoff.resume_step
         said = "Which data this loop uses is not known, so no recovery can put it back"
         if step >= 0:
-            said = f"Step {step} was restored; which data this loop goes on with is not known"
+            said = f"Step {step} was restored; which data this loop uses from here on is not known"
         tell(at, f"{said}: {cure}")
     if at.local_rank == 0:
         imported_modules.note(Path(at.handoff.modules), at.environment)

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-_INF = math.inf
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -22,8 +20,7 @@ class Figures:
 
     @property
     def finite(self) -> bool:
-        loss, norm = self.loss, self.grad_norm
-        return self.skipped or ((loss is None or -_INF < loss < _INF) and (norm is None or -_INF < norm < _INF))
+        return self.skipped or all(value is None or math.isfinite(value) for value in (self.loss, self.grad_norm))
 
 
 def number(value: Any) -> float | None:

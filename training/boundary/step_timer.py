@@ -78,10 +78,8 @@ class OwnTime:
 
     def _clocks(self) -> tuple[int, int, int]:
         """Return wall time, processor time, and time in the queue for a processor, in nanoseconds."""
-        return monotonic_ns(), thread_ns(), self._queued_ns()
-
-    def _queued_ns(self) -> int:
-        return int(os.pread(self._queue, 64, 0).split()[1]) if self._queue >= 0 else 0
+        queued = int(os.pread(self._queue, 64, 0).split()[1]) if self._queue >= 0 else 0
+        return monotonic_ns(), thread_ns(), queued
 
     def _around(self, original: Callable[..., Any], measure: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

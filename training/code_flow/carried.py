@@ -37,13 +37,9 @@ class Carried(NamedTuple):
     @property
     def fills(self) -> bool:
         """Whether the method is one that changes containers or tensors."""
-        return self.method is not None and _is_change(self.method)
-
-
-def _is_change(method: str) -> bool:
-    """Whether a method of this name changes containers or tensors."""
-    in_place = method.endswith("_") and not method.endswith("__") and method not in _FLAGS
-    return in_place or method in _CHANGES or method in CHANGING_FUNCTIONS
+        name = self.method or ""
+        in_place = name.endswith("_") and not name.endswith("__") and name not in _FLAGS
+        return in_place or name in _CHANGES or name in CHANGING_FUNCTIONS
 
 
 def carried_in(code: CodeType, at: int = -1) -> list[Carried]:

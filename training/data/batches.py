@@ -93,8 +93,8 @@ class Batches:
             return
         if same_job:
             raise LayoutError(
-                "the snapshot does not hold the place in the data: it was taken before the script took its batches from session.batches. "
-                "Name another directory with --run-dir, and --start-from this one, to begin with the first batch"
+                "the snapshot contains no position in the data: the script did not take its batches from session.batches then. To begin "
+                "with the first batch, name another directory with --run-dir and this one with --start-from"
             )
         self.position = index
 

@@ -106,7 +106,9 @@ def _of_tensor(tensor: torch.Tensor) -> Iterator[bytes]:
         return
     try:
         plain = tensor.detach().as_subclass(torch.Tensor)
-        some = plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain.take(_in_tensor(tensor.numel()))
+        some = (
+            plain.reshape(-1) if tensor.numel() <= _ELEMENTS else plain.take(torch.from_numpy(_places(tensor.numel())))
+        )
         yield some.view(torch.uint8).numpy().tobytes()
     except (RuntimeError, TypeError, NotImplementedError):  # raised by a quantized or complex tensor, for example
         return
@@ -124,8 +126,3 @@ def _of_array(array: Any) -> Iterator[bytes]:
 @lru_cache(maxsize=64)
 def _places(number: int) -> Any:
     return ((np.arange(1, _ELEMENTS + 1) * _GOLDEN % 1) * number).astype(np.int64)
-
-
-@lru_cache(maxsize=64)
-def _in_tensor(number: int) -> torch.Tensor:
-    return torch.from_numpy(_places(number))

@@ -68,7 +68,7 @@ class Place:
         """The saved state of the list in `_packed`."""
         self._always = _draws(first)
         """Whether the value is saved even if unchanged: after a restart, a generator may have another seed."""
-        self._parts = _parts(first) if all(map(self._fixed, _parts(first) or [first])) else None
+        self._parts = _parts(first) if all(map(self.is_fixed, _parts(first) or [first])) else None
         """The parts of the value, if the parts themselves can't change, only which parts there are; otherwise None."""
         self._first = self._copy(first)
         """The packed value from when the loop began. None: it can't be saved."""
@@ -106,22 +106,16 @@ class Place:
         elif not self._always and self._first is not None and equal(kept, self._first):
             return None
         found = None if kept is None or isinstance(live, GENERATORS) else [*map(_copied, kept)]
-        if type(live) is list and found and all(map(self._stays, live)):
+        named = self._packing._known.names
+        if type(live) is list and found and all(self.is_fixed(part) or id(part) in named for part in live):
             self._packed, self._kept = [*live], found
         return found or kept
-
-    def _stays(self, part: Any) -> bool:
-        return self._fixed(part) or id(part) in self._packing._known.names
 
     def _give_up(self, lost: bool) -> None:
         self._hopeless, self.lost = True, lost
         if self._first is None or self._ordered:  # the value may be large
             self._value, self._first, self._parts = _GONE, None, None
             self._packing = Packed(self._name, self._holders)
-
-    def calm(self, live: Any) -> bool:
-        """Return whether the value can't change while it is the same object."""
-        return self._fixed(live)
 
     def put_back(self, kept: Kept | None, live: Any) -> Any:
         """Return the value that the place must get: `live`, filled, if possible. kept: the saved state; None: the value from when the loop
@@ -170,7 +164,7 @@ class Place:
             return []
         if self._read and live is self._value:
             return position(live)
-        if self._is_holder(live):
+        if id(live) in self._holders.names:
             return [self._packing.pack([live])[0]]
         if isinstance(live, random.Random) and type(live) is not random.Random:
             return [packed(live.getstate())]
@@ -191,14 +185,11 @@ class Place:
     def _small(self, value: Any) -> bool:
         return _left(value, SMALL, self._packing._known.names, self._objects) >= 0
 
-    def _is_holder(self, value: Any) -> bool:
-        return id(value) in self._holders.names
-
-    def _fixed(self, value: Any) -> bool:
+    def is_fixed(self, value: Any) -> bool:
         """Return whether the value can't change while it is the same object, or changes only in places of its own."""
-        if type(value) in PLAIN or isinstance(value, _NAMED) or value is ABSENT or self._is_holder(value):
+        if type(value) in PLAIN or isinstance(value, _NAMED) or value is ABSENT or id(value) in self._holders.names:
             return not (self._read and value is self._value)
-        return type(value) is tuple and len(value) <= _FEW and all(map(self._fixed, value))
+        return type(value) is tuple and len(value) <= _FEW and all(map(self.is_fixed, value))
 
     def _counts(self, live: Any) -> bool:
         """Return whether batches may depend on the value. They do not depend on a file that is opened on demand. A tensor with gradients,

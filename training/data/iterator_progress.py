@@ -18,7 +18,9 @@ _DEEP = 4
 def progress(iterator: Any, deep: int = _DEEP) -> Any:
     """Return a value that stays equal until the iterator is seen to advance. The function takes no element from the iterator."""
     if isinstance(iterator, GeneratorType):
-        return _of_generator(iterator)
+        if (frame := iterator.gi_frame) is None:
+            return None
+        return frame.f_lasti, [value if type(value) in PLAIN else id(value) for value in frame.f_locals.values()]
     if type(iterator).__module__ not in ("builtins", "itertools"):
         return 0
     try:
@@ -27,13 +29,6 @@ def progress(iterator: Any, deep: int = _DEEP) -> Any:
         return _of_parts(iterator.__reduce__()[1:], deep)
     except Exception:  # newer versions of Python can't take all iterators apart
         return 0
-
-
-def _of_generator(generator: Any) -> Any:
-    frame = generator.gi_frame
-    if frame is None:
-        return None
-    return frame.f_lasti, [value if type(value) in PLAIN else id(value) for value in frame.f_locals.values()]
 
 
 def _of_parts(parts: Any, deep: int) -> Any:

@@ -38,8 +38,8 @@ class Loader:
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not adapts
         if isinstance(loader, Iterator) and not self.stateful:
             raise UsageError(
-                f"session.batches is given a {kind.__name__}, which can be gone through only once, and after a rewind its batches are "
-                "wanted again: give it the function that makes it, without calling it"
+                f"session.batches was given a {kind.__name__}, which can be iterated only once. A rewind needs its batches again. "
+                "Pass the function that creates it, without calling the function"
             )
         if not self.stateful and any(
             isinstance(part, _BaseDataLoaderIter)
@@ -47,8 +47,8 @@ class Loader:
             if not (self._plain and name == "_iterator") and goes_on_with(kind, name)
         ):
             raise UsageError(
-                f"session.batches is given a {kind.__name__}, which goes on with one iterator from epoch to epoch, and cannot be put back: "
-                "give it a DataLoader with persistent_workers=True, which keeps its workers too"
+                f"session.batches was given a {kind.__name__}, which keeps one iterator from epoch to epoch. A rewind cannot restore "
+                "that iterator. Pass a DataLoader with persistent_workers=True, which also keeps its workers"
             )
         dataset = getattr(self.thing, "dataset", None)
         over_map = not isinstance(dataset, IterableDataset)

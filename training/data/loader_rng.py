@@ -58,7 +58,7 @@ class Draws:
             self._tells = False
             say(
                 "this loader, or its sampler, draws for each batch from the random generators that the training draws from, too. A "
-                f"recovery can repeat that for {MOST} batches of an epoch. After more it goes on with other batches. Give the "
+                f"recovery can repeat that for {MOST} batches of an epoch. After these, it continues with other batches. Give the "
                 "sampler, or the loader, a generator of its own"
             )
         return taken

@@ -95,7 +95,10 @@ class Own:
         load()
         after = self.collect()
         every = {(holder, place) for each in (before, after) for holder, places in each.items() for place in places}
-        return {place for place in every if not _is_kept_alike(place, before, after)}
+        held = {
+            (holder, place): [each.get(holder, {}).get(place) for each in (before, after)] for holder, place in every
+        }
+        return {place for place, both in held.items() if not equal(*both)}
 
     def restore_but(self, kept: Mapping[str, Any], places: Collection[tuple[str, str]]) -> None:
         """Restore `kept`, except for these places."""
@@ -203,11 +206,6 @@ class Own:
             return False
         self._claimed.add(where)
         return True
-
-
-def _is_kept_alike(place: tuple[str, str], one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    first, second = (each.get(place[0], {}).get(place[1]) for each in (one, other))
-    return equal(first, second)
 
 
 def _gives(thing: Any) -> bool:

@@ -12,13 +12,13 @@ import torch
 from ..attach.rank_stderr import say
 
 _OTHER_DRAWS = (
-    ". Its workers stay from epoch to epoch, and were started again. Where they draw random numbers, they draw others now: "
-    "give session.batches the DataLoader itself, or leave persistent_workers out"
+    ". Its persistent workers were started again, and now draw other random numbers than before. Give session.batches the DataLoader "
+    "itself, or leave persistent_workers out"
 )
 _TWICE = "samples of this epoch may be used twice, and others not at all"
 _SAMPLER_DIFFERS = (
     "the sampler of this loader now chooses other samples than before the recovery, for the {used} batches of this epoch that were used "
-    f"already. So {_TWICE}. Let the sampler choose the order at the start of an epoch, from a seed or from what a recovery puts back "
+    f"already. So {_TWICE}. Let the sampler choose the order at the start of an epoch, from a seed or from state that a recovery restores "
     "(docs/data.md)"
 )
 _LOADER_DIFFERS = (
@@ -59,9 +59,9 @@ class Notices:
         self._lost.update(new)
         if new and self._first:
             say(
-                f"{', '.join(new)} has changed, and is not put back as it was for each batch: it is too large, nobody knows how to save "
-                "it, or workers that read ahead share it. A batch that depends on it may differ after a recovery. Give it to the Session, "
-                "or keep it out of the loader (docs/data.md)"
+                f"{', '.join(new)} has changed, and no recovery restores it: it is too large, cannot be saved, or is shared by workers "
+                "that read ahead. A batch that depends on it may differ after a recovery. Give it to the Session, or keep it out of the "
+                "loader (docs/data.md)"
             )
 
     def replayed(self, used: int, took_s: float, other_draws: bool) -> None:

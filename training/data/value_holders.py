@@ -100,7 +100,7 @@ class Holder:
                 found[name] = kept
             if place.lost and not before and self._told:
                 self.lost.append(self._called(name))
-            calm = calm and kept is None and place.calm(value)
+            calm = calm and kept is None and place.is_fixed(value)
         self._last = dict(live) if calm else {}
         return found
 

@@ -114,7 +114,8 @@ def listen_to(live: Any, heard: Heard) -> None:
     """Make the iterator return plain batches to any caller. `heard` gets the workers' reports."""
     if isinstance(live, _BaseDataLoaderIter):
         if not isinstance(live, _Listened):
-            live.__class__ = _LISTENED(type(live))
+            kind: Any = type(live)
+            live.__class__ = _listened(kind)
         live.heard = heard  # type: ignore[attr-defined]
 
 
@@ -125,9 +126,8 @@ class _Listened:
         return self.heard.batch(super()._next_data())  # type: ignore[misc]
 
 
+@cache
 def _listened(kind: Any) -> Any:
+    """Return a class of the iterator's kind that is also `_Listened`."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind.__name__, (_Listened, kind), names)
-
-
-_LISTENED: Callable[[Any], Any] = cache(_listened)

@@ -42,7 +42,9 @@ class HandingOver:
         written = [(model.gathered, model.buffers) for model, _ in models]
         if self._sides[0] is not layout.pieces or self._written != written:
             self._written = written
-            steady = {id(tensor) for name, source in self._sources.items() for tensor in _steady(source, state[name])}
+            sources = ((state[name], each) for name, each in self._sources.items())
+            stepped = [(told, each) for told, each in sources if isinstance(each, Modules | Optimizers)]
+            steady = {id(tensor) for told, each in stepped for tensor in each.steady(told)}
             self._sides = _divided(leaves, layout, steady if self._hooked else ())
         _, here, early, late = self._sides
         self._stager.stage(leaves, layout, view, here)
@@ -66,8 +68,3 @@ def _divided(leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> 
     away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
     late = [index for index in away if id(leaves[index]) in steady]
     return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
-
-
-def _steady(source: Source, collected: Any) -> list[torch.Tensor]:
-    """Return the tensors in a source's `collected` state that only an optimizer's step writes."""
-    return source.steady(collected) if isinstance(source, (Modules, Optimizers)) else []

@@ -156,8 +156,8 @@ def tell_of_sums(saved: Saved) -> None:
         described.get(RANDOMNESS, {}).get("gradients", {}).get("sums") for described in saved.described
     ):
         say(
-            "the snapshot was taken while gradients were added up over several steps of the session. Another number of ranks cannot go on "
-            "with what each rank had added up, and begins with none"
+            "the snapshot was taken while gradients were added up over several steps of the session. The number of ranks has changed, so "
+            "the sums of the former ranks are lost, and the sums begin at zero"
         )
 
 

@@ -145,22 +145,16 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
     several ranks have none. Raises LayoutError if only some parameters have none, because these would keep the script's initial values."""
     if isinstance(source, Modules):
         placed = model_parts(source.chunks)
-        names = [key for key in source.tensors() if key not in source.buffers]
-        lost = [key for key in names if not placed[key]]
-    elif isinstance(source, Optimizers):
-        if not source.by_parameter:
-            return False
-        owned = _owned(source, sources)
-        names = [f"{index}/{key}" for index, key in owned]
-        lost = [f"{index}/{key}" for (index, key), parts in owned.items() if not parts]
-    else:
-        return False
-    if isinstance(source, Optimizers):
-        there = replicated_values.has_places(saved, name)
-    else:
+        here = {key: placed[key] for key in source.tensors() if key not in source.buffers}
         held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
         there = not held or any(piece.parts for piece in held)
-    if there and 0 < len(lost) < len(names):
+    elif isinstance(source, Optimizers) and source.by_parameter:
+        here = {f"{index}/{key}": parts for (index, key), parts in _owned(source, sources).items()}
+        there = replicated_values.has_places(saved, name)
+    else:
+        return False
+    lost = [key for key, parts in here.items() if not parts]
+    if there and 0 < len(lost) < len(here):
         raise LayoutError(
             f"{saved.snapshot} cannot be taken to another parallel layout: where {lost[0]} of {name!r} lies in the whole is not known"
         )

@@ -16,7 +16,6 @@ from ...checkpoint.arena.slot import table_of
 from ...checkpoint.arena.slot_header import Header
 from ...checkpoint.arena.staging import Stager
 from ...checkpoint.backend import place
-from ...checkpoint.backend.place import Place
 from ...checkpoint.format.pytree import unflatten
 from ...checkpoint.format.tensor_table import Layout, Table
 from ...resilience.clock import monotonic_s, sleep
@@ -58,7 +57,7 @@ class Tape:
         self.alone = Alone(Randomness(kinds))
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
         self._handing_over = HandingOver(self._stager, self._sources)
-        self._restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
+        self.restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
         self._attempts: list[Attempt] = []
         """The two latest attempts."""
         self.unsettled = False
@@ -263,7 +262,7 @@ class Tape:
         self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
         slot = self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
-            self._restorer.from_store(place.at(self._at.handoff.snapshots), step)
+            self.restorer.from_store(place.at(self._at.handoff.snapshots), step)
         self._arena.drop_after(step)
 
     def _from_slot(self, slot: Slot) -> bool:
@@ -280,19 +279,10 @@ class Tape:
                 for name, objects in self._objects[slot].items() if same else ():
                     cast(Modules | Optimizers, self._sources[name]).put_back(objects)
                 if offload is None:
-                    self._restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
+                    self.restorer.fill(table, lambda into: fill(table, into, view.chunks(), view.fingerprints))
                 else:
-                    self._restorer.fill(table, lambda into: offload.fill(slot, view, table, into))
+                    self.restorer.fill(table, lambda into: offload.fill(slot, view, table, into))
             except SnapshotError as error:
                 slot.free()
                 raise Unrestorable(view.header.step, "", f"its copy in memory is damaged: {error}") from error
         return True
-
-    def start_from(self, origin: Place) -> int:
-        """Fill the live state from `origin`, a snapshot of another job in any parallel layout. Return its step. Raises the same errors as
-        `go_back`."""
-        return self._restorer.start_from(origin)
-
-    def restore_randomness(self) -> None:
-        """Restore generators again, right before the first step. Building data iterators after a restore draws from the CPU generator."""
-        self._restorer.restore_randomness()

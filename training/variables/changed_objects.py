@@ -13,7 +13,6 @@ import functools
 import hashlib
 import io
 import itertools
-import logging
 import threading
 import weakref
 from collections import deque
@@ -33,8 +32,7 @@ from ..code_flow.variable_uses import Path
 from ..data.script_code import is_own, methods
 from ..state.modules.attribute_rules import WRAPPERS
 from ..state.values.kind import slots_of
-from .script_generators import draws
-from .script_objects import attributes, ends_of, for_the_eye, part_at, reached, scopes_of
+from .script_objects import attributes, ends_of, for_the_eye, is_no_state, part_at, reached, scopes_of
 
 _LOOKS = (3, 10, 100, 1000)
 """Steps after which the marks are compared. They reach to 1000, because a target network may be updated only every hundred steps."""
@@ -49,7 +47,7 @@ _PLACES = 500
 _HELD = 300_000
 """The most objects of the Session that are recognized. A module of torch's is about 20."""
 _LEFT_ALONE = (
-    *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, logging.Logger, io.IOBase, threading.Thread),
+    *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, io.IOBase, threading.Thread),
     *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
 )
 """Classes of objects that contain no state of the training, or that are rewound with the data."""
@@ -120,14 +118,12 @@ class _Known:
         self._memory = {_memory(each) for each in tensors} - {0}
         self._left = _MOST_OF_ALL
 
-    def may_change(self, value: Any) -> bool:
-        """Whether an object may contain state of the script that the Session does not save."""
+    def is_marked(self, value: Any) -> bool:
+        """Whether marks cover an object: it may contain state of the script that the Session does not save."""
         kind: Any = type(value)
-        if kind in PLAIN or id(value) in self._ids or issubclass(kind, _LEFT_ALONE) or for_the_eye(kind.__name__):
+        if kind in PLAIN or issubclass(kind, _LEFT_ALONE) or is_no_state(value, self._ids):
             return False
         if kind.__module__.partition(".")[0] in (_OURS, *WRAPPERS) or kind.__module__.startswith("torch.nn.parallel"):
-            return False
-        if draws(value):
             return False
         return issubclass(kind, itertools.count) or not any("__next__" in vars(each) for each in kind.__mro__)
 
@@ -143,7 +139,7 @@ class _Known:
                 seen, self._left = seen + 1, self._left - 1
                 if kind in PLAIN or issubclass(kind, (np.generic, itertools.count)):
                     told.update(f"{len(each)} {each[:200]!r}".encode() if kind in (str, bytes) else repr(each).encode())
-                elif id(each) not in met and self.may_change(each):
+                elif id(each) not in met and self.is_marked(each):
                     met.add(id(each))
                     if issubclass(kind, (torch.Tensor, np.ndarray)):
                         told.update(b"" if kind is torch.Tensor and _memory(each) in self._memory else _sample(each))
@@ -160,7 +156,7 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
         for name, value in [*variables.items()]:
             if len(met) >= _PLACES:
                 return
-            if name[:2] == "__" or for_the_eye(name) or id(value) in met or not known.may_change(value):
+            if name[:2] == "__" or for_the_eye(name) or id(value) in met or not known.is_marked(value):
                 continue
             if name in rebound and not _is_followed(value):
                 continue
@@ -173,7 +169,7 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
                 if type(part) in PLAIN:
                     if attribute in _gone_on_with(kind):
                         yield f"{name}.{attribute}", value, part
-                elif id(part) not in met and not for_the_eye(attribute) and known.may_change(part):
+                elif id(part) not in met and not for_the_eye(attribute) and known.is_marked(part):
                     met.add(id(part))
                     if _is_followed(part) or attribute not in _bound_anew(kind):
                         yield f"{name}.{attribute}", part, part
@@ -234,7 +230,7 @@ def _sample(value: Any) -> bytes:
 
 def sentence(names: Sequence[str]) -> str:
     return (
-        f"what these variables hold changes while the script trains, and no snapshot holds it: {', '.join(names)}. After a restart it "
-        "begins as the script makes it. If the training depends on one of them, give it to the Session: "
+        f"objects in these variables change in the training, and no snapshot contains them: {', '.join(names)}. After a restart they are "
+        "as the script creates them. If the training depends on one of them, give it to the Session: "
         f"Session(…, {names[0].rpartition('.')[2]}={names[0]})"
     )

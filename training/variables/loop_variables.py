@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,8 +29,18 @@ from ..code_flow.carried import Carried, carried_from_outside, carried_in, named
 from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own, of_script
 from ..state.modules.attribute_rules import why_lost
-from .script_generators import draws
-from .script_objects import attributes, for_the_eye, is_a, items_of, of_a_script, part_at, reached, variables_of
+from .script_objects import (
+    attributes,
+    draws,
+    for_the_eye,
+    is_a,
+    is_no_state,
+    items_of,
+    of_a_script,
+    part_at,
+    reached,
+    variables_of,
+)
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
@@ -152,12 +161,12 @@ class _Look:
             unmade = value is None and for_the_eye(name)  # a log writer that the loop creates later
             return name if name in around and not unmade and _is_state(value, anew, self.known) else ""
         for step in steps[:-1]:
-            if not _may_change(value, self.known):
+            if not _holds_parts(value, self.known):
                 return ""
             value = _part(value, step)
             whole = whole or step[0] == "["
             label += "" if whole else f".{step[1]}"
-        if not _may_change(value, self.known):
+        if not _holds_parts(value, self.known):
             return ""
         if method is not None:
             filled = carried.fills and (is_a(value, _FILLED) or _counts(value))
@@ -189,15 +198,9 @@ def _part(value: Any, step: tuple[str, Any]) -> Any:
     return part_at(value, step)
 
 
-def _may_change(value: Any, known: Collection[int]) -> bool:
-    """Whether an object may contain state of the script that the Session does not save."""
-    kind: Any = type(value)
-    if (
-        id(value) in known
-        or draws(value)
-        or for_the_eye(kind.__name__)
-        or is_a(value, (logging.Logger, torch.nn.Module))
-    ):
+def _holds_parts(value: Any, known: Collection[int]) -> bool:
+    """Whether parts of the value may be state of the script that the Session does not save."""
+    if is_no_state(value, known) or is_a(value, torch.nn.Module):
         return False
     if is_a(value, torch.Tensor) and value.requires_grad:
         return False
@@ -233,7 +236,7 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
 
 def sentence(names: Sequence[str]) -> str:
     return (
-        f"the training carries variables from step to step that no snapshot holds: {', '.join(names)}. After a restart they begin with "
-        "their first values; a rewind in place leaves them as they are. If the training depends on one of them, keep it in a mapping that "
-        f'the Session is given: state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
+        f"the training carries variables from step to step that no snapshot contains: {', '.join(names)}. After a restart they begin "
+        "with their first values. A rewind in place leaves them as they are. If the training depends on one of them, keep it in a mapping "
+        f'that the Session is given: state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
     )

@@ -7,18 +7,13 @@ snapshot, it looks up the names again, because a name may have another generator
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from types import (
-    CodeType,
-    FrameType,
-    ModuleType,
-)
+from types import CodeType, FrameType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...checkpoint.format.pytree_walk import PLAIN
-from ..data.held_values import GENERATORS, OF_THE_RANK
+from ..data.held_values import GENERATORS
 from ..data.script_code import is_own
 from ..state.tensors.in_place import Nested
 from ..state.values.type_adapters import packed, unpacked
@@ -35,6 +30,7 @@ from .script_objects import (
     Step,
     attributes,
     attributes_of,
+    draws,
     is_a,
     is_script_file,
     items_of,
@@ -228,16 +224,6 @@ def _scopes(frame: FrameType | None) -> Iterator[_Scope]:
     for name, module in list(sys.modules.items()):
         if is_script_file(attributes(module).get("__file__")):
             yield _Scope(name, None, attributes(module))
-
-
-def draws(value: Any) -> bool:
-    """Whether the value is a random generator that a snapshot can contain, and not one of the rank's global generators."""
-    kind: Any = type(value)
-    if kind not in GENERATORS and (not issubclass(kind, random.Random) or issubclass(kind, random.SystemRandom)):
-        return False
-    if any(value is each for each in OF_THE_RANK):
-        return False
-    return kind is not np.random.Generator or type(value.bit_generator).__module__.startswith("numpy.")
 
 
 def _parts(value: Any) -> Iterable[tuple[Step, Any]]:

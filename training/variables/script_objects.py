@@ -7,11 +7,13 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import os
+import random
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -30,6 +32,7 @@ import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..code_flow.carried import set_anew_in
+from ..data.held_values import GENERATORS, OF_THE_RANK
 from ..data.script_code import BAGS, installed, is_own
 from ..state.values.kind import slots_of
 
@@ -62,6 +65,22 @@ def for_the_eye(name: str) -> bool:
     """Whether the name of a class or variable shows that it is for logs, timers or progress bars."""
     words = {each.lower() for each in _WORDS.findall(name)}
     return not words.isdisjoint(_FOR_THE_EYE) or name.lower().endswith(("logger", "writer", "timer", "profiler"))
+
+
+def draws(value: Any) -> bool:
+    """Whether the value is a random generator that a snapshot can contain, and not one of the rank's global generators."""
+    kind: Any = type(value)
+    if kind not in GENERATORS and (not issubclass(kind, random.Random) or issubclass(kind, random.SystemRandom)):
+        return False
+    if any(value is each for each in OF_THE_RANK):
+        return False
+    return kind is not np.random.Generator or type(value.bit_generator).__module__.startswith("numpy.")
+
+
+def is_no_state(value: Any, saved: Collection[int]) -> bool:
+    """Whether an object is surely not state that a snapshot lacks: the Session or `script_generators.py` saves it, or it is for logs,
+    timers or progress bars. saved: ids of the objects that the Session saves."""
+    return id(value) in saved or draws(value) or for_the_eye(type(value).__name__) or is_a(value, logging.Logger)
 
 
 def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any]]]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 from ..attach import launcher_report
@@ -52,16 +51,13 @@ def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        sys.excepthook(type(error), error.with_traceback(_without_ours(error.__traceback__)), error.__traceback__)
+        inner = error.__traceback__.tb_next if error.__traceback__ else None  # without this function
+        sys.excepthook(type(error), error.with_traceback(inner), inner)
         return 1
     finally:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    return trace.tb_next if trace else None
 
 
 class Fork:

@@ -170,8 +170,11 @@ def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[st
     if not head:
         os._exit(0)
     (length,) = _LENGTH.unpack(head)
-    order = json.loads(_received(requests, length))
-    requests.close()
+    with requests, requests.makefile("rb") as stream:
+        text = stream.read(length)
+    if len(text) < length:
+        os._exit(0)
+    order = json.loads(text)
     _put({**streams, **dict(zip(order["streams"], files, strict=True))}, streams)
     _ignore(set(order["ignored"]))
     return dict(order["env"])
@@ -186,16 +189,6 @@ def _ignore(ignored: set[int]) -> None:
             signal.signal(number, signal.SIG_IGN)
         elif now == signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _received(requests: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = requests.recv(length - len(data))
-        if not part:
-            os._exit(0)
-        data += part
-    return bytes(data)
 
 
 def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:

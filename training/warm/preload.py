@@ -65,18 +65,11 @@ def preload(
             return _refused(f"the script does not begin with its imports: {where} torch")
         if complete and (found := _completed(watch, known)):
             return _refused(f"the imports of their first step, of which one {found},", complete=False)
-    foreign = known.foreign()
+    if foreign := known.foreign():
+        return _refused(foreign)
     files = {file, *(own for module in list(sys.modules.values()) if (own := _own_file(module)))}
-    return (
-        _refused(foreign)
-        if foreign
-        else {
-            "ready": True,
-            "environment": left.environment,
-            "path": left.path,
-            "files": {each: version(each) for each in files},
-        }
-    )
+    versions = {each: version(each) for each in files}
+    return {"ready": True, "environment": left.environment, "path": left.path, "files": versions}
 
 
 def version(file: str) -> list[int]:

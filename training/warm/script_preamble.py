@@ -7,7 +7,7 @@ imports below it: a patch, a default dtype, a parsed argument. So the opening en
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from itertools import takewhile
 
 _PLACES = {f"os.path.{name}" for name in ("abspath", "dirname", "expanduser", "join", "normpath", "realpath")}
 _ENVIRONMENT = {f"os.environ.{name}" for name in ("setdefault", "update", "pop")}
@@ -15,9 +15,9 @@ _ENVIRONMENT = {f"os.environ.{name}" for name in ("setdefault", "update", "pop")
 
 def opening(body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
     """Return the statements to run ahead of time, and the line of the first statement after the opening (0: none)."""
-    ahead = list(_leading(body))
-    behind = next((statement.lineno for statement in body if _runs(statement) is None), 0)
-    return ahead, behind
+    ahead = list(takewhile(lambda statement: _runs(statement) is not None, body))
+    behind = body[len(ahead)].lineno if len(ahead) < len(body) else 0
+    return list(filter(_runs, ahead)), behind
 
 
 def passed_over(body: list[ast.stmt], end: ast.stmt) -> set[str]:
@@ -32,15 +32,6 @@ def passed_over(body: list[ast.stmt], end: ast.stmt) -> set[str]:
 def _names(node: ast.AST) -> bool:
     stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     return stored or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-
-
-def _leading(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for statement in body:
-        runs = _runs(statement)
-        if runs is None:
-            return
-        if runs:
-            yield statement
 
 
 def _runs(statement: ast.stmt) -> bool | None:
