@@ -83,7 +83,7 @@ class Stager:
         for alike in scalars:
             contents = _together([leaves[index] for index in alike])
             for index, content in zip(alike, contents, strict=True):
-                runs[index][0][:] = content[: layout.pieces[index].nbytes]
+                runs[index][0][:] = content[: len(runs[index][0])]
             view.fingerprints[alike] = contents.view("<u8")[:, 0]
         done = {index for alike in scalars for index in alike}
         indexes = [index for index in indexes if index not in done]

@@ -36,7 +36,7 @@ def commit(snapshot: Place, world: int, now_s: float) -> None:
         sources.append(manifest.sources)
         nbytes += len(data) + manifest.table.image.file_bytes(len(manifest.sources.own))
     check_places(sources)
-    figures = Figures(written_s=round(now_s, 3), bytes=nbytes)
+    figures = Figures.of(round(now_s, 3), nbytes)
     snapshot.write(paths.COMMIT, Commit(attempt=snapshot.name, ranks=tuple(entries), figures=figures).to_json())
 
 

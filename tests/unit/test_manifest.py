@@ -22,7 +22,7 @@ MANIFEST = RankManifest(
 COMMIT = Commit(
     attempt=MANIFEST.attempt,
     ranks=(Entry(bytes=3, sha256="a" * 64), Entry(bytes=4, sha256="b" * 64)),
-    figures=Figures(written_s=1.5e9, bytes=12),
+    figures=Figures.of(1.5e9, 12),
 )
 
 

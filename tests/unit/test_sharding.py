@@ -2,12 +2,12 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from numpy.lib.stride_tricks import as_strided
 
 from mt_resilient.checkpoint.format.sharding import (
