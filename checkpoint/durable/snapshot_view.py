@@ -150,7 +150,7 @@ def _global(saved: Saved, name: str) -> Tensor:
     held = sum(math.prod(box.part.box) for box in boxes)
     there = sum({(box.rank, box.piece): saved.piece(box).nbytes for box in boxes}.values())
     whole = Tensor(name=name, dtype=dtype, shape=shape)
-    if not boxes and math.prod(shape):
+    if not boxes and 0 not in shape:
         raise SnapshotError(f"{saved.snapshot}: of {name} {shape} it holds nothing; it is damaged")
     if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
         raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")

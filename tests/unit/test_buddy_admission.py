@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.arena.slot_header import Header, Stamp, State
-from mt_resilient.checkpoint.buddy.admission import Answer, admit, newest, rooms, whole
+from mt_resilient.checkpoint.buddy.admission import admit, newest, rooms, whole
+from mt_resilient.checkpoint.buddy.protocol import Word
 
 
 def sealed(step: int, rank: int = 0, *, generation: int = 1, rewinds: int = 0, state: State = State.SEALED) -> Header:
@@ -57,27 +58,27 @@ def test_what_is_not_marked_stays():
 @pytest.mark.parametrize(
     ("row", "offered", "answer", "slot"),
     [
-        ([FREE, FREE], sealed(10), Answer.TAKE, 0),
-        ([sealed(10), FREE], sealed(20), Answer.TAKE, 1),
-        ([sealed(10), sealed(20)], sealed(30), Answer.TAKE, 0),
-        ([sealed(30), sealed(20)], sealed(40), Answer.TAKE, 1),
-        ([sealed(10), sealed(20, state=State.STAGING)], sealed(30), Answer.TAKE, 1),
-        ([sealed(10), sealed(20, state=State.STAGED)], sealed(20), Answer.TAKE, 1),
-        ([sealed(10), sealed(20)], sealed(20), Answer.HAVE, -1),
-        ([sealed(10), sealed(20)], sealed(10), Answer.HAVE, -1),
-        ([sealed(20), FREE], sealed(10), Answer.NO, -1),
-        ([sealed(20), FREE], sealed(10, generation=2), Answer.TAKE, 1),
-        ([sealed(20), FREE], sealed(10, rewinds=1), Answer.TAKE, 1),
-        ([sealed(20, generation=2), FREE], sealed(30), Answer.NO, -1),
-        ([sealed(20), sealed(5, generation=2, state=State.STAGING)], sealed(30), Answer.NO, -1),
-        ([sealed(20, 3), FREE], sealed(30, 0), Answer.NO, -1),
-        ([sealed(20, 3), FREE], sealed(30, 0, generation=2), Answer.TAKE, 1),
+        ([FREE, FREE], sealed(10), Word.TAKE, 0),
+        ([sealed(10), FREE], sealed(20), Word.TAKE, 1),
+        ([sealed(10), sealed(20)], sealed(30), Word.TAKE, 0),
+        ([sealed(30), sealed(20)], sealed(40), Word.TAKE, 1),
+        ([sealed(10), sealed(20, state=State.STAGING)], sealed(30), Word.TAKE, 1),
+        ([sealed(10), sealed(20, state=State.STAGED)], sealed(20), Word.TAKE, 1),
+        ([sealed(10), sealed(20)], sealed(20), Word.HAVE, -1),
+        ([sealed(10), sealed(20)], sealed(10), Word.HAVE, -1),
+        ([sealed(20), FREE], sealed(10), Word.NO, -1),
+        ([sealed(20), FREE], sealed(10, generation=2), Word.TAKE, 1),
+        ([sealed(20), FREE], sealed(10, rewinds=1), Word.TAKE, 1),
+        ([sealed(20, generation=2), FREE], sealed(30), Word.NO, -1),
+        ([sealed(20), sealed(5, generation=2, state=State.STAGING)], sealed(30), Word.NO, -1),
+        ([sealed(20, 3), FREE], sealed(30, 0), Word.NO, -1),
+        ([sealed(20, 3), FREE], sealed(30, 0, generation=2), Word.TAKE, 1),
     ],
 )
 def test_one_rank(row, offered, answer, slot):
     admission = admit([row], 0, 1, offered)
     assert (admission.answer, admission.slot) == (answer, slot)
-    assert bool(admission.reason) == (answer is Answer.NO)
+    assert bool(admission.reason) == (answer is Word.NO)
 
 
 def test_more_ranks_than_rows_are_refused():
@@ -103,7 +104,7 @@ def test_whatever_comes_and_breaks_the_newest_complete_copy_stays(events, ranks)
         step, row = step + further, row % ranks
         offered = sealed(step, row)
         admission = admit(rows, row, ranks, offered)
-        if admission.answer is Answer.TAKE:
+        if admission.answer is Word.TAKE:
             rows[row][admission.slot] = replace(offered, state=State.STAGING if breaks else State.SEALED)
         found = max(whole(rows), default=None)
         assert best is None or (found is not None and found >= best)
