@@ -100,9 +100,9 @@ def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, 
     """Return why this snapshot is deleted, whatever the others' sizes; an empty text if it may stay."""
     every = policy.keep_every_steps
     if not every:
-        return f"{policy.keep} newer ones are there"
+        return f"{policy.keep} newer snapshots exist"
     if firsts[each.attempt.stamp.step // every] != each.attempt:
-        return f"an earlier one of the same {every} steps stays"
+        return f"an earlier snapshot of the same {every} steps stays"
     if policy.max_age_h and each.written_s is not None and now_s - each.written_s > policy.max_age_h * 3600:
         return f"it is more than {policy.max_age_h:g} h old"
     return ""

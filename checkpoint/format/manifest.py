@@ -136,10 +136,10 @@ def _versioned(data: bytes, where: str) -> object:
     found = parse(data, where)
     version = found.get("format") if isinstance(found, dict) else None
     if type(version) is not int or version < 1:
-        raise SnapshotError(f"{where} does not say of which format it is; it is damaged")
+        raise SnapshotError(f"{where} does not name its format version. It is damaged")
     if version != FORMAT:
         raise FormatError(
-            f"{where} is written in format {version}; this version of mt-resilient reads format {FORMAT}, and has left it as it is. Use "
+            f"{where} is written in format {version}; this version of mt-resilient reads format {FORMAT}. The file is unchanged. Use "
             f"{'a newer version' if version > FORMAT else 'the version that wrote it'}, or name another snapshot"
         )
     return found

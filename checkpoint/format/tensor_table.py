@@ -161,7 +161,7 @@ def lay_out(
     end = 0
     for name, dtype, shape in tensors:
         if dtype not in ITEM_BYTES:
-            raise SnapshotError(f"tensor {name!r} has the dtype {dtype}, which can't be saved")
+            raise SnapshotError(f"tensor {name!r} has the dtype {dtype}, which a snapshot cannot contain")
         if len(shape) > MOST_AXES or len(name) > MOST_NAME:
             raise SnapshotError(
                 f"tensor {name[:200]!r} has {len(shape)} axes and a name of {len(name)} letters; up to {MOST_AXES} and {MOST_NAME} can be "

@@ -333,7 +333,7 @@ def test_a_flipped_bit_in_the_source_is_found_and_refused(source, guests):
         view.memory[(5 << 20) + 3] ^= 16
         outcome = transfer.give(wire, 0, 1, source, view, time.monotonic() + 5)
         assert outcome.word is Word.NO
-        assert "x' has not the fingerprint" in outcome.why
+        assert "x' arrived with another fingerprint" in outcome.why
         assert guests.headers()[0][0].state is State.STAGING
         view.memory[(5 << 20) + 3] ^= 16
         assert transfer.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.KEPT
@@ -377,7 +377,7 @@ def test_offers_that_cannot_be_taken_are_sentences(source, guests):
         assert "another payload" in answered(pieces=7)
         assert "3 are offered" in answered(rows=3)
         wire.say(Word.WANT, b"x")
-        assert "a wish of 1 bytes" in protocol.said(wire.hear(Word.NO)[1])
+        assert "a request of 1 bytes" in protocol.said(wire.hear(Word.NO)[1])
         assert guests.headers()[0][0].state is State.FREE
         huge = b'{"skeleton":{},"pieces":[],"payload_bytes":%d}' % (((1 << 42) // 4194300) * 4194300)
         table = huge

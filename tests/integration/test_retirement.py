@@ -250,7 +250,7 @@ def test_the_drain_process_retires_by_its_policy_and_spares_what_it_is_told(node
         node.snapshot(step)
         process.events("durable")
     (retired,) = process.events("retired")
-    assert (retired["step"], retired["why"]) == (2, "1 newer ones are there")
+    assert (retired["step"], retired["why"]) == (2, "1 newer snapshots exist")
     assert process.process.stdin is not None
     process.process.stdin.write(f"protect {Attempt(run=RUN, stamp=Stamp(1, 0, 3))} nonsense\n".encode())
     node.snapshot(4)

@@ -44,7 +44,7 @@ def test_there_and_back():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 0}, "does not say of which format"),
+        ({"format": 0}, "does not name its format"),
         ({"rank": "0"}, r"Expected `int`, got `str` - at `\$\.rank`"),
         ({"chunk_crc32c": []}, "one checksum a chunk"),
         ({"chunk_crc32c": [1.5]}, "Expected `int`, got `float`"),
@@ -57,7 +57,7 @@ def test_there_and_back():
         ({"sources": [[1, 2, 0]]}, "where each of its 1 chunks is"),
         ({"sources": [[1, 1, -1]]}, "Expected `int` >= 0"),
         ({"sources": [[1 << 70, 0, 0]]}, "Expected `int` <="),
-        ({"sources": [[1, 0, 1]]}, "lie elsewhere"),
+        ({"sources": [[1, 0, 1]]}, "does not place"),
         ({"more": 1}, "unknown field `more`"),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_rank_manifest_that_cannot_be_ours(change, words):
         ({"ranks": [{"bytes": 1, "sha256": "A" * 64}]}, "matching regex"),
         ({"ranks": [{"bytes": True, "sha256": "a" * 64}]}, "got `bool`"),
         ({"ranks": [3]}, "Expected `object`, got `int`"),
-        ({"format": None}, "does not say of which format"),
+        ({"format": None}, "does not name its format"),
     ],
 )
 def test_a_commit_that_cannot_be_ours(change, words):

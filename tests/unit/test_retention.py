@@ -88,8 +88,8 @@ def test_what_stays(policy: dict[str, float], protected: tuple[int, ...], stayin
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        ({"keep": 3}, "3 newer ones are there"),
-        ({"keep": 1, "keep_every_steps": 1000}, "an earlier one of the same 1000 steps stays"),
+        ({"keep": 3}, "3 newer snapshots exist"),
+        ({"keep": 1, "keep_every_steps": 1000}, "an earlier snapshot of the same 1000 steps stays"),
         ({"keep": 1, "keep_every_steps": 1, "max_age_h": 0.5}, "it is more than 0.5 h old"),
         ({"keep": 1, "keep_every_steps": 1, "max_bytes": 150_000_000}, "150.0 MB are kept"),
     ],
