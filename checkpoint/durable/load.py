@@ -89,8 +89,8 @@ def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) 
     found, expected = f"{word:016x}", manifest.fingerprints[number]
     if found != expected:
         raise SnapshotError(
-            f"{snapshot}: tensor {manifest.table.pieces[number].name!r} of rank {manifest.rank} has the fingerprint {found}, and was saved with "
-            f"{expected}"
+            f"{snapshot}: tensor {manifest.table.pieces[number].name!r} of rank {manifest.rank} has the fingerprint "
+            f"{found}, and was saved with {expected}"
         )
 
 
