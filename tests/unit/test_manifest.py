@@ -29,13 +29,13 @@ COMMIT = Commit(
 @pytest.mark.parametrize(
     ("old", "new"), [(b"1500000000.0", b"1500000001.0"), (b'"bytes":12', b'"bytes":13'), (b"crc32c", b"crc32b")]
 )
-def test_figures_are_never_wrong(old, new):
+def test_changed_figures_in_commit_are_detected(old, new):
     assert old in COMMIT.to_json()
     with pytest.raises(SnapshotError, match="COMMIT"):
         Commit.from_json(COMMIT.to_json().replace(old, new))
 
 
-def test_there_and_back():
+def test_manifest_and_commit_are_parsed_as_they_were_written():
     assert RankManifest.from_json(MANIFEST.to_json()) == MANIFEST
     assert Commit.from_json(COMMIT.to_json()) == COMMIT
     assert COMMIT.world == 2
@@ -61,7 +61,7 @@ def test_there_and_back():
         ({"more": 1}, "unknown field `more`"),
     ],
 )
-def test_a_rank_manifest_that_cannot_be_ours(change, words):
+def test_a_malformed_rank_manifest_is_refused(change, words):
     with pytest.raises(SnapshotError, match=words):
         RankManifest.from_json(json.dumps(json.loads(MANIFEST.to_json()) | change).encode())
 
@@ -76,13 +76,13 @@ def test_a_rank_manifest_that_cannot_be_ours(change, words):
         ({"format": None}, "does not name its format"),
     ],
 )
-def test_a_commit_that_cannot_be_ours(change, words):
+def test_a_malformed_commit_is_refused(change, words):
     with pytest.raises(SnapshotError, match=words):
         Commit.from_json(json.dumps(json.loads(COMMIT.to_json()) | change).encode())
 
 
 @pytest.mark.parametrize("kind", [RankManifest, Commit])
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"[" * 100_000, b'{"format":3}'])
-def test_other_bytes(kind, data):
+def test_bytes_that_are_no_manifest_are_refused(kind, data):
     with pytest.raises(SnapshotError):
         kind.from_json(data)
