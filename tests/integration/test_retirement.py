@@ -190,7 +190,7 @@ def test_a_reader_that_nothing_holds_off_is_told_and_gets_no_wrong_byte(tmp_path
                     seen += 1
                     shutil.rmtree(snapshot.path, ignore_errors=True)
 
-    with pytest.raises(MachineError, match="was deleted before it was read to the end"):
+    with pytest.raises(MachineError, match="was deleted while it was being read"):
         read_all()
     assert 1 <= seen <= manifests[0].table.image.chunks
     node.close()
