@@ -54,9 +54,9 @@ def _snapshots(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .formats import export
+    from .formats import export, safetensors_files
 
-    write = _dcp_writer() if options.to == "dcp" else export.safetensors
+    write = _dcp_writer() if options.to == "dcp" else safetensors_files.write
     print(export.export(_named(options)[0], write, Path(options.target), options.only or ()))
     return 0
 

@@ -28,8 +28,6 @@ from ..resilience.errors import ResilientError, SnapshotError
 
 FILE_BYTES = 5_000_000_000
 """Once a file has this many bytes, the next file is begun."""
-BATCH_BYTES = 256 << 20
-"""Maximum bytes that are read at a time, unless one tensor is larger."""
 
 
 def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, Any], target: Path) -> None:
@@ -107,7 +105,7 @@ class _Streaming(dcp.DefaultSavePlanner):
         order = [
             self._by_path[self.mappings[i.index.fqn]] for i in plan.items if self.mappings[i.index.fqn] in self._by_path
         ]
-        self._coming: Iterator[list[Tensor]] = iter(batches(order, BATCH_BYTES))
+        self._coming: Iterator[list[Tensor]] = iter(batches(order))
         return plan
 
     def lookup_object(self, index: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint.backend.filesystem import read_file
-from ..checkpoint.format.sharding import Shape
+from ..checkpoint.format.sharding import Shape, covers
 from ..checkpoint.format.tensor_table import ITEM_BYTES
 from ..resilience.errors import MachineError, SnapshotError, UsageError
 from . import safe_unpickle, torch_zip
@@ -182,8 +182,7 @@ def _tensor(key: str, said: Record, stored: Mapping[tuple[str, Any], Stored]) ->
 
 
 def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Return whether the boxes fill `shape`, with each element in exactly one box. This is checked on the grid of all edges of the
-    boxes."""
+    """Return whether the boxes (offset, shape) fill `shape`, with each element in exactly one box."""
     sizes = [size for each in (shape, *(part for box in boxes for part in box)) for size in each]
     if any(type(size) is not int or not 0 <= size < 1 << 59 for size in sizes) or len(shape) > 32:
         return False
@@ -191,23 +190,7 @@ def _make_up(shape: Shape, boxes: list[tuple[Shape, Shape]]) -> bool:
         return False
     if any(at + n > size for offset, box in boxes for at, n, size in zip(offset, box, shape, strict=True)):
         return False
-    boxes = [(offset, box) for offset, box in boxes if math.prod(box)]
-    if sum(math.prod(box) for _, box in boxes) != math.prod(shape):
-        return False
-    edges = [sorted({edge for o, b in boxes for edge in (o[axis], o[axis] + b[axis])}) for axis in range(len(shape))]
-    if math.prod(max(len(each) - 1, 0) for each in edges) > _MOST_CELLS:
-        raise SnapshotError("a tensor is cut into chunks in no kind of grid, which is not supported")
-    cells = np.zeros([max(len(each) - 1, 0) for each in edges], bool)
-    numbers = [{edge: number for number, edge in enumerate(each)} for each in edges]
-    for offset, box in boxes:
-        at = tuple(slice(n[o], n[o + b]) for n, o, b in zip(numbers, offset, box, strict=True))
-        if cells[at].any():
-            return False
-        cells[at] = True
-    return True  # no element is in two boxes, and there are as many as in the tensor
-
-
-_MOST_CELLS = 1 << 24
+    return covers(boxes, (0,) * len(shape), shape)
 
 
 def _paths(planner_data: Any) -> dict[str, tuple[str | int, ...]]:

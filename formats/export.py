@@ -13,14 +13,9 @@ from ..checkpoint.durable import commit
 from ..checkpoint.durable.load_resharded import Saved
 from ..checkpoint.durable.snapshot_view import Contents, Tensor
 from ..resilience.errors import UsageError
-from . import safetensors_files
 
 Write: TypeAlias = Callable[[Contents, Sequence[Tensor], Mapping[str, object], Path], None]
 """A function that writes the tensors and values into an empty directory."""
-
-
-def safetensors(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, object], target: Path) -> None:
-    safetensors_files.write(contents, tensors, values, target)
 
 
 def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()) -> str:
@@ -31,23 +26,19 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
     damaged.
     """
     with commit.reading(snapshot):
-        return _export(snapshot, write, target, only)
-
-
-def _export(snapshot: Place, write: Write, target: Path, only: Sequence[str]) -> str:
-    contents = Contents(Saved(snapshot, proving=True))
-    tensors = [tensor for tensor in contents.tensors.values() if not only or _part(tensor.name) in only]
-    values = {source: told for source, told in contents.values.items() if not only or source in only}
-    parts = {*map(_part, contents.tensors), *contents.values}
-    missing = [part for part in only if part not in parts]
-    if missing:
-        raise UsageError(
-            f"there is no {missing[0]} in {snapshot}; it has {', '.join(sorted(parts))}; nothing was exported"
-        )
-    attempt = Attempt.parse(snapshot.name)
-    told = {"mt_resilient": {"snapshot": snapshot.name, "step": attempt.stamp.step if attempt else -1}}
-    with appearing(target.absolute()) as directory:
-        write(contents, tensors, values | told, directory)
+        contents = Contents(Saved(snapshot, proving=True))
+        tensors = [tensor for tensor in contents.tensors.values() if not only or _part(tensor.name) in only]
+        values = {source: told for source, told in contents.values.items() if not only or source in only}
+        parts = {*map(_part, contents.tensors), *contents.values}
+        missing = [part for part in only if part not in parts]
+        if missing:
+            raise UsageError(
+                f"there is no {missing[0]} in {snapshot}; it has {', '.join(sorted(parts))}; nothing was exported"
+            )
+        attempt = Attempt.parse(snapshot.name)
+        told = {"mt_resilient": {"snapshot": snapshot.name, "step": attempt.stamp.step if attempt else -1}}
+        with appearing(target.absolute()) as directory:
+            write(contents, tensors, values | told, directory)
     nbytes = sum(tensor.nbytes for tensor in tensors)
     own = sum(tensor.own is not None for tensor in tensors)
     aside = f", {own} of them of one rank alone or without a place in a global one" if own else ""

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..checkpoint.arena.arena import View
 from ..checkpoint.arena.slot_header import Header, Stamp
+from ..checkpoint.arena.staging import runs_of
 from ..checkpoint.backend import paths
 from ..checkpoint.backend.paths import Attempt
 from ..checkpoint.backend.place import Place
@@ -172,10 +173,9 @@ def _view(state: dict[str, Any], rank: int, world: int) -> View:
             raise SnapshotError(f"{piece.name} is of {len(content)} bytes, and should be of {piece.nbytes}")
         fingerprints[number] = fingerprint.of_bytes(content)
         done = 0
-        for chunk, at, run in image.segments(piece.offset, piece.nbytes):
-            start = chunk * image.stride_bytes + at
-            memory[start : start + run] = content[done : done + run]
-            done += run
+        for run in runs_of(image, piece, memory):
+            run[:] = content[done : done + len(run)]
+            done += len(run)
     header = Header(rank=rank, world=world, pieces=len(table.pieces), payload_bytes=table.payload_bytes)
     return View(header=header, table=table.to_json(), fingerprints=fingerprints, memory=memory)
 

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def _unstacked(prefix: str, alias: str, key: str, tensor: Chunked) -> Iterator[F
     stacked = _STACKED.search(key)
     if not stacked or not tensor.shape:
         also = (f"{alias}{key}",) if alias else ()
-        yield _with_padding(found_as(f"{prefix}{key}", tensor, also))
+        yield replace(found_as(f"{prefix}{key}", tensor, also), padded=bool(tensor.shape))
         return
     for layer in range(tensor.shape[0]):
         name = f"{key[: stacked.end()]}{layer}.{key[stacked.end() :]}"
@@ -135,13 +136,10 @@ def _unstacked(prefix: str, alias: str, key: str, tensor: Chunked) -> Iterator[F
             if c.offset[0] <= layer < c.offset[0] + c.shape[0]
         ]
         also = (f"{alias}{name}",) if alias else ()
-        yield _with_padding(
-            Found(name=f"{prefix}{name}", dtype=tensor.dtype, shape=tensor.shape[1:], boxes=tuple(boxes), also=also)
+        shape = tensor.shape[1:]
+        yield Found(
+            name=f"{prefix}{name}", dtype=tensor.dtype, shape=shape, boxes=tuple(boxes), also=also, padded=bool(shape)
         )
-
-
-def _with_padding(found: Found) -> Found:
-    return Found(**vars(found) | {"padded": bool(found.shape)})
 
 
 def _step(moment: Found, prefix: str, value: float) -> Found:

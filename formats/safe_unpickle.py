@@ -110,16 +110,15 @@ class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for a
         made.state = state
 
     def _set_items(self) -> None:
-        items = self.pop_mark()
-        self._put(list(zip(items[::2], items[1::2], strict=True)))
+        self._put(self.pop_mark())
 
     def _set_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self._put([(key, value)])
+        self._put([key, value])
 
-    def _put(self, pairs: list[tuple[Any, Any]]) -> None:
+    def _put(self, items: list[Any]) -> None:
         into = self.stack[-1]
-        for key, value in pairs:
+        for key, value in zip(items[::2], items[1::2], strict=True):
             if not _is_key(key):
                 raise SnapshotError("it has a key that is no name")
             if isinstance(into, dict):
@@ -128,18 +127,16 @@ class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for a
                 raise SnapshotError("it puts items into something that is no dict")
 
     def _extend(self) -> None:
-        items = self.pop_mark()
+        self._add(self.pop_mark())
+
+    def _append(self) -> None:
+        self._add([self.stack.pop()])
+
+    def _add(self, items: list[Any]) -> None:
         if isinstance(self.stack[-1], list):
             self.stack[-1].extend(items)
         elif not isinstance(self.stack[-1], Record):
             raise SnapshotError("it puts items into something that is no list")
-
-    def _append(self) -> None:
-        item = self.stack.pop()
-        if isinstance(self.stack[-1], list):
-            self.stack[-1].append(item)
-        elif not isinstance(self.stack[-1], Record):
-            raise SnapshotError("it puts an item into something that is no list")
 
     # The instructions that protocols 2 to 5 use to build data. A file with any other instruction is refused.
     dispatch = {  # type: ignore[assignment]

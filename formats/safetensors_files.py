@@ -20,8 +20,6 @@ from ..resilience.errors import UsageError
 
 FILE_BYTES = 5_000_000_000
 """Maximum bytes of one file, unless one tensor is larger: as on Hugging Face's hub."""
-BATCH_BYTES = 256 << 20
-"""Maximum bytes that are read at a time, unless one tensor is larger."""
 
 _DTYPES = {
     "bool": "BOOL",
@@ -91,7 +89,7 @@ def _write_file(contents: Contents, tensors: Sequence[Tensor], path: Path) -> No
     encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for batch in batches(ordered, BATCH_BYTES):
+        for batch in batches(ordered):
             for content in contents.read(batch):
                 file.write(content.data.cast("B") if content.size else b"")
         file.flush()

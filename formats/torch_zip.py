@@ -116,19 +116,9 @@ def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool =
         raise SnapshotError(f"{path} is missing") from None
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (
-        zipfile.BadZipFile,
-        EOFError,
-        ValueError,
-        KeyError,
-        NotImplementedError,
-        RuntimeError,
-        IndexError,
-        ArithmeticError,
-    ) as error:
-        raise SnapshotError(f"{where} is not what torch.save writes ({error}); it is damaged") from None
     except Exception as error:  # struct.error and whatever else a broken zip causes
-        raise SnapshotError(f"{where} is not what torch.save writes ({type(error).__name__}); it is damaged") from None
+        what = str(error) or type(error).__name__
+        raise SnapshotError(f"{where} is not what torch.save writes ({what}); it is damaged") from None
 
 
 def _load(archive: zipfile.ZipFile, where: str, lenient: bool) -> Any:

@@ -87,5 +87,5 @@ def arrived(layout: Layout, found: Mapping[int, int], fingerprints: NDArray[np.u
         if word != fingerprints[number]:
             raise SnapshotError(
                 f"tensor {layout.pieces[number].name!r} arrived with the fingerprint {word:016x}, "
-                f"and left with {fingerprints[number]:016x}"
+                f"and was saved with {fingerprints[number]:016x}"
             )

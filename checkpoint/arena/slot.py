@@ -81,12 +81,12 @@ class Slot:
 
     def header(self) -> Header:
         """Return the current header. It is read without a lock, which suffices for choosing a slot; `reading` reads the header again."""
-        if not self._mapped(HEADER_BYTES):
+        memory = self._mapped(HEADER_BYTES)
+        if memory is None:
             return Header()
-        assert self._map is not None
         for _ in range(_LOOKS):
-            page = bytes(self._map[:HEADER_BYTES])
-            if page == self._map[:HEADER_BYTES]:  # otherwise the writer is changing the fields right now
+            page = bytes(memory[:HEADER_BYTES])
+            if page == memory[:HEADER_BYTES]:  # otherwise the writer is changing the fields right now
                 header = Header.unpack(page)
                 return header if not header.held or self._holds(header) else Header()
         return Header()
@@ -104,15 +104,14 @@ class Slot:
             return None
         try:
             offset = self._room(wanted, len(table))
-            self._grow(offset + wanted.image.memory_bytes)
+            memory = self._grow(offset + wanted.image.memory_bytes)
         except BaseException:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.release()
             raise
-        assert self._map is not None
         self._store(STATE_OFFSET, State.STAGING)
         header = replace(wanted, state=State.STAGING, drained=False, table_bytes=len(table), image_offset=offset)
-        self._map[:HEADER_BYTES] = header.pack()
-        self._map[PAGE_BYTES : PAGE_BYTES + len(table)] = table
+        memory[:HEADER_BYTES] = header.pack()
+        memory[PAGE_BYTES : PAGE_BYTES + len(table)] = table
         return self._view(header, table)
 
     def reserve(self, wanted: Header, table_bytes: int) -> tuple[int, memoryview]:
@@ -120,9 +119,7 @@ class Slot:
         mapped yet. The content and the lock do not change. Raises MachineError as `begin` does."""
         self._offset = self._room(wanted, table_bytes)
         end = self._offset + wanted.image.memory_bytes
-        self._grow(end, populate=False)
-        assert self._map is not None
-        return self._offset, self._map[self._offset : end]
+        return self._offset, self._grow(end, populate=False)[self._offset : end]
 
     def take(self, nbytes: int) -> None:
         """Grow the slot's memory to `nbytes`, including header and table. Raises MachineError as `begin` does."""
@@ -131,7 +128,7 @@ class Slot:
     def staged(self) -> None:
         """Mark the view that `begin` returned as filled, so that readers may use it."""
         self._store(STATE_OFFSET, State.STAGED)
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.release()
 
     def seal(self, *, live: bool = False) -> None:
         """Mark the step as staged by every rank of the job. live: only the ranks that are alive now can go back to this step."""
@@ -143,9 +140,9 @@ class Slot:
 
     def free(self) -> None:
         """Mark the content as no longer needed. A process that is reading it may finish, and then sees state FREE in `header`."""
-        if self._mapped(HEADER_BYTES):
+        if self._mapped(HEADER_BYTES) is not None:
             self._store(STATE_OFFSET, State.FREE)
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.release()
 
     def want_durable(self) -> None:
         """Mark the content as needed on disk, though it was staged without that mark."""
@@ -163,13 +160,13 @@ class Slot:
             return
         try:
             header = self.header()
-            if not header.held or not self._mapped(header.end):
+            memory = self._mapped(header.end) if header.held else None
+            if memory is None:
                 yield None
-                return
-            assert self._map is not None
-            yield self._view(header, bytes(self._map[PAGE_BYTES : PAGE_BYTES + header.table_bytes]))
+            else:
+                yield self._view(header, bytes(memory[PAGE_BYTES : PAGE_BYTES + header.table_bytes]))
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            self.release()
 
     def close(self) -> None:
         """Close the slot. If a view still uses the memory, the memory is unmapped when the last view is gone."""
@@ -204,19 +201,19 @@ class Slot:
             return False
         return True
 
-    def _mapped(self, size: int, populate: bool = True) -> bool:
-        """Map at least the first `size` bytes: only the header page, or the whole slot. Return False if the slot is smaller."""
+    def _mapped(self, size: int, populate: bool = True) -> memoryview | None:
+        """Map at least the first `size` bytes: only the header page, or the whole slot. Return None if the slot is smaller."""
         with self._mapping:
             if self._map is None or len(self._map) < size:
                 there = os.fstat(self._fd).st_size
                 if there < max(size, PAGE_BYTES):
-                    return False
+                    return None
                 # All pages are mapped now: faults of single pages cost 0.5 to 2 s per GiB, this costs 0.06 s per GiB (measured).
                 whole = size > PAGE_BYTES
                 self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
                 self._words = self._map[:PAGE_BYTES].cast("q")
                 self._memory = None
-            return True
+            return self._map
 
     def _room(self, wanted: Header, table_bytes: int) -> int:
         """Return the image's offset in bytes: the old offset, if the table fits before it."""
@@ -226,12 +223,17 @@ class Slot:
         # The table gets a quarter more than it needs, because its length varies by a few digits.
         return image_offset(table_bytes + table_bytes // 4, wanted.pieces)
 
-    def _grow(self, size: int, populate: bool = True) -> None:
+    def _grow(self, size: int, populate: bool = True) -> memoryview:
+        """Return the mapped memory, of at least `size` bytes. Raises MachineError if there is not enough memory."""
         size = pages(size)
         growth = size - os.fstat(self._fd).st_size
-        if growth <= 0:
-            self._mapped(size, populate)
-            return
+        if growth > 0:
+            self._allocate(size, growth)
+        memory = self._mapped(size, populate)
+        assert memory is not None
+        return memory
+
+    def _allocate(self, size: int, growth: int) -> None:
         # POSIX locks and those of `_lock` are independent. Without this lock, ranks that check at the same time would all find enough.
         with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
@@ -244,10 +246,9 @@ class Slot:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                     raise
                 raise MachineError(
-                    f"no memory for a snapshot: it needs {growth >> 20} MiB more and {max(free, 0) >> 20} MiB can be had. "
-                    "The slot keeps what it held; use fewer slots, or give the machine more memory."
+                    f"no memory for a snapshot: it needs {growth >> 20} MiB more, and {max(free, 0) >> 20} MiB are available. "
+                    "The slot keeps its old snapshot. Use fewer slots, or give the machine more memory."
                 ) from error
-        self._mapped(size, populate)
 
     def _view(self, header: Header, table: bytes) -> View:
         """Return the view. `memory` is the same object as long as the image does not move, because callers cache what they derive from

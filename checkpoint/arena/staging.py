@@ -83,7 +83,7 @@ class Stager:
         for alike in scalars:
             contents = _together([leaves[index] for index in alike])
             for index, content in zip(alike, contents, strict=True):
-                runs[index][0][:] = content[: layout.pieces[index].nbytes]
+                runs[index][0][:] = content[: len(runs[index][0])]
             view.fingerprints[alike] = contents.view("<u8")[:, 0]
         done = {index for alike in scalars for index in alike}
         indexes = [index for index in indexes if index not in done]
@@ -109,7 +109,7 @@ class Stager:
         known = self._runs.get(id(memory))  # the view is kept along with its id, so no other view can get that id
         if known is None:
             zero_gaps(layout, memory)
-            known = self._runs[id(memory)] = memory, [_runs(layout.image, piece, memory) for piece in layout.pieces]
+            known = self._runs[id(memory)] = memory, [runs_of(layout.image, piece, memory) for piece in layout.pieces]
         return known[1]
 
 
@@ -220,7 +220,8 @@ def lying(content: Tensor) -> Bytes:
     return np.frombuffer((ctypes.c_ubyte * content.numel()).from_address(content.data_ptr()), np.uint8)
 
 
-def _runs(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:
+def runs_of(image: Image, piece: Piece, memory: memoryview) -> list[Bytes]:
+    """Return the runs of `memory` (contiguous ranges of bytes) that contain the piece."""
     whole = np.frombuffer(memory, np.uint8)
     places = ((chunk * image.stride_bytes + at, run) for chunk, at, run in image.segments(piece.offset, piece.nbytes))
     return [whole[at : at + run] for at, run in places]

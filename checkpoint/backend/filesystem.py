@@ -150,11 +150,12 @@ def appearing(target: Path) -> Iterator[Path]:
             _sync(Path(directory))
         part.rename(target)
         sync_directory(target.parent)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise MachineError(f"{target} cannot be written ({error.strerror or error}); nothing of it is left") from error
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise MachineError(
+                f"{target} cannot be written ({error.strerror or error}). Nothing of it is left"
+            ) from error
         raise
 
 

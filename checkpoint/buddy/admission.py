@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ..arena.slot_header import Header, Stamp, State
+from .protocol import Word
 
 
 def newest(headers_by_rank: Sequence[Sequence[Header]], world_local: int, last: Stamp | None) -> Stamp | None:
@@ -21,18 +21,10 @@ def newest(headers_by_rank: Sequence[Sequence[Header]], world_local: int, last: 
     return stamp if stamp is not None and (last is None or stamp > last) else None
 
 
-# -- the keeper's choice ------------------------------------------------------------------------------------------------------
-
-
-class Answer(Enum):
-    TAKE = "take"
-    HAVE = "have"
-    NO = "no"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    answer: Answer
+    answer: Word
+    """TAKE, HAVE or NO."""
     slot: int = -1
     """For TAKE: the slot's index in the row (the slots for one rank's copies)."""
     reason: str = ""
@@ -56,17 +48,19 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
         return _no(f"generation {offered.generation} is over: copies of generation {latest} have come")
     others = {header.rank for header in own if header.generation == offered.generation} - {offered.rank}
     if others:
-        return _no(f"rank {offered.rank} is offered where rank {min(others)} of this generation is kept")
+        return _no(
+            f"rank {offered.rank} is offered, but this row keeps copies of rank {min(others)} of the same generation"
+        )
     sealed = {header.stamp for header in own if header.state is State.SEALED}
     if offered.stamp in sealed:
-        return Admission(answer=Answer.HAVE)
+        return Admission(answer=Word.HAVE)
     if sealed and offered.stamp < max(sealed):
-        return _no(f"step {offered.step} was overtaken: step {max(sealed).step} is here")
+        return _no(f"step {offered.step} is too old: the copy of step {max(sealed).step} is here")
     kept = max(whole(guests[:rows]), default=None)
     free = [index for index, header in enumerate(own) if header.state is not State.SEALED or header.stamp != kept]
     if not free:
-        return _no("every slot holds what has to stay")
-    return Admission(answer=Answer.TAKE, slot=min(free, key=lambda i: (own[i].state is State.SEALED, own[i].stamp)))
+        return _no("every slot has a copy that must stay")
+    return Admission(answer=Word.TAKE, slot=min(free, key=lambda i: (own[i].state is State.SEALED, own[i].stamp)))
 
 
 def rooms(own: Sequence[Header]) -> list[int]:
@@ -82,4 +76,4 @@ def whole(guests: Sequence[Sequence[Header]]) -> set[Stamp]:
 
 
 def _no(reason: str) -> Admission:
-    return Admission(answer=Answer.NO, reason=reason)
+    return Admission(answer=Word.NO, reason=reason)

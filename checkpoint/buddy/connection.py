@@ -81,7 +81,7 @@ class Connection:
         try:
             word, length = protocol.prefix(bytes(start), *expected)
         except Strange as error:
-            raise Lost(f"it does not speak as it should: {error}") from error
+            raise Lost(f"it violates the protocol: {error}") from error
         body = bytearray(length)
         self.read(memoryview(body), until_s)
         return word, bytes(body)
@@ -107,7 +107,7 @@ class Connection:
     def _calling(self, call: Callable[..., _T], *arguments: object, until_s: float = math.inf) -> _T:
         left_s = until_s - clock.monotonic_s()
         if left_s <= 0:
-            raise Lost("it takes longer than it may")
+            raise Lost("it took longer than its time limit")
         patience_s = min(self._stall_s, left_s)
         try:
             # With `settimeout`, each call would move only the bytes at hand: a copy took 1.05 times as long (measured).

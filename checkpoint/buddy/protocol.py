@@ -98,7 +98,7 @@ class Offer:
             and header.table_bytes == len(table)
         )
         if not meant:
-            raise Strange("an offer that cannot be meant")
+            raise Strange("an offer with numbers that no source sends")
         table_of(header, table)
         return cls(row=row, rows=rows, header=header, table=table)
 
@@ -125,7 +125,7 @@ def want(stamp: Stamp, rank: int) -> bytes:
 def wanted(body: bytes) -> tuple[Stamp, int]:
     """Return the stamp and the global rank that a WANT frame names. Raises Strange."""
     if len(body) != _WANT.size:
-        raise Strange(f"a wish of {len(body)} bytes")
+        raise Strange(f"a request of {len(body)} bytes")
     *stamp, rank = _WANT.unpack(body)
     return Stamp(*stamp), rank
 
@@ -157,5 +157,5 @@ def secret(token: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) < TOKEN_BYTES:
-        raise UsageError(f"the token of a job has to be at least {2 * TOKEN_BYTES} hexadecimal digits")
+        raise UsageError(f"the token of a job must have at least {2 * TOKEN_BYTES} hexadecimal digits")
     return found

@@ -25,7 +25,6 @@ from ..format.shard_image import CRC_BYTES
 from ..format.tensor_table import Table
 from . import admission as tiers
 from . import protocol
-from .admission import Answer
 from .connection import Connection, Lost
 from .protocol import Offer, Word
 
@@ -60,7 +59,7 @@ def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, un
     now = slot.header()
     if now.stamp != view.header.stamp or now.state is not State.SEALED:
         connection.say(Word.VOID, until_s=until_s)
-        return Outcome(word=Word.VOID, why="the job has gone back to before it")
+        return Outcome(word=Word.VOID, why="the job went back to an earlier step")
     connection.say(Word.SEALED, until_s=until_s)
     word, body = connection.hear(Word.KEPT, Word.NO, until_s=until_s)
     return Outcome(word=word, why=protocol.said(body))
@@ -74,7 +73,7 @@ def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
     except MachineError as error:
         return _said(connection, Word.LATER, str(error))
     if view is None:
-        return _said(connection, Word.LATER, "somebody is at the slot that it would go to")
+        return _said(connection, Word.LATER, "another process uses the slot for this copy")
     try:
         connection.say(Word.TAKE)
         damage = _arriving(connection, view, Table.from_json(offer.table))
@@ -84,7 +83,7 @@ def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
     finally:
         slot.release()
     if word is Word.VOID:
-        return Outcome(word=word, why="its source has given it up")
+        return Outcome(word=word, why="the source no longer wants it copied")
     return _said(connection, Word.NO, damage) if damage else _said(connection, Word.KEPT)
 
 
@@ -106,9 +105,9 @@ def _arriving(connection: Connection, view: View, table: Table) -> str:
             checked.append(checker.submit(_sound, view, index, by_chunk.get(index, ()), words))
     damaged = [index for index, sound in enumerate(checked) if not sound.result()]
     if damaged:
-        return f"chunk {damaged[0]} of {image.chunks} has not arrived as it left"
+        return f"chunk {damaged[0]} of {image.chunks} arrived damaged"
     for number in np.flatnonzero(words != view.fingerprints)[:1]:
-        return f"tensor {table.pieces[number].name!r} has not the fingerprint that was taken at its source"
+        return f"tensor {table.pieces[number].name!r} arrived with another fingerprint than its source computed"
     return ""
 
 
@@ -138,10 +137,10 @@ def serve(connection: Connection, guests: Sequence[Sequence[Slot]], hold_s: floa
 def _keep_guest(connection: Connection, guests: Sequence[Sequence[Slot]], offer: Offer) -> None:
     headers = [[slot.header() for slot in row] for row in guests]
     admission = tiers.admit(headers, offer.row, offer.rows, offer.header)
-    if admission.answer is Answer.TAKE:
+    if admission.answer is Word.TAKE:
         keep(connection, offer, guests[offer.row][admission.slot])
     else:
-        _said(connection, Word.HAVE if admission.answer is Answer.HAVE else Word.NO, admission.reason)
+        _said(connection, admission.answer, admission.reason)
 
 
 def _give_guest(
@@ -166,13 +165,15 @@ def fetch(connection: Connection, stamp: Stamp, rank: int, slot: Slot) -> int:
     connection.say(Word.WANT, protocol.want(stamp, rank))
     word, body = connection.hear(Word.OFFER, Word.NO)
     if word is Word.NO:
-        raise SnapshotError(f"the buddy gives no copy: {protocol.said(body)}")
+        raise SnapshotError(f"the buddy has sent no copy: {protocol.said(body)}")
     offer = Offer.parse(body)
     if (offer.header.stamp, offer.header.rank) != (stamp, rank):
-        raise Lost("it offers another copy than the one that was asked for")
+        raise Lost("it offers another copy than the requested one")
     outcome = keep(connection, offer, slot)
     if outcome.word is Word.LATER:
-        raise MachineError(f"the buddy's copy of step {stamp.step} could not be taken: {outcome.why}")
+        raise MachineError(f"the buddy's copy of step {stamp.step} could not be received: {outcome.why}")
     if outcome.word is not Word.KEPT:
-        raise SnapshotError(f"the buddy's copy of step {stamp.step} of rank {rank} did not arrive: {outcome.why}")
+        raise SnapshotError(
+            f"the buddy's copy of step {stamp.step} of rank {rank} did not arrive intact: {outcome.why}"
+        )
     return offer.header.image.memory_bytes

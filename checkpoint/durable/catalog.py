@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -144,7 +144,7 @@ def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored
         if attempt not in known:
             with suppress(SnapshotError, FormatError, MachineError):
                 figures = commit.read_commit(attempt.under(root)).figures
-                known[attempt] = Stored(attempt=attempt, **asdict(figures))
+                known[attempt] = Stored(attempt=attempt, written_s=figures.written_s, bytes=figures.bytes)
         found.append(known.get(attempt, Stored(attempt=attempt)))
     return found
 

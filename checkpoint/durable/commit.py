@@ -36,7 +36,7 @@ def commit(snapshot: Place, world: int, now_s: float) -> None:
         sources.append(manifest.sources)
         nbytes += len(data) + manifest.table.image.file_bytes(len(manifest.sources.own))
     check_places(sources)
-    figures = Figures(written_s=round(now_s, 3), bytes=nbytes)
+    figures = Figures.of(round(now_s, 3), nbytes)
     snapshot.write(paths.COMMIT, Commit(attempt=snapshot.name, ranks=tuple(entries), figures=figures).to_json())
 
 
@@ -95,7 +95,7 @@ def _reason(snapshot: Place) -> str:
     try:
         return snapshot.read(paths.REASON).decode(errors="replace")[:1000]
     except SnapshotError:
-        return "nobody has noted why"
+        return "no reason was recorded"
 
 
 def certify(snapshot: Place) -> None:
@@ -126,7 +126,7 @@ def reading(snapshot: Place) -> Iterator[None]:
     except (SnapshotError, OSError) as error:
         if snapshot.there(paths.COMMIT) or snapshot.there(paths.REJECTED):
             raise
-        raise MachineError(f"{snapshot} is not there any more: it was deleted before it was read to the end") from error
+        raise MachineError(f"{snapshot} no longer exists: it was deleted while it was being read") from error
     except RecursionError:
         raise SnapshotError(
             f"{snapshot}: its state is nested deeper than this program can follow; it was not read"

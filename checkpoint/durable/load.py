@@ -89,8 +89,8 @@ def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) 
     found, expected = f"{word:016x}", manifest.fingerprints[number]
     if found != expected:
         raise SnapshotError(
-            f"{snapshot}: tensor {manifest.table.pieces[number].name!r} of rank {manifest.rank} has the fingerprint {found}, and left with "
-            f"{expected}"
+            f"{snapshot}: tensor {manifest.table.pieces[number].name!r} of rank {manifest.rank} has the fingerprint "
+            f"{found}, and was saved with {expected}"
         )
 
 
@@ -110,7 +110,7 @@ def chunks(
         if found != expected or stored not in (None, expected):
             other = stored in (None, found)
             raise SnapshotError(
-                f"{where}: chunk {index} is sound in itself, but not the one that was staged"
+                f"{where}: chunk {index} is undamaged, but is not the chunk that was staged"
                 if other
                 else f"{where}: chunk {index} is damaged"
             )

@@ -70,15 +70,15 @@ class Saved:
         self.manifests = load.open_ranks(snapshot)
         self.boxes: dict[str, list[Box]] = defaultdict(list)
         """The saved boxes by global name. A box that several ranks have saved is listed once."""
-        self.first: dict[str, tuple[Piece, Part]] = {}
-        """By global name: one piece and part, which give the tensor's dtype and shape."""
+        self.shapes: dict[str, tuple[str, Shape]] = {}
+        """Dtype and shape by global name."""
         self._proved: set[tuple[int, int]] | None = set() if proving else None
         for rank, manifest in enumerate(self.manifests):
             for number, piece in enumerate(manifest.table.pieces):
                 for part in piece.parts:
                     if part.is_main:
                         self.boxes[part.name] += [Box(rank, number, each) for each in boxes(part)]
-                        self.first.setdefault(part.name, (piece, part))
+                        self.shapes.setdefault(part.name, (piece.dtype, part.shape))
 
     @cached_property
     def described(self) -> list[Any]:
@@ -88,14 +88,9 @@ class Saved:
     def piece(self, box: Box) -> Piece:
         return self.manifests[box.rank].table.pieces[box.piece]
 
-    def shape(self, name: str) -> tuple[str, Shape]:
-        """Return dtype and shape of a global tensor."""
-        first = self.boxes[name][0]
-        return self.piece(first).dtype, first.part.shape
-
     def whole(self, name: str) -> NDArray[np.generic]:
         """Return the elements of a global tensor, row-major, as words of an element's size."""
-        dtype, shape = self.shape(name)
+        dtype, shape = self.shapes[name]
         memory = words(dtype, shape, name)
         self.fill([Wanted(name, dtype, [Part(name=name, shape=shape, offset=(0,) * len(shape), box=shape)], memory)])
         return memory
@@ -105,7 +100,7 @@ class Saved:
         padded."""
         total = sha256()
         for name in sorted(name for name, held in self.boxes.items() if held):  # a tensor without elements has no boxes
-            dtype, shape = self.shape(name)
+            dtype, shape = self.shapes[name]
             total.update(json.dumps([name, dtype, shape]).encode())
             total.update(self.whole(name).data)
         return total.hexdigest()

@@ -9,7 +9,7 @@ older ones           the first of every `keep_every_steps` stays, unless it is t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,6 +17,15 @@ from ...resilience.errors import UsageError
 from ...resilience.text.formatting import size
 from ..arena.slot_header import Stamp
 from ..backend.paths import Attempt
+
+
+def check_numbers(policy: object, least_of: Mapping[str, int], limit: str) -> None:
+    """Raise UsageError for a field below its least value in `least_of`, and for a `limit` that is negative, infinite or no number."""
+    for name, least in least_of.items():
+        if getattr(policy, name) < least:
+            raise UsageError(f"snapshots.{name} is {getattr(policy, name)}; it must be at least {least}")
+    if not 0 <= getattr(policy, limit) < math.inf:
+        raise UsageError(f"snapshots.{limit} is {getattr(policy, limit)}; it is 0 (no limit) or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +43,7 @@ class RetentionPolicy:
     deleted. 0: no limit."""
 
     def __post_init__(self) -> None:
-        for name, least in (("keep", 1), ("keep_every_steps", 0), ("max_bytes", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"snapshots.{name} is {getattr(self, name)}; it must be at least {least}")
-        if not 0 <= self.max_age_h < math.inf:
-            raise UsageError(f"snapshots.max_age_h is {self.max_age_h}; it is 0 (no limit) or more")
+        check_numbers(self, {"keep": 1, "keep_every_steps": 0, "max_bytes": 0}, limit="max_age_h")
         for name in ("max_age_h", "max_bytes"):
             if getattr(self, name) and not self.keep_every_steps:
                 raise UsageError(
@@ -101,9 +106,9 @@ def _why(each: Stored, now_s: float, policy: RetentionPolicy, firsts: dict[int, 
     """Return why this snapshot is deleted, whatever the others' sizes; an empty text if it may stay."""
     every = policy.keep_every_steps
     if not every:
-        return f"{policy.keep} newer ones are there"
+        return f"{policy.keep} newer snapshots exist"
     if firsts[each.attempt.stamp.step // every] != each.attempt:
-        return f"an earlier one of the same {every} steps stays"
+        return f"an earlier snapshot of the same {every} steps stays"
     if policy.max_age_h and each.written_s is not None and now_s - each.written_s > policy.max_age_h * 3600:
         return f"it is more than {policy.max_age_h:g} h old"
     return ""

@@ -79,8 +79,8 @@ def drain(
                 snapshot.sync()  # the node that committed it may have failed before its name was durable
             else:
                 node_write.write(parts, snapshot, write)
-            if any(slot.header().stamp != attempt.stamp or not slot.header().whole for slot, _ in held):
-                return None  # a rank has discarded it: the job went back to an earlier step
+            if _discarded(held):
+                return None
         written = clock.monotonic_s()
         patience_s = max(PATIENCE_S, 2 * (written - started))
         if 0 in ranks and not _finish(snapshot, world, held, written + deadline_s, written + patience_s, newer):
@@ -117,6 +117,11 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
         yield held
 
 
+def _discarded(held: Sequence[tuple[Slot, View]]) -> bool:
+    """Return whether a rank has discarded the snapshot, because the job went back to an earlier step."""
+    return any(slot.header().stamp != view.header.stamp or not slot.header().whole for slot, view in held)
+
+
 def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: bool) -> set[Stamp]:
     """Return the stamps of older attempts whose remains must stay. There are none if this node is `alone` and writes files, because it may
     need their space. Otherwise other nodes may still be writing them. In an object store, nothing is deleted that may be written again."""
@@ -139,12 +144,10 @@ def _finish(
         missing = commit.missing_ranks(snapshot, world)
         if not missing:
             commit.commit(snapshot, world, clock.wall_s())
-        elif any(slot.header().stamp != view.header.stamp or not slot.header().whole for slot, view in held) or (
-            clock.monotonic_s() > patient_until_s and newer()
-        ):
+        elif _discarded(held) or (clock.monotonic_s() > patient_until_s and newer()):
             return False
         elif clock.monotonic_s() > until_s:
-            raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes do not deliver")
+            raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes have not written them in time")
         else:
             clock.sleep(POLL_S[type(snapshot)])
     return True

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...resilience.errors import UsageError
 from ..arena import memory_ring
-from .retention import RetentionPolicy
+from .retention import RetentionPolicy, check_numbers
 
 AUTO = 0
 """As a number of steps between snapshots, this value means that `stride` and `durable_interval_s` compute the interval."""
@@ -78,11 +78,7 @@ class SnapshotPolicy(RetentionPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         least_of = {"every_steps": AUTO, "durable_every_steps": AUTO, "slots": memory_ring.AT_WORK, "reach_steps": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"snapshots.{name} is {getattr(self, name)}; it must be at least {least}")
-        if not 0 <= self.max_write_mb_per_s < float("inf"):
-            raise UsageError(f"snapshots.max_write_mb_per_s is {self.max_write_mb_per_s}; it is 0 (no limit) or more")
+        check_numbers(self, least_of, limit="max_write_mb_per_s")
         if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
             raise UsageError(f"snapshots.endpoint is {self.endpoint}; it starts with http:// or https://")
 

@@ -34,6 +34,9 @@ LAYOUT_KEYS = ("is_expert_parallel",)
 """Keys of a parameter group that describe the layout, not the group. With an expert-parallel size of 1, experts are among the dense
 parameters."""
 
+BATCH_BYTES = 256 << 20
+"""Maximum bytes that an export reads at a time, unless one tensor is larger."""
+
 _Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
 """Key of a parameter in an optimizer's state. The number of the parameter's group precedes the dot."""
 
@@ -123,7 +126,7 @@ class Contents:
         return memory
 
 
-def batches(tensors: Sequence[Tensor], limit_bytes: int) -> Iterator[list[Tensor]]:
+def batches(tensors: Sequence[Tensor], limit_bytes: int = BATCH_BYTES) -> Iterator[list[Tensor]]:
     """Yield the tensors in the given order, in batches of at most `limit_bytes`. A larger tensor is a batch of its own."""
     batch: list[Tensor] = []
     total = 0
@@ -143,16 +146,12 @@ def _box(tensor: Tensor, offset: Shape, box: Shape) -> Part:
 
 def _global(saved: Saved, name: str) -> Tensor:
     """Return the global tensor that the saved parts form. Raises SnapshotError unless they cover all of it with bytes that exist."""
-    boxes = saved.boxes[name]
-    if not boxes:  # it has no elements
-        piece, part = saved.first[name]
-        if math.prod(part.shape):
-            raise SnapshotError(f"{saved.snapshot}: of {name} {part.shape} it holds nothing; it is damaged")
-        return Tensor(name=name, dtype=piece.dtype, shape=part.shape)
-    dtype, shape = saved.shape(name)
+    boxes, (dtype, shape) = saved.boxes[name], saved.shapes[name]
     held = sum(math.prod(box.part.box) for box in boxes)
     there = sum({(box.rank, box.piece): saved.piece(box).nbytes for box in boxes}.values())
     whole = Tensor(name=name, dtype=dtype, shape=shape)
+    if not boxes and 0 not in shape:
+        raise SnapshotError(f"{saved.snapshot}: of {name} {shape} it holds nothing; it is damaged")
     if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
         raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
     places = [(box.part.offset, box.part.box) for box in boxes]

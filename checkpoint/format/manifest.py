@@ -7,18 +7,18 @@ changes, is missing or comes from another attempt, a reader detects it.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from crc32c import crc32c
-from msgspec import Meta, Struct, structs
+from msgspec import Meta, Struct, to_builtins
 from numpy.typing import NDArray
 
 from ...resilience.errors import FormatError, SnapshotError
-from .schema import Sha256, Size, TableForm, Word, checked, parse
+from .schema import Sha256, Size, Word, checked, parse
 from .shared_chunks import Sources
-from .tensor_table import Table
+from .tensor_table import Table, TableForm
 
 FORMAT = 3
 MOST_RANKS = 100_000
@@ -63,18 +63,10 @@ class RankManifest:
             raise SnapshotError(f"{where} does not have one checksum a chunk")
         if len(form.fingerprints) != len(table.pieces):
             raise SnapshotError(f"{where} does not have one fingerprint a tensor")
-        sources = Sources(form.rank, tuple(form.sources))
+        sources = Sources(form.rank, form.sources)
         sources.check(table.image.chunks, form.world)
-        return cls(
-            attempt=form.attempt,
-            rank=form.rank,
-            world=form.world,
-            table=table,
-            metadata_sha256=form.metadata_sha256,
-            fingerprints=tuple(form.fingerprints),
-            chunk_crc32c=tuple(form.chunk_crc32c),
-            sources=sources,
-        )
+        fields = {name: getattr(form, name) for name in cls.__dataclass_fields__}
+        return cls(**fields | {"table": table, "sources": sources})
 
 
 class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,34 +76,27 @@ class Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sha256: Sha256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
+class Figures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The figures that retention and lists use. No other checksum in a snapshot covers them, so they have their own."""
 
-    written_s: float
-    """Wall-clock seconds at the commit."""
-    bytes: int
+    written_s: Annotated[float, Meta(ge=0, le=1 << 37)]
+    """Wall-clock seconds at the commit; at most the year 6325, so that it can be shown as a date."""
+    bytes: Size
     """Total bytes of all slabs and manifests."""
-
-    def as_object(self) -> dict[str, object]:
-        found = asdict(self)
-        return {**found, "crc32c": crc32c(_dump(found))}
+    crc32c: Word
 
     @classmethod
-    def of_form(cls, form: _FiguresForm) -> Figures:
-        """Return the figures. Raises SnapshotError unless the checksum matches them."""
-        found = cls(written_s=form.written_s, bytes=form.bytes)
-        if found.as_object()["crc32c"] != form.crc32c:
-            raise SnapshotError("the figures in COMMIT are damaged")
-        return found
+    def of(cls, written_s: float, nbytes: int) -> Figures:
+        checksum = crc32c(_dump({"written_s": written_s, "bytes": nbytes}))
+        return cls(written_s=written_s, bytes=nbytes, crc32c=checksum)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Commit:
+class Commit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of COMMIT. The snapshot exists if this file exists."""
 
-    attempt: str
-    ranks: tuple[Entry, ...]
+    format: int = FORMAT
+    attempt: AttemptName
+    ranks: Annotated[tuple[Entry, ...], Meta(min_length=1, max_length=MOST_RANKS)]
     """The manifests by global rank."""
     figures: Figures
 
@@ -120,14 +105,15 @@ class Commit:
         return len(self.ranks)
 
     def to_json(self) -> bytes:
-        ranks = [structs.asdict(entry) for entry in self.ranks]
-        return _dump({"format": FORMAT, "attempt": self.attempt, "ranks": ranks, "figures": self.figures.as_object()})
+        return _dump(to_builtins(self))
 
     @classmethod
     def from_json(cls, data: bytes) -> Commit:
         """Return the commit. Raises as `RankManifest.from_json` does."""
-        form = checked(_versioned(data, "COMMIT"), _CommitForm, "COMMIT")
-        return cls(attempt=form.attempt, ranks=tuple(form.ranks), figures=Figures.of_form(form.figures))
+        found = checked(_versioned(data, "COMMIT"), cls, "COMMIT")
+        if found.figures != Figures.of(found.figures.written_s, found.figures.bytes):
+            raise SnapshotError("the figures in COMMIT are damaged")
+        return found
 
 
 class _ManifestForm(Struct, forbid_unknown_fields=True):
@@ -137,23 +123,9 @@ class _ManifestForm(Struct, forbid_unknown_fields=True):
     world: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     table: TableForm
     metadata_sha256: Sha256
-    fingerprints: list[Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]]
-    chunk_crc32c: list[Word]
-    sources: list[tuple[Size, Size, Size]]
-
-
-class _FiguresForm(Struct, forbid_unknown_fields=True):
-    written_s: Annotated[float, Meta(ge=0, le=1 << 37)]
-    """At most the year 6325, so that it can be shown as a date."""
-    bytes: Size
-    crc32c: Word
-
-
-class _CommitForm(Struct, forbid_unknown_fields=True):
-    format: int
-    attempt: AttemptName
-    ranks: Annotated[list[Entry], Meta(min_length=1, max_length=MOST_RANKS)]
-    figures: _FiguresForm
+    fingerprints: tuple[Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")], ...]
+    chunk_crc32c: tuple[Word, ...]
+    sources: tuple[tuple[Size, Size, Size], ...]
 
 
 def _dump(found: dict[str, object]) -> bytes:
@@ -164,10 +136,10 @@ def _versioned(data: bytes, where: str) -> object:
     found = parse(data, where)
     version = found.get("format") if isinstance(found, dict) else None
     if type(version) is not int or version < 1:
-        raise SnapshotError(f"{where} does not say of which format it is; it is damaged")
+        raise SnapshotError(f"{where} does not name its format version. It is damaged")
     if version != FORMAT:
         raise FormatError(
-            f"{where} is written in format {version}; this version of mt-resilient reads format {FORMAT}, and has left it as it is. Use "
+            f"{where} is written in format {version}; this version of mt-resilient reads format {FORMAT}. The file is unchanged. Use "
             f"{'a newer version' if version > FORMAT else 'the version that wrote it'}, or name another snapshot"
         )
     return found

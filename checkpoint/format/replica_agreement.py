@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeAlias
@@ -29,6 +29,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .sharding import Part
 from .tensor_table import Piece, Table
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -151,29 +152,27 @@ def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
 
 def _trained(table: Table) -> set[str]:
     """Return the names of the parameters for which an optimizer has state."""
-    return {
-        part.name.split("/", 2)[2]
-        for piece in table.pieces
-        if _OPTIMIZER.match(piece.name)
-        for part in piece.parts
-        if part.name.count("/") > 1
-    }
+    return {name for name, _ in _trained_parts(table.pieces)}
+
+
+def _trained_parts(pieces: Iterable[Piece]) -> Iterator[tuple[str, Part]]:
+    """Yield the parts of an optimizer's tensors, each with its parameter's name."""
+    for piece in pieces:
+        if _OPTIMIZER.match(piece.name):
+            yield from ((part.name.split("/", 2)[2], part) for part in piece.parts if part.name.count("/") > 1)
 
 
 def parameters(tables: Sequence[Table]) -> list[Numbers]:
     """Return, for each table, the numbers of the tensors that training should change: those that an optimizer names. If no optimizer names
     any, return all tensors of a model."""
     trained = set[str]().union(*map(_trained, tables))
-    return [
-        np.array([n for n, piece in enumerate(table.pieces) if _is_parameter(piece, trained)], np.intp)
-        for table in tables
-    ]
 
+    def is_parameter(piece: Piece) -> bool:
+        if _OPTIMIZER.match(piece.name) or not piece.dtype.startswith(_FLOATS):
+            return False
+        return any(part.name in trained for part in piece.parts) if trained else bool(piece.parts)
 
-def _is_parameter(piece: Piece, trained: set[str]) -> bool:
-    if _OPTIMIZER.match(piece.name) or not piece.dtype.startswith(_FLOATS):
-        return False
-    return any(part.name in trained for part in piece.parts) if trained else bool(piece.parts)
+    return [np.array([n for n, piece in enumerate(each.pieces) if is_parameter(piece)], np.intp) for each in tables]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +215,7 @@ def _replicated(table: Table) -> list[int]:
     if not model:
         return [n for n, piece in held if _moves_alike(piece, set(), placed=False)]
     whole = {(part.name, part.offset, part.box, part.flat) for _, piece in model for part in piece.parts}
-    own = [
-        (part.name.split("/", 2)[2], part.offset, part.box, part.flat)
-        for _, piece in held
-        if _OPTIMIZER.match(piece.name)
-        for part in piece.parts
-        if part.name.count("/") > 1
-    ]
+    own = [(name, part.offset, part.box, part.flat) for name, part in _trained_parts(piece for _, piece in held)]
     if not any(_OPTIMIZER.match(piece.name) for _, piece in held):
         return []  # nothing shows which tensors are trained
     if not own or not whole.issuperset(own):

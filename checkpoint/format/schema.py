@@ -1,7 +1,7 @@
 """Fields, types and ranges that the JSON of a snapshot may contain, all checked before use. Pure.
 
-bytes → `parse` → `checked`, against one of the forms here or in `manifest.py`. No size, count or index exceeds these limits.
-`tensor_table.py` and `shared_chunks.py` check that these numbers fit each other.
+bytes → `parse` → `checked`, against one of the structs in `sharding.py`, `tensor_table.py` and `manifest.py`. No size, count or index
+exceeds the limits here. `tensor_table.py` and `shared_chunks.py` check that these numbers fit each other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from ...resilience.errors import SnapshotError
 
@@ -29,38 +29,6 @@ Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Form = TypeVar("_Form")
 _SHOWN = 200
 """The most characters of the input that an error message repeats."""
-
-
-class PartForm(Struct, array_like=True, forbid_unknown_fields=True):
-    """A `sharding.Part` as a JSON array, in the order of its fields."""
-
-    name: Name
-    shape: Axes
-    offset: Axes
-    box: Axes
-    flat: tuple[Size, Size] | None
-    replica: Axes
-    start: Size
-    strides: Axes | None
-    stacked: Size
-    padded: bool
-
-
-class PieceForm(Struct, array_like=True, forbid_unknown_fields=True):
-    """A `tensor_table.Piece` as a JSON array."""
-
-    name: Name
-    dtype: str
-    shape: Axes
-    offset: Size
-    parts: list[PartForm] = []
-    trained: bool = False
-
-
-class TableForm(Struct, forbid_unknown_fields=True):
-    skeleton: Any
-    pieces: list[PieceForm]
-    payload_bytes: Annotated[int, Meta(ge=1, lt=1 << 60)]
 
 
 def parse(data: bytes, where: str) -> Any:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .schema import MOST_AXES
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .schema import MOST_AXES, Axes, Name, Size
 
 Shape = tuple[int, ...]
 
@@ -21,29 +24,29 @@ _POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
 """A random coordinate for each axis. A snapshot's writer cannot know it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A box of the global tensor `name`, or a flat range of such a box. Also says which elements of a live tensor contain it."""
+class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """A box of the global tensor `name`, or a flat range of such a box. Also says which elements of a live tensor contain it. In a table it
+    is a JSON array of its fields, in this order."""
 
-    name: str
-    shape: Shape
+    name: Name
+    shape: Axes
     """Shape of the global tensor."""
-    offset: Shape
+    offset: Axes
     """First index of the box in the global tensor."""
-    box: Shape
+    box: Axes
     """The shape of the box, with as many axes as the global tensor."""
-    flat: tuple[int, int] | None = None
+    flat: tuple[Size, Size] | None = None
     """If set, the part is only the elements [start, stop) of the row-major box: the shard of a distributed optimizer may end inside a
     box."""
-    replica: tuple[int, ...] = ()
+    replica: Axes = ()
     """Number of this holder among several holders of the same elements, along axes that the framework defines. Exactly one holder has only
     zeros."""
-    start: int = 0
+    start: Size = 0
     """Index, in the flattened row-major live tensor, of this part's first element."""
-    strides: Shape | None = None
+    strides: Axes | None = None
     """Elements of the live tensor between neighbouring indexes of the box, by axis. None if the box is row-major there, without gaps. (A
     gated layer's halves and stacked experts are views with strides, or transposed ones.)"""
-    stacked: int = 0
+    stacked: Size = 0
     """Number of leading axes that count tensors (layers, experts). A scalar that belongs to the tensor, such as a step count, has these
     axes too."""
     padded: bool = False

@@ -113,9 +113,7 @@ class Sources:
         if not sound or sum(n for n, _, _ in self.runs) != chunks:
             raise SnapshotError(f"the rank manifest does not say where each of its {chunks} chunks is")
         if [self.places[chunk][1] for chunk in self.own] != list(range(len(self.own))):
-            raise SnapshotError(
-                "the rank manifest says that chunks of its own lie elsewhere than where they were written"
-            )
+            raise SnapshotError("the rank manifest does not place the rank's own chunks where they were written")
 
 
 def check_places(sources: Sequence[Sources]) -> None:
@@ -124,7 +122,7 @@ def check_places(sources: Sequence[Sources]) -> None:
         for chunk, (rank, place) in enumerate(each.places):
             if sources[rank].own[place : place + 1] != [chunk]:
                 raise SnapshotError(
-                    f"rank {each.rank} looks for chunk {chunk} at rank {rank}, which has not written it there"
+                    f"rank {each.rank} expects chunk {chunk} from rank {rank}, which has not written it there"
                 )
 
 

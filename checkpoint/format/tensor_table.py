@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec.structs import asdict
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, astuple
 
 from ...resilience.errors import SnapshotError
 from .pytree import Json, unflatten
-from .schema import MOST_AXES, MOST_ELEMENTS, MOST_NAME, PartForm, PieceForm, TableForm, checked, parse
+from .schema import MOST_AXES, MOST_ELEMENTS, MOST_NAME, Axes, Name, Size, checked, parse
 from .shard_image import CHUNK_BYTES, Image, padded
 from .sharding import Part
 
@@ -39,19 +40,22 @@ ITEM_BYTES = {
 """The dtypes that a snapshot can contain, by torch's names, and the bytes per element."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One tensor: `nbytes` bytes of the payload from `offset` on, row-major, little-endian."""
+class Piece(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor: `nbytes` bytes of the payload from `offset` on, row-major, little-endian. In a table it is a JSON array of its fields, in
+    this order, without the last ones if they have their defaults."""
 
-    name: str
+    name: Name
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
+    shape: Axes
+    offset: Size
     parts: tuple[Part, ...] = ()
     """The parts of global tensors that it contains; empty if unknown."""
     trained: bool = False
     """Whether an optimizer names it as one of its parameters. Set only if no parts are known."""
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,14 @@ class Layout:
         return found
 
 
+class TableForm(Struct, forbid_unknown_fields=True):
+    """The JSON of a table."""
+
+    skeleton: Any
+    pieces: tuple[Piece, ...]
+    payload_bytes: Annotated[int, Meta(ge=1, lt=1 << 60)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table(Layout):
     """Everything about a state except its tensors' bytes."""
@@ -87,21 +99,21 @@ class Table(Layout):
         return unflatten(self.skeleton, {piece.name: piece for piece in self.pieces}, array=lambda piece: piece)
 
     def as_object(self) -> Json:
-        return {"skeleton": self.skeleton, "pieces": _rows(self.pieces), "payload_bytes": self.payload_bytes}
-
-    @classmethod
-    def from_object(cls, found: Json) -> Table:
-        """Return the table in a parsed JSON value. Raises SnapshotError unless every piece fits into the payload."""
-        return cls.of_form(checked(found, TableForm, "the tensor table"))
+        return {"skeleton": self.skeleton, "pieces": list(map(_row, self.pieces)), "payload_bytes": self.payload_bytes}
 
     @classmethod
     def of_form(cls, form: TableForm) -> Table:
+        """Return the table. Raises SnapshotError unless every piece fits into the payload."""
         total = form.payload_bytes
         if padded(total) != total:
             raise SnapshotError(f"the tensor table's payload of {total} bytes is not a whole number of chunks")
-        pieces = tuple(map(_piece, form.pieces))
         end, names = 0, set()
-        for piece in pieces:
+        for piece in form.pieces:
+            if piece.dtype not in ITEM_BYTES or math.prod(max(size, 1) for size in piece.shape) >= MOST_ELEMENTS:
+                raise SnapshotError(f"the tensor table has a malformed row {str(asdict(piece))[:200]}")
+            for part in piece.parts:
+                if not _fits(part, math.prod(piece.shape)):
+                    raise SnapshotError(f"the tensor table has a malformed part {str(asdict(part))[:200]}")
             aligned = Image(total).aligned(piece.offset, ALIGN_BYTES) == piece.offset
             if piece.offset < end or not aligned or piece.offset + piece.nbytes > total:
                 raise SnapshotError(
@@ -111,7 +123,7 @@ class Table(Layout):
                 raise SnapshotError(f"the tensor table names {piece.name!r} twice")
             names.add(piece.name)
             end = piece.offset + piece.nbytes
-        return cls(skeleton=form.skeleton, pieces=pieces, payload_bytes=total)
+        return cls(skeleton=form.skeleton, pieces=form.pieces, payload_bytes=total)
 
     def to_json(self) -> bytes:
         return encoded(json.dumps(self.skeleton, separators=(",", ":")), pieces_json(self.pieces), self.payload_bytes)
@@ -119,7 +131,7 @@ class Table(Layout):
     @classmethod
     def from_json(cls, data: bytes) -> Table:
         """Return the table in `data`. Raises SnapshotError for invalid data."""
-        return cls.from_object(parse(data, "the tensor table"))
+        return cls.of_form(checked(parse(data, "the tensor table"), TableForm, "the tensor table"))
 
     @classmethod
     def of(cls, layout: Layout, data: bytes) -> Table:
@@ -149,27 +161,16 @@ def lay_out(
     end = 0
     for name, dtype, shape in tensors:
         if dtype not in ITEM_BYTES:
-            raise SnapshotError(f"tensor {name!r} has the dtype {dtype}, which can't be saved")
+            raise SnapshotError(f"tensor {name!r} has the dtype {dtype}, which a snapshot cannot contain")
         if len(shape) > MOST_AXES or len(name) > MOST_NAME:
             raise SnapshotError(
                 f"tensor {name[:200]!r} has {len(shape)} axes and a name of {len(name)} letters; up to {MOST_AXES} and {MOST_NAME} can be "
                 "saved"
             )
-        offset = _WHOLE.aligned(end, ALIGN_BYTES)
-        nbytes = math.prod(shape) * ITEM_BYTES[dtype]
-        known = tuple(parts.get(name, ()))
-        pieces.append(
-            Piece(
-                name=name,
-                dtype=dtype,
-                shape=shape,
-                offset=offset,
-                nbytes=nbytes,
-                parts=known,
-                trained=not known and name in trained,
-            )
-        )
-        end = offset + nbytes
+        offset, known = _WHOLE.aligned(end, ALIGN_BYTES), tuple(parts.get(name, ()))
+        alone = not known and name in trained
+        pieces.append(Piece(name=name, dtype=dtype, shape=shape, offset=offset, parts=known, trained=alone))
+        end = offset + pieces[-1].nbytes
     return Layout(pieces=tuple(pieces), payload_bytes=padded(max(end, 1)))
 
 
@@ -179,64 +180,26 @@ def encoded(skeleton: str, pieces: str, payload_bytes: int) -> bytes:
 
 
 def pieces_json(pieces: Sequence[Piece]) -> str:
-    return json.dumps(_rows(pieces), separators=(",", ":"))
+    return json.dumps(list(map(_row, pieces)), separators=(",", ":"))
 
 
-def _rows(pieces: Sequence[Piece]) -> list[Json]:
-    return [
-        [
-            each.name,
-            each.dtype,
-            list(each.shape),
-            each.offset,
-            *([[part_row(part) for part in each.parts]] if each.parts or each.trained else []),
-            *([True] if each.trained else []),
-        ]
-        for each in pieces
-    ]
+def _row(piece: Piece) -> Json:
+    row = [piece.name, piece.dtype, piece.shape, piece.offset]
+    if piece.parts or piece.trained:
+        row.append([astuple(part) for part in piece.parts])
+    if piece.trained:
+        row.append(True)
+    return row
 
 
-def part_row(part: Part) -> Json:
-    return [
-        part.name,
-        list(part.shape),
-        list(part.offset),
-        list(part.box),
-        None if part.flat is None else list(part.flat),
-        list(part.replica),
-        part.start,
-        None if part.strides is None else list(part.strides),
-        part.stacked,
-        part.padded,
-    ]
-
-
-def _piece(form: PieceForm) -> Piece:
-    elements = math.prod(form.shape)
-    if form.dtype not in ITEM_BYTES or math.prod(max(size, 1) for size in form.shape) >= MOST_ELEMENTS:
-        raise SnapshotError(f"the tensor table has a malformed row {str(asdict(form))[:200]}")
-    return Piece(
-        name=form.name,
-        dtype=form.dtype,
-        shape=form.shape,
-        offset=form.offset,
-        nbytes=elements * ITEM_BYTES[form.dtype],
-        parts=tuple(_part(part, elements) for part in form.parts),
-        trained=form.trained,
-    )
-
-
-def _part(form: PartForm, elements: int) -> Part:
-    """Return a part of a tensor that has `elements` elements. Raises SnapshotError unless the whole part lies within the tensor."""
-    shape, offset, box, flat, strides = form.shape, form.offset, form.box, form.flat, form.strides
-    if (
-        len(shape) == len(offset) == len(box) >= form.stacked
-        and all(at + size <= whole for at, size, whole in zip(offset, box, shape, strict=True))
+def _fits(part: Part, elements: int) -> bool:
+    """Return whether the whole part lies within its tensor, which has `elements` elements, and within its global tensor."""
+    shape, flat, strides = part.shape, part.flat, part.strides
+    return (
+        len(shape) == len(part.offset) == len(part.box) >= part.stacked
+        and all(at + size <= whole for at, size, whole in zip(part.offset, part.box, shape, strict=True))
         and math.prod(max(size, 1) for size in shape) < MOST_ELEMENTS
-        and (flat is None or (flat[0] <= flat[1] <= math.prod(box) and strides is None))
-        and (strides is None or len(strides) == len(box))
-    ):
-        part = Part(**asdict(form))
-        if not part.elements or part.last < elements:
-            return part
-    raise SnapshotError(f"the tensor table has a malformed part {str(asdict(form))[:200]}")
+        and (flat is None or (flat[0] <= flat[1] <= math.prod(part.box) and strides is None))
+        and (strides is None or len(strides) == len(part.box))
+        and (not part.elements or part.last < elements)
+    )

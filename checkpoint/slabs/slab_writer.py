@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import TypeAlias
 
@@ -34,7 +35,7 @@ _BURST_S = 0.05
 
 def writer(root: Place, bytes_per_s: float = 0.0) -> Writer:
     """Return the writer for slabs under `root`. bytes_per_s: rate limit for all slabs together; 0: no limit."""
-    return Fastest(root, bytes_per_s) if isinstance(root, Files) else Puts(bytes_per_s)
+    return Fastest(root, bytes_per_s) if isinstance(root, Files) else partial(_put, Pace(bytes_per_s))
 
 
 def by_tensorstore(slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
@@ -61,15 +62,10 @@ class Pace:
             clock.sleep(free_at_s - now)
 
 
-class Puts:
-    """Writes slabs into an object store."""
-
-    def __init__(self, bytes_per_s: float = 0.0) -> None:
-        self._pace = Pace(bytes_per_s)
-
-    def __call__(self, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
-        assert isinstance(slab, Objects)
-        return zarr_slab.put(slab, view.memory, view.header.image, chunks, self._pace)
+def _put(pace: Pace, slab: Place, view: View, chunks: Sequence[int]) -> list[int]:
+    """Write a slab into an object store."""
+    assert isinstance(slab, Objects)
+    return zarr_slab.put(slab, view.memory, view.header.image, chunks, pace)
 
 
 class Direct:

@@ -163,7 +163,7 @@ def test_a_table(data: st.DataObject) -> None:
     skeleton = {"dict": [["a", {"leaf": "a"}], ["n", [1, {"float": "7ff8000000000000"}]]]}
     table = plan(skeleton, [("a", "float32", (4, 4)), ("b", "bfloat16", (3,))])
     sound = table.to_json()
-    found = data.draw(changed(table.as_object()).map(encoded) if data.draw(st.booleans()) else scratched(sound))
+    found = data.draw(changed(json.loads(sound)).map(encoded) if data.draw(st.booleans()) else scratched(sound))
     with suppress(*Refused):
         again = Table.from_json(found)
         assert all(piece.offset + piece.nbytes <= again.payload_bytes for piece in again.pieces)

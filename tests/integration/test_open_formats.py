@@ -176,7 +176,7 @@ def test_a_zarr_store_whose_snapshot_is_gone_says_so(tmp_path: Path) -> None:
     array = zarr.open_group(store := SnapshotStore(str(tmp_path)), mode="r")["rank-00001/x"]
     store.close()
     assert commit.delete(snapshot)
-    with pytest.raises(MachineError, match="it was deleted before it was read"):
+    with pytest.raises(MachineError, match="it was deleted while it was being read"):
         array[:]
 
 

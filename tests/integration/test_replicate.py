@@ -333,7 +333,7 @@ def test_a_flipped_bit_in_the_source_is_found_and_refused(source, guests):
         view.memory[(5 << 20) + 3] ^= 16
         outcome = transfer.give(wire, 0, 1, source, view, time.monotonic() + 5)
         assert outcome.word is Word.NO
-        assert "x' has not the fingerprint" in outcome.why
+        assert "x' arrived with another fingerprint" in outcome.why
         assert guests.headers()[0][0].state is State.STAGING
         view.memory[(5 << 20) + 3] ^= 16
         assert transfer.give(wire, 0, 1, source, view, time.monotonic() + 5).word is Word.KEPT
@@ -373,11 +373,11 @@ def test_offers_that_cannot_be_taken_are_sentences(source, guests):
             wire.say(Word.OFFER, Offer(row=row, rows=rows, header=header, table=table).body())
             return protocol.said(wire.hear(Word.NO, Word.LATER)[1])
 
-        assert "cannot be meant" in answered(state=State.STAGED)
+        assert "that no source sends" in answered(state=State.STAGED)
         assert "another payload" in answered(pieces=7)
         assert "3 are offered" in answered(rows=3)
         wire.say(Word.WANT, b"x")
-        assert "a wish of 1 bytes" in protocol.said(wire.hear(Word.NO)[1])
+        assert "a request of 1 bytes" in protocol.said(wire.hear(Word.NO)[1])
         assert guests.headers()[0][0].state is State.FREE
         huge = b'{"skeleton":{},"pieces":[],"payload_bytes":%d}' % (((1 << 42) // 4194300) * 4194300)
         table = huge
@@ -586,7 +586,7 @@ def test_a_fetch_that_breaks_leaves_a_torn_slot_and_can_be_repeated(node, buddy,
         transfer.fetch(wire, Stamp(1, 0, 1), 2, slot)
     with slot.reading() as view:
         assert_exact(view)
-        with called(port) as wire, pytest.raises(MachineError, match="somebody is at the slot"):
+        with called(port) as wire, pytest.raises(MachineError, match="another process uses the slot"):
             transfer.fetch(wire, Stamp(1, 0, 1), 2, Slot(fresh.paths[0][0]))
     there.kill()
     fresh.close()
@@ -762,7 +762,7 @@ def test_a_link_that_is_too_slow_holds_no_slot_longer_than_it_may(node, buddy, g
     node.nbytes = 40 << 20  # 3.4 s at that rate
     node.snapshot(2, durable=False)
     started = time.monotonic()
-    assert "longer than it may" in here.events("buddy lost")[-1]["reason"]
+    assert "longer than its time limit" in here.events("buddy lost")[-1]["reason"]
     assert time.monotonic() - started < 2
     assert guests.newest().step == 1
     assert node.snapshot(3, durable=False)

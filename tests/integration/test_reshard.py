@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena, Slot
@@ -85,9 +86,9 @@ def splits(draw: st.DrawFn, shape: tuple[int, ...]) -> list[list[Part]]:
         kind = draw(st.sampled_from(["whole", "flat", "replicas"]))
         if kind == "flat" and elements:
             at = sorted({0, elements, *draw(st.lists(st.integers(0, elements), max_size=2))})
-            ranks += [[Part(**vars(part) | {"flat": run})] for run in itertools.pairwise(at)]
+            ranks += [[replace(part, flat=run)] for run in itertools.pairwise(at)]
         elif kind == "replicas":
-            ranks += [[Part(**vars(part) | {"replica": (copy, 0)})] for copy in range(2)]
+            ranks += [[replace(part, replica=(copy, 0))] for copy in range(2)]
         else:
             ranks.append([part])
     return ranks

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
+from msgspec.structs import replace
 
 from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.checkpoint.backend import paths
@@ -24,7 +24,7 @@ from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.backend.place import Place
 from mt_resilient.checkpoint.durable import catalog, commit, load
 from mt_resilient.checkpoint.durable.retention import RetentionPolicy, Stored
-from mt_resilient.checkpoint.format.manifest import Commit
+from mt_resilient.checkpoint.format.manifest import Commit, Figures
 from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import MachineError
 
@@ -48,10 +48,10 @@ def left(root: Files) -> int:
     return len(list((root.path / paths.SNAPSHOTS).iterdir()))
 
 
-def change(snapshot: Place, **figures: float) -> None:
-    """Its COMMIT tells other figures."""
+def change(snapshot: Place, written_s: float) -> None:
+    """Its COMMIT tells another time."""
     told = Commit.from_json(snapshot.read(paths.COMMIT))
-    snapshot.write(paths.COMMIT, replace(told, figures=replace(told.figures, **figures)).to_json())
+    snapshot.write(paths.COMMIT, replace(told, figures=Figures.of(written_s, told.figures.bytes)).to_json())
 
 
 # Killed at it
@@ -190,7 +190,7 @@ def test_a_reader_that_nothing_holds_off_is_told_and_gets_no_wrong_byte(tmp_path
                     seen += 1
                     shutil.rmtree(snapshot.path, ignore_errors=True)
 
-    with pytest.raises(MachineError, match="was deleted before it was read to the end"):
+    with pytest.raises(MachineError, match="was deleted while it was being read"):
         read_all()
     assert 1 <= seen <= manifests[0].table.image.chunks
     node.close()
@@ -250,7 +250,7 @@ def test_the_drain_process_retires_by_its_policy_and_spares_what_it_is_told(node
         node.snapshot(step)
         process.events("durable")
     (retired,) = process.events("retired")
-    assert (retired["step"], retired["why"]) == (2, "1 newer ones are there")
+    assert (retired["step"], retired["why"]) == (2, "1 newer snapshots exist")
     assert process.process.stdin is not None
     process.process.stdin.write(f"protect {Attempt(run=RUN, stamp=Stamp(1, 0, 3))} nonsense\n".encode())
     node.snapshot(4)

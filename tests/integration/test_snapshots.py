@@ -311,7 +311,7 @@ def test_shards_that_changed_places_are_found(snapshot, parts):
         aside.rename(others / part)
     problems = catalog.verify(Files(snapshot))
     assert len(problems) == 2
-    assert all("chunk 0 is sound in itself, but not the one that was staged" in problem for problem in problems)
+    assert all("chunk 0 is undamaged, but is not the chunk that was staged" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("part", ["rank-00000/c/0/0", "rank-00000.json", "COMMIT"])
@@ -321,7 +321,7 @@ def test_what_an_earlier_generation_left_of_the_same_step_is_found(node, snapsho
     shutil.copy(snapshot / part, later / part)
     (problem,) = catalog.verify(Files(later))
     assert {
-        "rank-00000/c/0/0": "sound in itself, but not the one that was staged",
+        "rank-00000/c/0/0": "undamaged, but is not the chunk that was staged",
         "rank-00000.json": "it is damaged, or from another attempt",
         "COMMIT": "belongs to the attempt 0000000001-g1-5eed5eed0000",
     }[part] in problem

@@ -369,7 +369,7 @@ def test_a_sound_shard_of_another_attempt_is_found(node: Node) -> None:
     snapshot, other = node.drain_here(1), node.drain_here(2)
     snapshot.write("rank-00001/c/0/0", other.read("rank-00001/c/0/0"))
     (problem,) = catalog.verify(snapshot)
-    assert "not the one that was staged" in problem
+    assert "not the chunk that was staged" in problem
 
 
 @pytest.mark.parametrize("root", ["file", pytest.param("s3", marks=pytest.mark.variant)], indirect=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
+from msgspec import structs
 
 from mt_resilient.agent.join.registration import described, register
 from mt_resilient.agent.launch.torchrun import Launch
@@ -92,8 +93,8 @@ class Node:
                 None,
                 [("model/w", "float32", (2,)), ("opt/0/state/0.0/exp_avg", "float32", (2,))],
                 {
-                    "model/w": [replace(WEIGHT, replica=(n,))],
-                    "opt/0/state/0.0/exp_avg": [replace(WEIGHT, name="opt/exp_avg/model/w", replica=(n,))],
+                    "model/w": [structs.replace(WEIGHT, replica=(n,))],
+                    "opt/0/state/0.0/exp_avg": [structs.replace(WEIGHT, name="opt/exp_avg/model/w", replica=(n,))],
                 },
             )
             for n in range(job.ranks_each)

@@ -27,7 +27,7 @@ SOUND = Header(
 TOKEN = bytes(range(16))
 
 
-def test_what_is_packed_is_read():
+def test_frames_requests_and_offers_are_parsed_as_they_were_packed():
     data = protocol.pack(Word.NO, protocol.sentence("it is not"))
     word, length = protocol.prefix(data[: protocol.PREFIX_BYTES], Word.TAKE, Word.NO)
     assert (word, protocol.said(data[protocol.PREFIX_BYTES :]), length) == (Word.NO, "it is not", 9)
@@ -37,7 +37,7 @@ def test_what_is_packed_is_read():
 
 
 @given(st.binary(min_size=protocol.PREFIX_BYTES, max_size=protocol.PREFIX_BYTES))
-def test_a_prefix_is_one_that_was_expected_or_strange(data):
+def test_a_prefix_is_an_expected_word_or_refused(data):
     try:
         word, length = protocol.prefix(data, Word.TAKE)
     except Strange:
@@ -46,14 +46,14 @@ def test_a_prefix_is_one_that_was_expected_or_strange(data):
     assert length <= protocol.MAX_BODY_BYTES
 
 
-def test_only_an_offer_is_large():
+def test_only_an_offer_may_be_large():
     assert protocol.prefix(b"OFFR\0\0\0\x04", Word.OFFER)[1] == 64 << 20
     for data in (b"OFFR\xff\xff\xff\xff", b"WANT\0\0\1\0"):
         with pytest.raises(Strange):
             protocol.prefix(data, Word.OFFER, Word.WANT)
 
 
-def test_a_word_out_of_turn_is_strange():
+def test_an_unexpected_word_is_refused():
     with pytest.raises(Strange, match="HELO"):
         protocol.prefix(protocol.pack(Word.HELLO)[: protocol.PREFIX_BYTES], Word.TAKE, Word.NO)
 
@@ -79,18 +79,18 @@ def test_a_word_out_of_turn_is_strange():
         replace(SOUND, payload_bytes=tensor_table.padded(1 << 30)),
     ],
 )
-def test_an_offer_that_cannot_be_meant(header):
+def test_an_offer_with_numbers_that_no_source_sends_is_refused(header):
     with pytest.raises(SnapshotError):
         Offer.parse(Offer(row=0, rows=1, header=header, table=ENCODED).body())
 
 
-def test_a_row_beyond_its_rows():
+def test_an_offer_of_a_row_beyond_the_last_is_refused():
     with pytest.raises(Strange):
         Offer.parse(Offer(row=1, rows=1, header=SOUND, table=ENCODED).body())
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_are_no_offer(data):
+def test_random_bytes_are_no_offer(data):
     with pytest.raises(SnapshotError):
         Offer.parse(data)
 
@@ -107,13 +107,13 @@ def test_a_damaged_offer_is_refused_or_another_sound_one(at, value):
 
 
 @given(st.binary(max_size=60))
-def test_a_wish_is_four_numbers(data):
+def test_a_request_is_four_numbers(data):
     if len(data) != 32:
         with pytest.raises(Strange):
             protocol.wanted(data)
 
 
-def test_a_proof_is_of_one_token_one_role_and_two_nonces():
+def test_a_proof_is_valid_for_one_token_one_role_and_two_nonces():
     a, b = bytes(32), bytes([1] * 32)
     right = protocol.proof(TOKEN, b"caller", a, b)
     assert protocol.proves(TOKEN, b"caller", a, b, right)
@@ -129,11 +129,11 @@ def test_a_proof_is_of_one_token_one_role_and_two_nonces():
 
 
 @pytest.mark.parametrize("token", ["", "00" * 15, "xy" * 16, "0x" + "00" * 16, "a" * 33])
-def test_a_token_that_is_none_is_not_repeated(token):
+def test_an_error_about_a_token_does_not_repeat_it(token):
     with pytest.raises(UsageError) as caught:
         protocol.secret(token)
     assert not token or token not in str(caught.value)
 
 
-def test_what_a_stranger_says_is_fit_for_a_log():
+def test_a_received_sentence_is_safe_to_log():
     assert protocol.said(b"\x1b[2Jgone\n\xff") == "?[2Jgone?\ufffd"

@@ -24,7 +24,7 @@ def on_device(flat: torch.Tensor) -> int:
 
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 8))
-def test_as_bytes_as_tensors_and_by_the_definition(content, start):
+def test_bytes_and_tensors_have_the_fingerprint_of_the_definition(content, start):
     held = torch.frombuffer(bytearray(b"\xff" * 8 + content), dtype=torch.uint8)[8 - min(start, 8) :]
     flat, expected = held[min(start, 8) :], naive(content)
     assert fingerprint.of_bytes(memoryview(content)) == expected
@@ -33,7 +33,7 @@ def test_as_bytes_as_tensors_and_by_the_definition(content, start):
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 1000, (1 << 20) - 1, 1 << 20, (1 << 21) + 12345])
-def test_an_older_torch_folds_to_the_same(words, monkeypatch):
+def test_an_older_torch_computes_the_same_fingerprint(words, monkeypatch):
     flat = torch.randint(0, 256, (8 * words + 3,), dtype=torch.uint8)
     expected = on_device(flat)
     monkeypatch.delattr(torch, "hash_tensor")
@@ -41,7 +41,7 @@ def test_an_older_torch_folds_to_the_same(words, monkeypatch):
 
 
 @given(st.binary(min_size=1, max_size=64), st.data())
-def test_every_flipped_bit_is_seen(content, data):
+def test_every_flipped_bit_changes_the_fingerprint(content, data):
     bit = data.draw(st.integers(0, 8 * len(content) - 1))
     flipped = bytearray(content)
     flipped[bit // 8] ^= 1 << bit % 8
@@ -49,7 +49,7 @@ def test_every_flipped_bit_is_seen(content, data):
 
 
 @given(st.binary(max_size=100), st.lists(st.integers(0, 100), max_size=5))
-def test_parts_in_any_order_make_the_whole(content, cuts):
+def test_the_parts_fingerprints_in_any_order_combine_to_the_whole(content, cuts):
     edges = [0, *sorted(min(cut, len(content)) for cut in cuts), len(content)]
     found = 0
     for start, end in reversed(list(pairwise(edges))):

@@ -21,13 +21,19 @@ def ranks() -> Iterator[list[RankArena]]:
             os.close(fd)
 
 
+def stage_all(ranks: list[RankArena], *steps: int, **how) -> None:
+    for step in steps:
+        for slots in ranks:
+            stage(slots, step, **how)
+
+
 def end(ranks: list[RankArena], step: int) -> list[list[int]]:
     settle([slots.slots for slots in ranks], step)
     assert {slot.header().state for slots in ranks for slot in slots.slots} <= {State.FREE, State.SEALED}
     return [steps(slots) for slots in ranks]
 
 
-def test_a_rank_killed_before_it_sealed_what_its_peer_had_sealed_finds_room_again(ranks):
+def test_a_rank_killed_before_it_sealed_its_peers_step_finds_a_free_slot_again(ranks):
     """Found by `test_save_kills.py` on a loaded machine: from here on the rank missed every snapshot, and nothing went to disk any more."""
     mine, others = ranks
     for step in (40, 41, 42):
@@ -38,44 +44,37 @@ def test_a_rank_killed_before_it_sealed_what_its_peer_had_sealed_finds_room_agai
                 slot.mark_drained()
     assert mine.seal(42)
     assert end(ranks, 42) == [[40, 41, 42]] * 2
-    for step in range(43, 50):
-        for slots in ranks:
-            stage(slots, step, generation=2, durable=True)
+    stage_all(ranks, *range(43, 50), generation=2, durable=True)
     assert steps(others) == [47, 48, 49]
 
 
-def test_what_not_all_ranks_hold_is_not_kept(ranks):
+def test_a_snapshot_that_not_all_ranks_hold_is_freed(ranks):
     mine, others = ranks
-    for slots in ranks:
-        stage(slots, 1)
+    stage_all(ranks, 1)
     stage(mine, 2)
     stage(others, 3)
     assert end(ranks, 3) == [[1], [1]]
 
 
 @pytest.mark.parametrize(("step", "kept"), [(2, [1, 2]), (1, [1]), (0, [])])
-def test_nor_what_is_later_than_what_is_gone_back_to_nor_what_nobody_has_sealed(ranks, step, kept):
-    for slots in ranks:
-        stage(slots, 1)
-        stage(slots, 2)
-        stage(slots, 3, seal=False)
+def test_snapshots_that_are_later_or_never_sealed_are_freed(ranks, step, kept):
+    stage_all(ranks, 1, 2)
+    stage_all(ranks, 3, seal=False)
     assert end(ranks, step) == [kept, kept]
 
 
 @pytest.mark.parametrize(("torn", "kept"), [(False, [1, 2, 3]), (True, [1, 3])])
-def test_what_another_node_has_lost_its_part_of_is_not_waited_for(ranks, torn, kept):
+def test_a_snapshot_whose_part_another_node_has_lost_is_freed(ranks, torn, kept):
     """Step 1 is on disk; step 2 is not, and never will be; of step 3 whoever takes the lost node's place has its part."""
     for slots in ranks:
         stage(slots, 1, durable=True).mark_drained()
-        stage(slots, 2, durable=True)
-        stage(slots, 3, durable=True)
+    stage_all(ranks, 2, 3, durable=True)
     settle([slots.slots for slots in ranks], 3, torn=torn)
     assert [steps(slots) for slots in ranks] == [kept, kept]
 
 
 def test_a_torn_slot_is_freed(ranks):
-    for slots in ranks:
-        stage(slots, 1)
+    stage_all(ranks, 1)
     torn = ranks[0].slots[1]
     torn.begin(Header(generation=1, step=2, payload_bytes=8188), b"")
     torn.release()

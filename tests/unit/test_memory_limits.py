@@ -56,9 +56,9 @@ TOP, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
         ),
     ],
 )
-def test_the_least_of_all_counts(files: dict[str, str], expected_mib: int, tmp_path: Path) -> None:
+def test_the_tightest_limit_counts(files: dict[str, str], expected_mib: int, tmp_path: Path) -> None:
     assert available_bytes(tree(tmp_path, **files)) == expected_mib * MIB
 
 
-def test_of_this_machine() -> None:
+def test_this_machine_has_available_memory() -> None:
     assert 0 < available_bytes() < 1 << 50

@@ -27,7 +27,7 @@ REACHES = st.integers(1, 300)
         (30, 2, {-100, 0}),
     ],
 )
-def test_marks(newest: int, places: int, expected: set[int]) -> None:
+def test_marks_are_the_last_two_multiples_of_each_period(newest: int, places: int, expected: set[int]) -> None:
     assert marks(newest, places, 100) == expected
 
 
@@ -43,12 +43,12 @@ def test_marks(newest: int, places: int, expected: set[int]) -> None:
         ([100, 249, 348, 349], 6, {100, 249}),
     ],
 )
-def test_kept(held: list[int], slots: int, expected: set[int]) -> None:
+def test_each_mark_keeps_the_newest_step_that_is_not_later(held: list[int], slots: int, expected: set[int]) -> None:
     assert kept(held, slots, 100) == expected
 
 
 @given(st.sets(st.integers(0, 2000)), st.integers(0, 12), REACHES)
-def test_no_more_than_there_are_places_for(held: set[int], slots: int, reach: int) -> None:
+def test_no_more_steps_are_kept_than_there_are_slots_for(held: set[int], slots: int, reach: int) -> None:
     found = kept(held, slots, reach)
     assert found <= held
     assert len(found) <= max(slots - AT_WORK, 0)
@@ -121,7 +121,7 @@ def test_three_slots_hold_the_last_three(count: int, stride: int, reach: int) ->
 
 @settings(deadline=None)
 @given(st.integers(), st.integers(3, 8), REACHES)
-def test_no_snapshot_is_left_out_that_three_slots_would_take(seed: int, slots: int, reach: int) -> None:
+def test_more_slots_never_skip_a_snapshot_that_three_slots_take(seed: int, slots: int, reach: int) -> None:
     """The newest that is to go to disk is held meanwhile, and read by the drain process, which takes its time."""
     rank, plain, chance = Rank(slots, reach), Rank(3, reach), random.Random(seed)
     for step in range(300):
@@ -144,7 +144,7 @@ def test_no_snapshot_is_left_out_that_three_slots_would_take(seed: int, slots: i
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(), st.integers(5, 8), st.integers(1, 60), st.integers(1, 7))
-def test_ranks_that_have_lost_different_steps_come_together_again(
+def test_ranks_that_lost_different_steps_later_keep_the_same_steps(
     seed: int, slots: int, reach: int, stride: int
 ) -> None:
     """One loses slots to readers, to damage, or overwrites what its peer has kept; both seal only what both have staged."""
@@ -175,7 +175,7 @@ def test_ranks_that_have_lost_different_steps_come_together_again(
 
 
 @given(st.integers(1, 500), st.integers(4, 9), REACHES)
-def test_after_going_back_the_older_ones_are_there(steps: int, slots: int, reach: int) -> None:
+def test_older_snapshots_remain_after_going_back(steps: int, slots: int, reach: int) -> None:
     rank = Rank(slots, reach)
     for step in range(steps):
         rank.stage(step)

@@ -1,5 +1,7 @@
 """What an object store answers: damage, or nothing about the snapshot. The texts are tensorstore 0.1.86's own."""
 
+import re
+
 import pytest
 
 from mt_resilient.checkpoint.backend.object_store import Objects, sentence
@@ -30,24 +32,19 @@ NO_WORD = {
 }
 
 
-@pytest.mark.parametrize("text", DAMAGE)
-def test_what_is_damage(text: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [*((SnapshotError, *each) for each in DAMAGE.items()), *((MachineError, *each) for each in NO_WORD.items())],
+)
+def test_a_failed_read_is_damage_or_says_nothing_about_the_snapshot(kind: type, text: str, words: str) -> None:
     told = sentence(ValueError(text), "s3://b/x", writing=False)
-    assert isinstance(told, SnapshotError)
-    assert DAMAGE[text] in str(told)
-
-
-@pytest.mark.parametrize("text", NO_WORD)
-def test_what_says_nothing_about_the_snapshot(text: str) -> None:
-    told = sentence(ValueError(text), "s3://b/x", writing=False)
-    assert isinstance(told, MachineError)
-    with pytest.raises(MachineError, match=NO_WORD[text]):
-        raise told
+    assert isinstance(told, kind)
+    assert re.search(words, str(told))
     assert "_response_" not in str(told)
 
 
 @pytest.mark.parametrize("text", [*DAMAGE, *NO_WORD])
-def test_a_write_that_fails_is_tried_again(text: str) -> None:
+def test_a_failed_write_says_nothing_about_the_snapshot(text: str) -> None:
     assert isinstance(sentence(ValueError(text), "s3://b/x", writing=True), MachineError)
 
 
@@ -56,7 +53,7 @@ def test_an_endpoint_is_a_url() -> None:
         SnapshotPolicy(endpoint="localhost:9000")
 
 
-def test_no_more_is_read_than_was_asked_for() -> None:
+def test_an_object_larger_than_the_limit_is_not_read() -> None:
     place = Objects.at("memory://bounded")
     place.write("x", b"12345")
     assert place.read("x", 5) == b"12345"

@@ -53,7 +53,7 @@ def as_if_anew(stager: Stager, state: object) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(states, min_size=2, max_size=4))
-def test_a_table_after_others_is_the_table_alone(several):
+def test_a_table_does_not_depend_on_the_states_before(several):
     stager = Stager()
     for state in several:
         as_if_anew(stager, state)
@@ -91,7 +91,7 @@ quiet, other = (struct.unpack(">d", bytes.fromhex(bits))[0] for bits in ("7ff800
         ({"a": torch.zeros(2), "b": torch.ones(3)}, {"a": torch.ones(3), "b": torch.zeros(2)}),
     ],
 )
-def test_each_difference_is_seen(before, after):
+def test_each_difference_between_two_states_changes_the_table(before, after):
     stager = Stager()
     as_if_anew(stager, before)
     as_if_anew(stager, after)
@@ -101,7 +101,7 @@ def test_each_difference_is_seen(before, after):
     )
 
 
-def test_what_is_alike_is_laid_out_once():
+def test_states_of_the_same_structure_are_laid_out_once():
     stager = Stager()
     first, encoded, _ = stager.plan({"a": torch.zeros(2), "lr": 0.1}, torch.is_tensor)
     again, changed, _ = stager.plan(
@@ -117,14 +117,14 @@ def test_a_tensor_that_has_moved_to_another_device_is_another_layout():
     assert stager.plan({"a": tensor.to("meta")}, torch.is_tensor)[0] is not first
 
 
-def test_one_object_that_changes_its_type_and_shape():
+def test_a_changed_type_or_shape_of_the_same_tensor_is_detected():
     stager, tensor = Stager(), torch.zeros(4)
     for value in (torch.zeros(4), torch.zeros(2, 2), torch.zeros(4).bfloat16(), torch.zeros(9)[::2], torch.zeros(0)):
         tensor.data = value
         as_if_anew(stager, {"a": tensor})
 
 
-def test_a_refusal_is_forgotten():
+def test_a_refused_state_leaves_no_trace_in_the_cache():
     stager = Stager()
     as_if_anew(stager, {"a": torch.zeros(3, 3)})
     as_if_anew(stager, {"a": torch.zeros(3, 3), "b": torch.zeros(2)})
@@ -137,7 +137,7 @@ def test_a_refusal_is_forgotten():
         as_if_anew(stager, {"a": torch.zeros(3, 3)})
 
 
-def test_what_is_nested_too_deep_to_be_read_is_refused_before_it_is_written():
+def test_a_state_nested_too_deep_to_be_read_is_refused_before_it_is_written():
     deep: object = 0
     for _ in range(MOST_LEVELS):
         deep = {"a": deep}

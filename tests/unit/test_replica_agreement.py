@@ -40,13 +40,13 @@ A, B, C = 10, 11, 12
         ([], []),
     ],
 )
-def test_the_vote(held: list[int], who: list[int] | None) -> None:
+def test_ranks_that_differ_from_the_majority_are_wrong(held: list[int], who: list[int] | None) -> None:
     found = wrong(dict(enumerate(held)))
     assert (None if found is None else sorted(found)) == who
 
 
 @given(st.dictionaries(st.integers(0, 9), st.integers(0, 3)))
-def test_nobody_in_a_majority_is_wrong(words: dict[int, int]) -> None:
+def test_a_rank_in_the_majority_is_never_wrong(words: dict[int, int]) -> None:
     found = wrong(words)
     if found is None:
         assert all(2 * [*words.values()].count(word) <= len(words) for word in words.values())
@@ -57,7 +57,7 @@ def test_nobody_in_a_majority_is_wrong(words: dict[int, int]) -> None:
 
 
 @pytest.mark.parametrize(("right", "who"), [(A, [1]), (B, [0]), (C, None)])
-def test_computing_it_again_convicts(right: int, who: list[int] | None) -> None:
+def test_a_replay_shows_which_ranks_were_wrong(right: int, who: list[int] | None) -> None:
     found = convicted({0: A, 1: B}, right)
     assert (None if found is None else sorted(found)) == who
 
@@ -135,7 +135,9 @@ def named(tables: Sequence[Table]) -> list[tuple[tuple[int, ...], list[str]]]:
         ([table(bare(WEIGHT)), table(bare(NORM))], []),
     ],
 )
-def test_who_holds_the_same(tables: list[Table], compared: list[tuple[tuple[int, ...], list[str]]]) -> None:
+def test_which_ranks_and_tensors_are_compared(
+    tables: list[Table], compared: list[tuple[tuple[int, ...], list[str]]]
+) -> None:
     assert named(tables) == compared
 
 
@@ -155,21 +157,18 @@ def trusting(tables: Sequence[Table]) -> Ledger:
     return ledger
 
 
-def test_a_tensor_that_agreed_and_does_not_any_more_is_apart() -> None:
+def test_a_trusted_tensor_that_differs_is_reported() -> None:
     ledger = trusting(REPLICATED)
     assert ledger.compared == 2
     assert ledger.look(words(REPLICATED, 20, w=(1, 21))) == [Apart(name="model/w", words={0: 20, 1: 21, 2: 20})]
     assert ledger.look(words(REPLICATED, 22)) == []
     assert ledger.value("model/w", (0, 1, 2), words(REPLICATED, 23)) == 23
     assert ledger.value("model/w", (0, 1, 2), words(REPLICATED, 23, w=(0, 1))) is None
-
-
-def test_moments_too() -> None:
     (found,) = trusting(REPLICATED).look(words(REPLICATED, 20, exp_avg=(2, 21)))
-    assert found.name == "opt/0/state/0.0/exp_avg"
+    assert found.name == "opt/0/state/0.0/exp_avg", "moments are compared too"
 
 
-def test_what_differs_before_it_is_trusted_differs_on_purpose() -> None:
+def test_a_tensor_that_differs_before_it_is_trusted_is_never_compared() -> None:
     tables = [table(WEIGHT, MOMENT) for _ in range(2)]
     ledger = Ledger(tables)
     assert ledger.look(words(tables, 0)) == []  # all start with the same
@@ -178,14 +177,26 @@ def test_what_differs_before_it_is_trusted_differs_on_purpose() -> None:
     assert ledger.look(words(tables, 20, exp_avg=(1, 5), w=(1, 21))) == [Apart(name="model/w", words={0: 20, 1: 21})]
 
 
-@pytest.mark.parametrize("name", ["model/mean", "randomness/gradients/sums/0", "metrics/average"])
-def test_without_places_what_no_optimizer_names_may_be_alike_for_some_time(name: str) -> None:
-    """Gradients are right behind a reduction, and not before it."""
-    tables = [table(bare(WEIGHT), bare(MOMENT), (name, "float32", "")) for _ in range(2)]
-    assert trusting(tables).look(words(tables, 20, **{name.rpartition("/")[2]: (1, 21)})) == []
+def unplaced(name: str) -> list[Table]:
+    return [table(bare(WEIGHT), bare(MOMENT), (name, "float32", "")) for _ in range(2)]
 
 
-def test_statistics_of_a_batch_may_be_alike_behind_each_evaluation() -> None:
+@pytest.mark.parametrize(
+    ("tables", "name"),
+    [
+        (REPLICATED, "cpu"),  # a generator
+        (REPLICATED, "seen"),  # a counter
+        # Without known positions, what no optimizer names. Gradients are equal after a reduction, and not before it.
+        (unplaced("model/mean"), "mean"),
+        (unplaced("randomness/gradients/sums/0"), "0"),
+        (unplaced("metrics/average"), "average"),
+    ],
+)
+def test_tensors_that_may_be_equal_by_chance_are_never_compared(tables: list[Table], name: str) -> None:
+    assert trusting(tables).look(words(tables, 20, **{name: (1, 21)})) == []
+
+
+def test_statistics_of_a_batch_are_not_compared() -> None:
     """DistributedDataParallel makes buffers alike in each forward pass: all snapshots may lie behind one. The next batch makes them
     differ, and that was taken for a fault of the machine: the third one ended a healthy job."""
     tables = [table(WEIGHT, BUFFER, MOMENT) for _ in range(2)]
@@ -195,7 +206,7 @@ def test_statistics_of_a_batch_may_be_alike_behind_each_evaluation() -> None:
     assert found.name == "model/w"
 
 
-def test_what_never_moves_says_nothing() -> None:
+def test_a_tensor_that_never_changes_is_never_trusted() -> None:
     ledger = Ledger(REPLICATED)
     for _ in range(20):
         assert ledger.look(words(REPLICATED, 7)) == []
@@ -203,12 +214,7 @@ def test_what_never_moves_says_nothing() -> None:
     assert ledger.look(words(REPLICATED, 7, w=(1, 8))) == []
 
 
-@pytest.mark.parametrize("name", ["cpu", "seen"])
-def test_generators_and_counters_are_nobodys_replicas(name: str) -> None:
-    assert trusting(REPLICATED).look(words(REPLICATED, 20, **{name: (1, 21)})) == []
-
-
-def test_without_places_all_of_the_optimizer_has_to_move_alike_first() -> None:
+def test_without_known_positions_nothing_is_trusted_before_the_whole_optimizer() -> None:
     """Ranks of a tensor-parallel group have tensors of the same names and shapes, and a few that are the same indeed."""
     tables = [table(bare(WEIGHT), bare(NORM), bare(MOMENT)) for _ in range(2)]
     parallel = Ledger(tables)
@@ -223,7 +229,7 @@ ones = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.booleans()), 
 
 
 @given(ones)
-def test_it_never_blames_what_was_not_the_same_before(seen: list[tuple[int, int, bool]]) -> None:
+def test_a_tensor_is_reported_only_if_it_was_equal_before(seen: list[tuple[int, int, bool]]) -> None:
     """Whatever is shown: a finding is about ranks that held TRUSTED different values together, one after the other, and never differed
     before that."""
     tables = REPLICATED[:2]
@@ -237,7 +243,7 @@ def test_it_never_blames_what_was_not_the_same_before(seen: list[tuple[int, int,
             together.append(value)
 
 
-def test_parameters_are_what_an_optimizer_names() -> None:
+def test_parameters_are_the_tensors_that_an_optimizer_names() -> None:
     tables = [table(WEIGHT, NORM, COUNTER, MOMENT), table(WEIGHT, NORM)]
     names = [[t.pieces[n].name for n in numbers] for t, numbers in zip(tables, parameters(tables), strict=True)]
     assert names == [["model/w"], ["model/w"]]
@@ -260,7 +266,7 @@ def test_parameters_are_what_an_optimizer_names() -> None:
         ([COUNTER, RANDOM], None),
     ],
 )
-def test_what_is_compared_with_other_nodes(specs: list[Spec], rows: list[str] | None) -> None:
+def test_which_tensors_a_node_s_digest_covers(specs: list[Spec], rows: list[str] | None) -> None:
     found = digest([table(*specs), table(*reversed(specs))])
     if rows is None:
         assert found is None
@@ -270,7 +276,7 @@ def test_what_is_compared_with_other_nodes(specs: list[Spec], rows: list[str] | 
         assert sorted(each.pieces[n].name for n in held) == rows
 
 
-def test_nodes_are_replicas_whose_ranks_hold_the_same_places_one_by_one() -> None:
+def test_nodes_are_replicas_if_their_ranks_hold_the_same_parts_one_by_one() -> None:
     low, high = (table(cut(WEIGHT, n), cut(MOMENT, n)) for n in range(2))
     other = table(cut(WEIGHT, 0), cut(MOMENT, 0), replica=1)
     models = [found.model for each in ([low, high], [other, high], [high, low], [low]) if (found := digest(each))]
@@ -278,7 +284,7 @@ def test_nodes_are_replicas_whose_ranks_hold_the_same_places_one_by_one() -> Non
     assert len({*models}) == 3
 
 
-def test_each_bit_of_a_digest_s_tensors_counts_and_no_other() -> None:
+def test_a_digest_covers_each_bit_of_its_tensors_and_no_other() -> None:
     found = digest([table(WEIGHT, COUNTER, MOMENT), table(WEIGHT, COUNTER, MOMENT)])
     assert found
     words = [np.array([1, 2, 5], np.uint64), np.array([3, 4, 6], np.uint64)]

@@ -1,4 +1,4 @@
-"""What may go from the disk, and how attempts are named."""
+"""Which snapshots and remains of attempts are deleted from disk."""
 
 from dataclasses import replace
 
@@ -12,30 +12,9 @@ from mt_resilient.checkpoint.durable.retention import Going, RetentionPolicy, St
 from mt_resilient.checkpoint.durable.save_interval import SnapshotPolicy
 from mt_resilient.resilience.errors import UsageError
 
-stamps = st.builds(Stamp, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**15))
-attempts = st.builds(Attempt, run=st.text("0123456789abcdef", min_size=8, max_size=8), stamp=stamps)
-
 
 def at(step: int, generation: int = 1, rewinds: int = 0, run: str = "aaaaaaaa") -> Attempt:
     return Attempt(run=run, stamp=Stamp(generation, rewinds, step))
-
-
-@settings(deadline=None)
-@given(attempts)
-def test_a_name_stands_for_one_attempt(attempt):
-    assert Attempt.parse(str(attempt)) == attempt
-
-
-@pytest.mark.parametrize(
-    "name", ["", "COMMIT", "000001-g1-aaaaaaaa0000", "0000000001-g01-aaaaaaaa0000", "0000000001-g1-aaaaaaaa00000"]
-)
-def test_other_directories_are_no_attempts(name):
-    assert Attempt.parse(name) is None
-
-
-def test_names_sort_as_steps_do():
-    assert str(at(100, generation=3)) == "0000000100-g3-aaaaaaaa0000"
-    assert sorted([str(at(20)), str(at(3))]) == [str(at(3)), str(at(20))]
 
 
 HOUR = 3600.0
@@ -80,7 +59,7 @@ TEN = range(10, 101, 10)
         ({"keep": 1, "keep_every_steps": 40, "max_bytes": 300}, (), [40, 80, 100]),
     ],
 )
-def test_what_stays(policy: dict[str, float], protected: tuple[int, ...], staying: list[int]) -> None:
+def test_which_snapshots_stay(policy: dict[str, float], protected: tuple[int, ...], staying: list[int]) -> None:
     going = surplus(stored(*TEN), NOW_S, RetentionPolicy(**policy), frozenset(map(at, protected)))
     assert sorted({*TEN} - {each.attempt.stamp.step for each in going}) == staying
 
@@ -88,31 +67,31 @@ def test_what_stays(policy: dict[str, float], protected: tuple[int, ...], stayin
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        ({"keep": 3}, "3 newer ones are there"),
-        ({"keep": 1, "keep_every_steps": 1000}, "an earlier one of the same 1000 steps stays"),
+        ({"keep": 3}, "3 newer snapshots exist"),
+        ({"keep": 1, "keep_every_steps": 1000}, "an earlier snapshot of the same 1000 steps stays"),
         ({"keep": 1, "keep_every_steps": 1, "max_age_h": 0.5}, "it is more than 0.5 h old"),
         ({"keep": 1, "keep_every_steps": 1, "max_bytes": 150_000_000}, "150.0 MB are kept"),
     ],
 )
-def test_the_reason_is_said(policy: dict[str, float], why: str) -> None:
+def test_each_deletion_has_a_reason(policy: dict[str, float], why: str) -> None:
     found = stored(*TEN, sizes=dict.fromkeys(TEN, 10**8))
     assert surplus(found, NOW_S, RetentionPolicy(**policy))[0].why == why
 
 
-def test_one_that_is_smaller_does_not_stay_in_the_place_of_a_newer_one() -> None:
+def test_a_smaller_older_snapshot_does_not_stay_in_place_of_a_newer_one() -> None:
     policy = RetentionPolicy(keep=1, keep_every_steps=1, max_bytes=250)
     going = surplus(stored(*TEN, sizes={80: 200, 70: 1}), NOW_S, policy)
     assert [each.attempt.stamp.step for each in going] == [80, 70, 60, 50, 40, 30, 20, 10]
 
 
-def test_what_does_not_tell_its_age_is_no_older_than_any_limit() -> None:
+def test_a_snapshot_of_unknown_age_and_size_exceeds_no_limit() -> None:
     policy = RetentionPolicy(keep=1, keep_every_steps=1, max_age_h=1, max_bytes=150)
     found = [*stored(100), *map(Stored.unknown, map(at, (90, 80)))]
     assert surplus(found, NOW_S, policy) == []
     assert len(surplus(found, NOW_S, RetentionPolicy(keep=1))) == 2
 
 
-def test_the_first_of_every_so_many_steps_is_that_of_the_oldest_lineage() -> None:
+def test_the_first_snapshot_of_an_interval_is_that_of_the_oldest_lineage() -> None:
     found = [Stored.unknown(at(50, generation=2)), *map(Stored.unknown, map(at, (60, 50, 45)))]
     going = surplus(found, NOW_S, RetentionPolicy(keep=1, keep_every_steps=20))
     assert [each.attempt for each in going] == [at(50)]
@@ -162,7 +141,7 @@ def test_the_newest_and_the_protected_stay_and_a_second_look_finds_nothing(
 
 @settings(deadline=None)
 @given(histories(), policies, st.floats(0, 100), st.integers(0, 2000))
-def test_time_and_stricter_limits_let_more_go_and_never_less(
+def test_later_times_and_stricter_limits_never_delete_less(
     found: list[Stored], policy: RetentionPolicy, later_h: float, fewer_bytes: int
 ) -> None:
     going = names(surplus(found, NOW_S, policy))
@@ -184,7 +163,7 @@ def test_time_and_stricter_limits_let_more_go_and_never_less(
         ({"max_bytes": 10**12, "keep": 5}, "snapshots.max_bytes limits what is kept beside the newest 5"),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_a_sentence(wrong: dict[str, float], sentence: str) -> None:
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], sentence: str) -> None:
     with pytest.raises(UsageError, match=f"^{sentence}"):
         RetentionPolicy(**wrong)
     with pytest.raises(UsageError, match=f"^{sentence}"):
@@ -204,5 +183,5 @@ def test_a_policy_that_cannot_be_meant_is_a_sentence(wrong: dict[str, float], se
         (at(5, rewinds=1), False),
     ],
 )
-def test_remains_that_nobody_will_commit(remains, gone):
+def test_remains_that_no_node_will_commit_are_deleted(remains, gone):
     assert dead([remains], at(10), {Stamp(1, 0, 8), Stamp(1, 0, 10)}) == ([remains] if gone else [])

@@ -34,14 +34,14 @@ class Calls:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_data_comes_out(protocol: int) -> None:
+def test_plain_data_is_read(protocol: int) -> None:
     data = {"a": [1, -(1 << 80), 2.5, None, True, "ü"], ("k", 3): ({}, (), [], (1, 2, 3, 4)), "o": OrderedDict(b=1)}
     assert safe_unpickle.read(pickle.dumps(data, protocol), "it", KNOWN) == data
 
 
 @pytest.mark.parametrize("lenient", [False, True])
 @pytest.mark.parametrize("function", [os.system, eval, subprocess.Popen, getattr, __import__])
-def test_nothing_is_run(tmp_path: Path, function: Any, lenient: bool) -> None:
+def test_nothing_in_a_pickle_is_run(tmp_path: Path, function: Any, lenient: bool) -> None:
     marker = tmp_path / "ran"
     hostile = pickle.dumps(
         [Calls(function, f"touch {marker}"), Calls(OrderedDict), Calls(eval, f"open({str(marker)!r}, 'w')")]
@@ -75,7 +75,7 @@ def test_nothing_is_run(tmp_path: Path, function: Any, lenient: bool) -> None:
         (b"\x80\x02\x82\x01.", "not readable"),  # copyreg's codes
     ],
 )
-def test_programs_that_are_no_data(program: bytes, what: str) -> None:
+def test_pickles_that_do_more_than_build_data_are_refused(program: bytes, what: str) -> None:
     if not what:
         safe_unpickle.read(program, "it", KNOWN)
         return
@@ -83,7 +83,7 @@ def test_programs_that_are_no_data(program: bytes, what: str) -> None:
         safe_unpickle.read(program, "it", KNOWN)
 
 
-def test_the_classes_themselves_stay_as_they_are() -> None:
+def test_a_pickle_cannot_change_the_stand_in_classes() -> None:
     before = dict(vars(KNOWN["argparse.Namespace"]))
     for program in (
         b"\x80\x02cargparse\nNamespace\n(N}X\x05\x00\x00\x00named K\x01u\x86b.",
@@ -109,7 +109,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 2))
-def test_damaged_metadata_is_refused_or_means_a_checkpoint(
+def test_damaged_metadata_is_refused_or_describes_a_checkpoint(
     checkpoint: Path, changes: list[tuple[int, int]], cut: int
 ) -> None:
     body = bytearray((checkpoint / dcp_reader.METADATA).read_bytes())
@@ -132,7 +132,7 @@ def test_damaged_metadata_is_refused_or_means_a_checkpoint(
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.integers(min_value=0), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_damaged_file_of_torch_s_is_refused_or_read(changes: list[tuple[int, int]]) -> None:
+def test_a_damaged_file_saved_by_torch_is_refused_or_read(changes: list[tuple[int, int]]) -> None:
     buffer = io.BytesIO()
     torch.save(
         {"t": torch.arange(6.0), "u": torch.ones(2, 2).t(), "n": (1, "x"), "h": torch.ones(1).to(torch.float8_e5m2)},
@@ -152,7 +152,7 @@ def test_a_damaged_file_of_torch_s_is_refused_or_read(changes: list[tuple[int, i
             pass
 
 
-def test_a_tensor_of_torch_s_is_read_to_the_bit(tmp_path: Path) -> None:
+def test_a_tensor_saved_by_torch_is_read_exact_to_the_bit(tmp_path: Path) -> None:
     base = torch.randn(7, 5)
     state = {
         "view": base[1:4, 2:4],
@@ -177,7 +177,7 @@ def test_a_tensor_of_torch_s_is_read_to_the_bit(tmp_path: Path) -> None:
         )
 
 
-def test_what_is_no_file_of_torch_s_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_file_that_torch_did_not_save_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("nothing")
     torch.save({"a": 1}, tmp_path / "old", _use_new_zipfile_serialization=False)
     torch.save(torch.zeros(300), tmp_path / "cut")

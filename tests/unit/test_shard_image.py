@@ -13,7 +13,7 @@ SIZES = st.integers(1, 3 * PAGE_BYTES) | st.integers(1, 10 * CHUNK_BYTES)
 
 @settings(deadline=None)
 @given(SIZES)
-def test_padding_is_to_whole_chunks_and_stays(nbytes):
+def test_padding_fills_whole_chunks_and_is_idempotent(nbytes):
     total = padded(nbytes)
     assert nbytes <= total < nbytes + max(PAGE_BYTES, CHUNK_BYTES if nbytes > CHUNK_BYTES else 0)
     assert padded(total) == total
@@ -46,7 +46,7 @@ def test_segments_are_the_bytes_in_order(nbytes, data):
 
 @settings(deadline=None)
 @given(SIZES, st.sampled_from([8, 64, 4096]), st.data())
-def test_aligned_is_the_next_place_that_is(nbytes, align, data):
+def test_aligned_returns_the_next_aligned_place(nbytes, align, data):
     image = Image(padded(nbytes))
     offset = data.draw(st.integers(0, image.payload_bytes))
 
@@ -61,7 +61,7 @@ def test_aligned_is_the_next_place_that_is(nbytes, align, data):
 
 
 @pytest.mark.parametrize("nbytes", [1, 5000, CHUNK_BYTES, CHUNK_BYTES + 1])
-def test_sealing_touches_nothing_but_what_is_between_the_chunks(nbytes):
+def test_sealing_changes_only_the_bytes_between_the_chunks(nbytes):
     image = Image(padded(nbytes))
     memory = memoryview(bytearray(b"\x07" * image.memory_bytes))
     crcs = [crc for index in range(image.chunks) for crc in image.seal(memory, [index])]
@@ -72,7 +72,7 @@ def test_sealing_touches_nothing_but_what_is_between_the_chunks(nbytes):
         assert bytes(image.sealed(memory, index)) == bytes(chunk) + crc.to_bytes(4, "little")
 
 
-def test_an_index_says_which_chunks_are_there():
+def test_an_index_names_the_written_chunks():
     image = Image(padded(5 * CHUNK_BYTES))
     pairs = np.frombuffer(image.index([1, 3])[:-4], "<u8").reshape(5, 2)
     absent = [2**64 - 1] * 2

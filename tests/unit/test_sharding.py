@@ -2,12 +2,12 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from numpy.lib.stride_tricks import as_strided
 
 from mt_resilient.checkpoint.format.sharding import (
@@ -73,7 +73,7 @@ def test_a_shard_of_the_live_tensor_has_exactly_its_elements_in_their_places(mad
         assert sorted(seen) == list(range(begin, end))
 
 
-def test_one_cutting_becomes_another_straight_from_shard_to_shard():
+def test_shards_of_one_cut_are_copied_straight_into_shards_of_another():
     live, _, parts = stacked_halves()
     for cuts, others in itertools.product([(0, 5, 24), (0, 11, 13, 24)], [(0, 24), (0, 7, 8, 24), (0, 12, 24)]):
         saved = [
@@ -102,7 +102,7 @@ def test_a_number_has_one_main_holder_and_one_place_for_each_stacked_layer():
     assert tail == [((4,), (1,), (1,), False), ((4,), (3,), (1,), False)]
 
 
-def test_how_a_tensor_is_cut_can_be_sorted_by():
+def test_tensors_sort_by_how_they_are_split():
     whole = Part(name="w", shape=(4, 2), offset=(0, 0), box=(4, 2))
     box = replace(whole, offset=(2, 0), box=(2, 2))
     assert [cutting(parts) for parts in ([whole], [box], [whole, box], [replace(whole, flat=(0, 3))], [])] == [
@@ -116,7 +116,7 @@ def test_how_a_tensor_is_cut_can_be_sorted_by():
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=3), st.data())
-def test_boxes_cover_what_they_make_up_each_element_once(cuts, data):
+def test_boxes_cover_a_tensor_only_with_each_element_once(cuts, data):
     edges = [list(itertools.accumulate(sizes, initial=5)) for sizes in cuts]
     grid = itertools.product(*(itertools.pairwise(each) for each in edges))
     found = [(tuple(a for a, _ in cell), tuple(b - a for a, b in cell)) for cell in grid]
@@ -129,7 +129,7 @@ def test_boxes_cover_what_they_make_up_each_element_once(cuts, data):
         assert not covers([other, *found[1:]], offset, shape)
 
 
-def test_half_a_tensor_twice_is_no_tensor():
+def test_half_a_tensor_twice_does_not_cover_it():
     assert not covers([((0, 0), (2, 6))] * 2, (0, 0), (4, 6))
     assert covers([((0,), (1 << 58,)), ((1 << 58,), (3,))], (0,), ((1 << 58) + 3,))
     assert covers([((0, 0), (3, 0))], (0, 0), (3, 0)), "nothing is covered by nothing"

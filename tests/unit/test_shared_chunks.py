@@ -36,11 +36,11 @@ def dealt(*ranks: list[int]) -> list[list[int]]:
         ([[5, 1], [5, 2], [5, 2], [5, 1]], [[2, 0], [2, 1], [2, 1], [2, 0]]),
     ],
 )
-def test_who_writes_what(ranks, writers):
+def test_which_rank_writes_each_chunk(ranks, writers):
     assert dealt(*ranks) == writers
 
 
-def test_a_tensor_of_other_bytes_elsewhere_or_of_another_size_is_another():
+def test_chunks_are_shared_only_if_bytes_place_and_size_are_equal():
     def table(*tensors_: tuple[str, int]) -> tensor_table.Table:
         return tensor_table.plan(None, [(name, "uint8", (nbytes,)) for name, nbytes in tensors_])
 
@@ -81,7 +81,7 @@ def test_each_chunk_is_written_once_and_found_where_it_was_written(ranks):
 
 @given(st.integers(1, 8), st.integers(1, 40), st.lists(st.integers(0, 20), min_size=8, max_size=8))
 @settings(deadline=None)
-def test_replicas_write_alike_and_in_runs(replicas, chunks, private):
+def test_replicas_write_equal_amounts_in_runs(replicas, chunks, private):
     ranks = [
         [*range(chunks), *(100 + rank for _ in range(private[rank] if chunks > 20 else 0))] for rank in range(replicas)
     ]
@@ -95,13 +95,13 @@ def test_replicas_write_alike_and_in_runs(replicas, chunks, private):
     assert sum(a != b for a, b in pairwise(shared)) < replicas, "each in one run"
 
 
-def test_sources_say_all_is_its_own_unless_it_is_not():
+def test_a_rank_alone_writes_all_of_its_chunks():
     assert Sources.whole(3, 7).own == list(range(7))
     assert placed([3], [[0] * 7]) == [Sources.whole(3, 7)]
 
 
 @pytest.mark.parametrize("other", [((1, 0, 1), (1, 1, 0)), ((2, 0, 0),), ((1, 1, 0), (1, 0, 0))])
-def test_parts_of_different_dealings_are_not_committed(other):
+def test_manifests_that_disagree_on_who_wrote_a_chunk_are_not_committed(other):
     """One rank's was written before the drain process was killed, the other's after."""
     first, second = placed([0, 1], dealt([1, 2], [1, 2]))
     check_places([first, second])

@@ -23,7 +23,7 @@ shapes = st.lists(st.integers(0, 50), max_size=3).map(tuple)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(ITEM_BYTES)), shapes), max_size=20))
-def test_pieces_are_aligned_apart_and_come_back(rows):
+def test_pieces_are_aligned_do_not_overlap_and_are_parsed_as_written(rows):
     table = plan({"x": 1}, [(f"t{index}", dtype, shape) for index, (dtype, shape) in enumerate(rows)])
     assert Table.from_json(table.to_json()) == table
     end = 0
@@ -62,14 +62,14 @@ def changed(**fields):
         (changed(pieces=[{"name": "a"}]), "got `object`"),
     ],
 )
-def test_malformed_tables_are_refused_in_words(found, words):
+def test_a_malformed_table_is_refused(found, words):
     with pytest.raises(SnapshotError, match=words):
         Table.from_json(json.dumps(found).encode())
 
 
 @settings(deadline=None)
 @given(st.binary() | st.integers(0, 10**6).map(lambda at: flipped(at)))
-def test_any_other_bytes_are_a_table_or_refused(data):
+def test_random_or_damaged_bytes_are_a_table_or_refused(data):
     try:
         table = Table.from_json(data)
     except SnapshotError:
@@ -83,7 +83,7 @@ def flipped(at: int) -> bytes:
     return bytes(data)
 
 
-def test_deep_json_is_a_sentence():
+def test_json_that_is_nested_too_deep_is_refused():
     with pytest.raises(SnapshotError, match="damaged"):
         Table.from_json(b"[" * 200_000)
 
@@ -135,7 +135,7 @@ class Slot:
         return leaves
 
 
-def test_every_dtype_and_stride_goes_down_and_up_bit_for_bit():
+def test_every_dtype_and_stride_is_staged_and_filled_exact_to_the_bit():
     state = every_kind() | {"rng": np.arange(7, dtype=np.uint32)[::-1], "lr": 0.1}
     stager = staging.Stager()
     planned, encoded, leaves = stager.plan(state, torch.is_tensor)
@@ -163,7 +163,7 @@ def test_a_stager_follows_a_change_of_layout():
         assert not any(slot.payload()[slot.table.pieces[0].nbytes :])
 
 
-def test_tensors_that_cut_through_chunks_fill_live_ones_in_place():
+def test_tensors_that_cross_chunks_fill_live_tensors_in_place():
     big = {
         "a": torch.randn(CHUNK_BYTES // 4 - 5),
         "b": torch.randint(0, 99, (CHUNK_BYTES // 4 + 3,)),
@@ -186,7 +186,7 @@ def test_one_element_of_a_matrix_is_filled_where_it_lies():
     assert live.count_nonzero() == 1
 
 
-def test_what_was_saved_and_filled_can_be_resized_afterwards():
+def test_tensors_can_be_resized_after_they_were_staged_or_filled():
     """As the observers of torch.ao.quantization do in their first pass."""
     kept, live = {"x": torch.ones(3), "none": torch.ones(0)}, {"x": torch.zeros(3), "none": torch.ones(0)}
     slot = Slot(staging.lay_out(list(kept.items()))).stage(list(kept.values()))
@@ -197,7 +197,7 @@ def test_what_was_saved_and_filled_can_be_resized_afterwards():
 
 
 @pytest.mark.parametrize("at", [0, CHUNK_BYTES - 1, CHUNK_BYTES + 4, CHUNK_BYTES + 2000])
-def test_what_arrives_otherwise_than_it_left_is_named(at):
+def test_a_tensor_with_a_changed_bit_is_named(at):
     leaves = [("a", torch.randn(CHUNK_BYTES // 4)), ("b", torch.randn(600))]
     slot = Slot(staging.lay_out(leaves)).stage([leaf for _, leaf in leaves])
     slot.memory[at] ^= 4

@@ -32,7 +32,7 @@ def test_plain_names_stay_and_odd_ones_are_encoded(name: str, path: str) -> None
 
 
 @given(st.sets(names, min_size=1, max_size=6))
-def test_names_come_back(all_names: set[str]) -> None:
+def test_paths_are_reversible_and_distinct(all_names: set[str]) -> None:
     paths = {name: path_of(name, all_names) for name in all_names}
     assert {name: name_of(path) for name, path in paths.items()} == {name: name for name in all_names}
     assert len(set(paths.values())) == len(all_names)

@@ -7,12 +7,12 @@ A value that differs between ranks belongs to the former ranks, so it can't be r
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from itertools import dropwhile
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ...checkpoint.durable.load_resharded import Saved

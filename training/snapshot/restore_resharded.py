@@ -8,11 +8,11 @@ layout: they keep the script's seeds.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import cast
 
 import torch
+from msgspec.structs import replace
 
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable.load_resharded import Saved, Wanted, word

@@ -7,10 +7,11 @@ belongs. The position in a group is never used for that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ....checkpoint.format.sharding import Part, scalars, within
 from .optimizers import Optimizers, parameters_of
