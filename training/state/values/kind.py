@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kind:
     name: str
     types: tuple[type, ...]
@@ -34,7 +34,7 @@ class Kind:
 
 def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
     """Return the adapter for a type whose values never change."""
-    return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
+    return Kind(name, kinds if isinstance(kinds, tuple) else (kinds,), save, make)
 
 
 def fill_pairs(live: Any, content: Any) -> None:
