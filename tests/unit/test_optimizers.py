@@ -281,7 +281,7 @@ def test_a_function_that_changes_variables_is_named_once(capfd: pytest.CaptureFi
     for _ in range(2):
         training.life.snapshot()
     said = capfd.readouterr().err
-    assert said.count("the attribute rate of optimizer is not kept") == 1
+    assert said.count("optimizer.rate is not kept") == 1
     assert "a function that changes calls from call to call" in said
 
 

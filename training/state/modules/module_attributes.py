@@ -41,7 +41,7 @@ from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
 from .hook_objects import Held
 from .hook_removals import Removals
-from .unsaved_parts import moves, note
+from .unsaved_parts import Reports, moves, note
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
 """Keys besides the modules' paths and the parameters' names (which begin with one dot). Torch allows no name that begins with a dot."""
@@ -75,8 +75,7 @@ class Attributes:
         """The names of attributes that existed when first seen and that the script has deleted, by path."""
         self._dropped: set[tuple[str, str]] = set()
         """Attributes that snapshots do not contain, or no longer contain."""
-        self._told: set[tuple[type, str]] = set()
-        """The attributes in `_dropped` that the rank has already reported, by class and name."""
+        self._reports = Reports()
         self.look(modules)
 
     def look(self, modules: Mapping[str, Any]) -> None:
@@ -278,12 +277,7 @@ class Attributes:
             return f"its {type(value).__qualname__} came after the Session was made. Make it before, and give it to the Session"
         if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):
             return why
-        try:
-            packed = Packed(self._called(path, name), self._known)
-            packed.prove(packed.pack(value))
-        except SnapshotError as error:
-            return str(error)
-        return ""
+        return self._packed.why_not(value, self._called(path, name))
 
     def _called(self, path: str, name: str) -> str:
         parts = (self._name, "" if path == _HOOKS else path.lstrip("."), name)
@@ -291,10 +285,6 @@ class Attributes:
 
     def _drop(self, path: str, name: str, why: str, any_more: str = "", told: bool = True) -> None:
         self._dropped.add((path, name))
-        thing = self._modules.get(path, (self, None))[0]
-        kind = type(thing), name if thing is not self else f"{path} {name}"
-        if told and kind not in self._told:
-            self._told.add(kind)
-            called = self._called(path, name)
-            why = why.removeprefix(f"{called} can't be saved: ")
-            say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")
+        if told:
+            key = (type(self._modules[path][0]), name) if path in self._modules else (path, name)
+            self._reports.not_kept(key, self._called(path, name), why, any_more)

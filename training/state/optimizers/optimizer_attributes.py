@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
-from ...attach.rank_stderr import say
 from ..modules import hook_objects
 from ..modules.attribute_rules import is_private, why_lost
 from ..modules.hook_objects import Held
 from ..modules.hook_removals import Removals
+from ..modules.unsaved_parts import Reports
 from ..values.borrowed_memory import Lenders
 from ..values.kind import is_source
 from ..values.value_source import Known, Packed
@@ -31,6 +31,7 @@ class PutOn:
         """name: the optimizer's name. lenders: sources whose memory the attributes' values may use."""
         self._name = name
         self._packed = Packed(name, Known(lenders))
+        self._reports = Reports()
         self._kept: dict[tuple[str, str, type], bool] = {}
         """Whether a snapshot can store the attribute, by part (one torch optimizer), attribute name and type."""
         self._began: dict[str, set[str]] = {}
@@ -78,13 +79,9 @@ class PutOn:
         vars(optimizer).update(told)
 
     def _say_what_is_lost(self, optimizer: Optimizer) -> None:
-        functions = {name: each for name, each in vars(optimizer).items() if isinstance(each, types.FunctionType)}
-        for name, function in functions.items():
-            if why := why_lost(function):
-                self._say_not_kept(name, why)
-
-    def _say_not_kept(self, name: str, why: Any) -> None:
-        say(f"the attribute {name} of {self._name} is not kept, and a recovery goes on with another one: {why}")
+        for name, value in vars(optimizer).items():
+            if isinstance(value, types.FunctionType) and (why := why_lost(value)):
+                self._reports.not_kept((id(optimizer), name), f"{self._name}.{name}", why)
 
     def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Held]:
         if part not in self._hooks:
@@ -111,12 +108,10 @@ class PutOn:
     def _can_be_kept(self, part: str, name: str, value: Any) -> bool:
         place = part, name, type(value)
         if place not in self._kept:
-            try:
-                self._packed.prove(self._packed.pack(value))
-                self._kept[place] = True
-            except SnapshotError as error:
-                self._kept[place] = False
-                self._say_not_kept(name, error)
+            why = self._packed.why_not(value, f"{self._name}.{name}")
+            self._kept[place] = not why
+            if why:
+                self._reports.not_kept(place, f"{self._name}.{name}", why)
         return self._kept[place]
 
 
