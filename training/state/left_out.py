@@ -98,7 +98,7 @@ class Declared(Stateful):
     def held(self) -> Iterator[tuple[str, Any]]:
         """Yield models and other objects with a state of their own, found in this object's attributes and in the script's objects there."""
         held = own_attributes(self.thing)
-        found = ((name, *each) for name, value in held.items() for each in sources_in(value, 1))
+        found = ((name, *each) for name, value in held.items() for each in sources_in(value))
         return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
 
     @property
@@ -162,7 +162,7 @@ class Declared(Stateful):
         free = {name for name in before if name in now and self._is_still(name, before, looks, now)}
         return _Load(state, now, free, fresh, self._packed({name for name in fresh if now.get(name) is before[name]}))
 
-    def _unpack_beside(self, load: _Load, told: Mapping[str, Any], gone: Collection[str]) -> dict[str, Any]:
+    def _unpack_beside(self, load: _Load, told: Mapping[str, Any], gone: frozenset[str]) -> dict[str, Any]:
         """Return the values that the snapshot stores next to the `state_dict`, and those from when the loop began that have changed since
         and that the snapshot does not mention."""
         begun = {name for name in self._copies.keys() - told.keys() - gone if self._has_changed(name, load.now)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,22 +44,30 @@ def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[
         kind: Any = type(module)
         owner = owner_of(kind)
         for name, value in looked_at(module, owner) if owner else ():
-            for keys, each in _sources(value, 0):
+            optimizer = isinstance(value, torch.optim.Optimizer)
+            for keys, each in [((), value)] if optimizer else search(value, is_source_apart, members, _LEVELS):
                 if id(each) not in parts:
                     yield labels.join(join(path, name), keys), each
 
 
-def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the sources in a value, each after the keys that lead to it."""
-    if isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value):
+def search(
+    value: Any, wanted: Callable[[Any], bool], inside: Callable[[Any], Iterable[tuple[Any, Any]]], levels: int
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the wanted objects in a value, each after the keys that lead to it. inside: returns a value's parts with their keys. levels:
+    the deepest nesting that is searched."""
+    if wanted(value):
         yield (), value
-    elif isinstance(value, torch.optim.Optimizer):
-        if not (level and is_wrapped(value)):
-            yield (), value
-    elif level < _LEVELS:
-        for key, each in members(value):
-            for keys, found in _sources(each, level + 1):
+    elif levels:
+        for key, each in [*inside(value)]:
+            for keys, found in search(each, wanted, inside, levels - 1):
                 yield (key, *keys), found
+
+
+def is_source_apart(value: Any) -> bool:
+    """Whether the value is saved as a source of its own: a model, an optimizer, a scheduler, an object with a `state_dict`."""
+    if isinstance(value, torch.optim.Optimizer):
+        return not is_wrapped(value)
+    return isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
 
 def members(value: Any) -> Collection[tuple[Any, Any]]:

@@ -21,7 +21,7 @@ from ....checkpoint.format.pytree_walk import PLAIN
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
-from ..values.kind import is_source, slot_values
+from ..values.kind import class_of, is_source, slot_values
 from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
 
@@ -213,7 +213,7 @@ class Foreigners:
             return
         self._room -= made.parts
         self._known[id(thing)] = made
-        if not is_source(_kind(thing)):
+        if not is_source(class_of(thing)):
             try:
                 made.freeze(self._packed(called))
             except Exception:  # a lock inside it, say: if the object changes, the rank reports that
@@ -246,11 +246,11 @@ class Foreigners:
         """Restore the contents that all objects had when the loop began, except for objects whose ids are in `but`."""
         for known in self._known.values():
             if known is not None and id(known.thing) not in but:
-                known.put_back(self._packed(_kind(known.thing).__qualname__))
+                known.put_back(self._packed(class_of(known.thing).__qualname__))
 
 
 def _never_changes(value: Any) -> bool:
-    kind = _kind(value)
+    kind = class_of(value)
     return kind in PLAIN or id(kind_of(kind)) in _FIXED
 
 
@@ -275,7 +275,3 @@ def _alike(began: Any, now: Any) -> bool:
 
 def _version(tensor: Any) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def _kind(value: Any) -> Any:
-    return type(value)

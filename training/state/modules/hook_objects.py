@@ -35,16 +35,6 @@ Hook: TypeAlias = tuple[str, Any, Any, Any]
 mapping."""
 
 
-def of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Held]]:
-    """Yield the objects in the hooks of these modules and of their parameters, each after its hook's name."""
-    return _held(hooks_of_modules(modules))
-
-
-def of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Held]]:
-    """Yield the objects in the optimizer's step hooks, each after its hook's name."""
-    return _held(hooks_of_optimizer(optimizer))
-
-
 def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[Hook]:
     """Yield the hooks of these modules and of their parameters."""
     for path, module in modules.items():
@@ -66,7 +56,8 @@ def _of(path: str, thing: Any, kinds: Iterable[str]) -> Iterator[Hook]:
             yield f"{path}{kind}[{number}]", thing, hooks, key
 
 
-def _held(found: Iterable[Hook]) -> Iterator[tuple[str, Held]]:
+def objects_in(found: Iterable[Hook]) -> Iterator[tuple[str, Held]]:
+    """Yield the objects in the hooks, each after its hook's name."""
     for place, _, hooks, key in found:
         for within, held in _within(place, hooks[key]):
             yield within, functools.partial(_if_there, hooks, key, held)

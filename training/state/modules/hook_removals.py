@@ -9,10 +9,9 @@ import functools
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch.nn import Module
 
-from .hook_objects import hooks_of_modules, hooks_of_optimizer, is_scripts_hook
+from .hook_objects import Hook, is_scripts_hook
 
 _BESIDE = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 """Further tables of a module that describe its hooks, under the same keys."""
@@ -33,14 +32,8 @@ class Removals:
         self._began: dict[str, _Hook] = {}
         """The script's hooks, by the names that `hook_objects.py` gives."""
 
-    def of_modules(self, modules: Mapping[str, Module]) -> None:
-        """Record the hooks of new modules."""
-        self._add(hooks_of_modules(modules))
-
-    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._add(hooks_of_optimizer(optimizer))
-
-    def _add(self, found: Iterable[tuple[str, Any, Any, Any]]) -> None:
+    def add(self, found: Iterable[Hook]) -> None:
+        """Record the hooks of new modules, or of an optimizer."""
         for place, thing, hooks, key in found:
             if is_scripts_hook(hooks[key]) and place not in self._began:
                 tables = (vars(thing).get(name, {}) for name in _BESIDE) if isinstance(thing, Module) else ()

@@ -19,10 +19,11 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import LayoutError, SnapshotError
 from ...attach.rank_stderr import say
 from ..values.borrowed_memory import Lenders, Loans
+from ..values.kind import class_of
 from ..values.session_parts import Parts
 from ..values.type_adapters import is_bound
 from ..values.value_source import Known, Packed
-from . import attribute_rules, hook_objects
+from . import attribute_rules
 from .attribute_beginnings import Beginnings
 from .attribute_rules import (
     Owner,
@@ -39,7 +40,7 @@ from .attribute_rules import (
 )
 from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
-from .hook_objects import Held
+from .hook_objects import Held, hooks_of_modules, objects_in
 from .hook_removals import Removals
 from .unsaved_parts import Reports, moves, note
 
@@ -99,8 +100,8 @@ class Attributes:
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
             self._say_what_is_lost(path, module)
-        self._removals.of_modules(fresh)
-        for place, held in hook_objects.of_modules(fresh):
+        self._removals.add(hooks_of_modules(fresh))
+        for place, held in objects_in(hooks_of_modules(fresh)):
             self._hooks.setdefault(place, held)
             note(self._stays, _HOOKS, {place: held()})
         self._calm.clear()
@@ -124,7 +125,7 @@ class Attributes:
                 told[path] = found
                 continue
             own = attribute_rules.every(module)
-            if not attribute_rules.has_slots(module):
+            if not attribute_rules.slots_of(class_of(module)):
                 self._calm[path] = len(held), [*own], [*own.values()]
         for name, parameter in self._with_attributes():
             if found := self._found(name, parameter, Owner.PARAMETER):

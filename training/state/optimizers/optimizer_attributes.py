@@ -11,13 +11,12 @@ from torch.optim import Optimizer
 
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
-from ..modules import hook_objects
 from ..modules.attribute_rules import is_private, why_lost
-from ..modules.hook_objects import Held
+from ..modules.hook_objects import OF_OPTIMIZERS, Held, hooks_of_optimizer, objects_in
 from ..modules.hook_removals import Removals
 from ..modules.unsaved_parts import Reports
 from ..values.borrowed_memory import Lenders
-from ..values.kind import is_source
+from ..values.kind import class_of, is_source
 from ..values.value_source import Known, Packed
 from .nested_optimizers import framework, of_every_optimizer
 from .optimizer_packing import FUNCTIONS
@@ -48,7 +47,9 @@ class PutOn:
             self._say_what_is_lost(optimizer)
         held = _put_on(optimizer)
         gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
-        held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
+        in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
+        held |= self._changed_defaults(part, optimizer)
+        held |= {place: value for place, value in in_hooks.items() if value is not None}
         removed = self._removed(part, optimizer).gone()
         held |= ({_GONE: gone} if gone else {}) | ({_REMOVED: removed} if removed else {})
         if not held:
@@ -69,7 +70,7 @@ class PutOn:
         live = _put_on(optimizer)
         in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
         told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
-        told = {name: value for name, value in told.items() if not name.startswith(hook_objects.OF_OPTIMIZERS)}
+        told = {name: value for name, value in told.items() if not name.startswith(OF_OPTIMIZERS)}
         self._removed(part, optimizer).restore(told.pop(_REMOVED, {}))
         gone, began = told.pop(_GONE, ()), self._began.setdefault(part, {*live})
         for name, value in live.items():
@@ -85,18 +86,14 @@ class PutOn:
 
     def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Held]:
         if part not in self._hooks:
-            self._hooks[part] = dict(hook_objects.of_optimizer(optimizer))
+            self._hooks[part] = dict(objects_in(hooks_of_optimizer(optimizer)))
         return self._hooks[part]
 
     def _removed(self, part: str, optimizer: Optimizer) -> Removals:
         if part not in self._removals:
             self._removals[part] = Removals()
-            self._removals[part].of_optimizer(optimizer)
+            self._removals[part].add(hooks_of_optimizer(optimizer))
         return self._removals[part]
-
-    def _in_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
-        now = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
-        return {place: value for place, value in now.items() if value is not None}
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         """Return the `defaults` if they have changed, otherwise an empty dict."""
@@ -124,17 +121,12 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
         for name, value in vars(optimizer).items()
         if name not in known
         and (name[:1] != "_" or is_private(type(optimizer), name, value))
-        and not (_is_function(value) or _is_source(value))
+        and not (_is_function(value) or is_source(class_of(value)))
     }
 
 
 def _is_function(value: Any) -> bool:
     """Whether the value is a function without state that training changes, such as the functions that schedulers set."""
     if isinstance(value, types.MethodType):
-        return _is_source(value.__self__)
+        return is_source(class_of(value.__self__))
     return isinstance(value, (*FUNCTIONS, functools.partial))
-
-
-def _is_source(value: Any) -> bool:
-    kind: Any = type(value)
-    return is_source(kind)

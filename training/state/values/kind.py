@@ -64,6 +64,11 @@ def never_deleted(thing: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
+def class_of(value: Any) -> Any:
+    """Return the value's class, for look-ups that are cached by class."""
+    return type(value)
+
+
 @cache
 def is_source(kind: Any) -> bool:
     """Return whether objects of this class have a state of their own, and a way to restore it."""

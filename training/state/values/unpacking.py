@@ -216,12 +216,8 @@ def _members(packed: Any) -> str:
 def _same_memory(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return False
-    return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
-        other.data_ptr(),
-        other.dtype,
-        other.shape,
-        other.stride(),
-    )
+    one_lies, other_lies = ((each.data_ptr(), each.dtype, each.shape, each.stride()) for each in (one, other))
+    return bool(one_lies == other_lies)
 
 
 def _bits(thing: Any) -> Any:
