@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from .lives import Life
+from .lives import Life, Made, comes_back
 
 
 def the_line(capfd: pytest.CaptureFixture[str]) -> str:
@@ -39,8 +39,6 @@ class Net(nn.Module):
         return self.b(self.a(x))
 
 
-Made = tuple[dict[str, Any], Callable[[int], Any], Callable[[], Any]]
-"""What the Session is given, a step, and what there is to be seen."""
 AT = 3
 """The step in which something changes."""
 
@@ -208,25 +206,7 @@ MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_
 def test_comes_back_in_place_and_in_a_new_process(
     make: Callable[[], Made], kept_at: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given, step, looks = make()
-    life = Life(**given)
-    life.snapshot()
-    for n in range(kept_at):
-        step(n)
-        life.snapshot()
-    kept, expected = life.snapshot(), looks()
-    for n in range(kept_at, AT + 4):
-        step(n)
-        life.snapshot()
-    if kept_at < AT:
-        assert looks() != expected
-    life.restore(kept)
-    assert looks() == expected, "in place"
-    other, _, seen = make()
-    again = Life(**other)
-    again.snapshot()
-    again.restore(kept)
-    assert seen() == expected, "in a new process"
+    comes_back(make, kept_at, AT + 1 - kept_at if kept_at < AT else 1, often=True, changes=kept_at < AT)
     assert not capfd.readouterr().err
 
 
