@@ -174,7 +174,6 @@ class Declared(Stateful):
         return found
 
     def _has_changed(self, name: str, now: Mapping[str, Any]) -> bool:
-        """Whether the attribute has changed since the training loop began."""
         return (
             name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
         )
@@ -270,7 +269,6 @@ class Declared(Stateful):
     def _is_still(
         self, name: str, before: Mapping[str, Any], looks: Mapping[str, list[Any] | None], now: Mapping[str, Any]
     ) -> bool:
-        """Whether `load_state_dict` has left the attribute alone."""
         if name not in looks:
             return _is_plain(now[name]) and _same(before, name, now[name])
         was, look = looks[name], None if _is_plain(now[name]) else self._look(name, now[name])
@@ -292,5 +290,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _same(held: Mapping[Any, Any], name: str, value: Any) -> bool:
-    """Whether `held` has this plain value under this name."""
     return name in held and same(held[name], value)

@@ -32,7 +32,7 @@ from ..values.sharded_tensors import is_sharded
 _OF_EVERY_MODULE = frozenset(vars(Module()))
 _LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module", "torch.nn.utils.parametriz")
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
-_FRAMEWORKS = ("torch", "builtins", *_CLOSED)
+FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", *_CLOSED)
 """Frameworks whose objects belong to one process. Their optimizer wrappers keep no training state in their attributes."""
 _ON_PARAMETERS = frozenset(
@@ -79,7 +79,7 @@ def owner_of(kind: Any) -> Owner | None:
     names = [each.__module__ for each in kind.__mro__ if each is not Module]
     if any(_root(name) in _CLOSED or name.startswith("torch.nn.parallel") for name in names):
         return None
-    if not all(_root(name) in _FRAMEWORKS for name in names):
+    if not all(_root(name) in FRAMEWORKS for name in names):
         return Owner.SCRIPT
     return Owner.LAYER if any(name.startswith(_LAYERS) for name in names) else None
 
@@ -190,7 +190,7 @@ def is_value(kind: type, of: type) -> bool:
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
         return True
-    mine = {_root(each.__module__) for each in of.__mro__} - {*_FRAMEWORKS, *WRAPPERS}
+    mine = {_root(each.__module__) for each in of.__mro__} - {*FRAMEWORKS, *WRAPPERS}
     if known is None or known is GLOBAL:
         return False
     return _root(kind.__module__) in mine or is_scripts(kind.__module__)

@@ -1,4 +1,5 @@
-"""Hooks that the script removes while it trains. A restart registers them again, so a snapshot records which hooks are gone.
+"""The hooks of modules and optimizers: the objects in them, and the hooks that the script removes while it trains. A restart registers
+removed hooks again, so a snapshot records which hooks are gone.
 
 A hook's position among all hooks when the loop begins identifies it, as in `hook_objects.py`. Frameworks manage their own hooks.
 """
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.nn import Module
 
-from .hook_objects import Hook, is_scripts_hook
+from .hook_objects import Held, Hook, is_scripts_hook, objects_in
 
 _BESIDE = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 """Further tables of a module that describe its hooks, under the same keys."""
@@ -25,20 +26,30 @@ class _Hook(NamedTuple):
     """The further tables that list the hook, each with its entry for the hook."""
 
 
-class Removals:
-    """The removed hooks of modules and their parameters, or of one optimizer."""
+class Hooks:
+    """The hooks of modules and their parameters, or of one optimizer, that exist when the loop begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Iterable[Hook] = ()) -> None:
+        self._held: dict[str, Held] = {}
+        """The objects inside the hooks, by the names that `hook_objects.py` gives."""
         self._began: dict[str, _Hook] = {}
-        """The script's hooks, by the names that `hook_objects.py` gives."""
+        """The script's hooks, by name."""
+        self.add(found)
 
     def add(self, found: Iterable[Hook]) -> None:
-        """Record the hooks of new modules, or of an optimizer."""
+        """Record the hooks of new modules."""
+        found = [*found]
+        for place, held in objects_in(found):
+            self._held.setdefault(place, held)
         for place, thing, hooks, key in found:
             if is_scripts_hook(hooks[key]) and place not in self._began:
                 tables = (vars(thing).get(name, {}) for name in _BESIDE) if isinstance(thing, Module) else ()
                 beside = [(table, table[key]) for table in tables if key in table]
                 self._began[place] = _Hook(hooks, key, hooks[key], beside)
+
+    def objects(self) -> dict[str, Any]:
+        """Return the object in each hook, by the hook's name. It is None if the hook was removed."""
+        return {place: held() for place, held in self._held.items()}
 
     def gone(self) -> dict[str, str]:
         """Return the name of the function or class that each removed hook calls, by the hook's name."""

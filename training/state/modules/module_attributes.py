@@ -40,8 +40,8 @@ from .attribute_rules import (
 )
 from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
-from .hook_objects import Held, hooks_of_modules, objects_in
-from .hook_removals import Removals
+from .hook_objects import hooks_of_modules, objects_in
+from .hook_removals import Hooks
 from .unsaved_parts import Reports, moves, note
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
@@ -57,9 +57,7 @@ class Attributes:
         self._modules: dict[str, tuple[Module, Owner]] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         """The parameters of these modules. Each key is a dot and the parameter's full name."""
-        self._hooks: dict[str, Held] = {}
-        """The objects inside the hooks that existed when the loop began, by the hook's name."""
-        self._removals = Removals()
+        self._hooks = Hooks()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """For each module with nothing to record: the number of its attributes, and the names and values to compare."""
         self._stays: dict[str, Any] = {}
@@ -100,10 +98,8 @@ class Attributes:
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
             self._say_what_is_lost(path, module)
-        self._removals.add(hooks_of_modules(fresh))
-        for place, held in objects_in(hooks_of_modules(fresh)):
-            self._hooks.setdefault(place, held)
-            note(self._stays, _HOOKS, {place: held()})
+        self._hooks.add(hooks_of_modules(fresh))
+        note(self._stays, _HOOKS, {place: held() for place, held in objects_in(hooks_of_modules(fresh))})
         self._calm.clear()
         self._gone.clear()
 
@@ -132,9 +128,9 @@ class Attributes:
                 told[name] = found
         if self._gone:
             told[_GONE] = dict(self._gone)
-        if removed := self._removals.gone():
+        if removed := self._hooks.gone():
             told[_REMOVED] = removed
-        if self._hooks and (found := self._in_hooks()):
+        if found := self._in_hooks():
             told[_HOOKS] = found
         self._lenders.sharing.note(self._name, self._shareable(told))
         if not told:
@@ -170,13 +166,13 @@ class Attributes:
         on_tensors = {name: self._parameters[name] for name in (kept[1] if kept else ()) if name in self._parameters}
         things = dict(self._things()) | {name: (each, Owner.PARAMETER) for name, each in on_tensors.items()}
         live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
-        live[_HOOKS] = {place: held() for place, held in self._hooks.items()}
+        live[_HOOKS] = self._hooks.objects()
         told = self._packed.unpack(kept[1], live) if kept else {}
         in_hooks, gone = told.pop(_HOOKS, {}), told.pop(_GONE, {})
-        self._removals.restore(told.pop(_REMOVED, {}))
+        self._hooks.restore(told.pop(_REMOVED, {}))
         if lost := told.keys() - things.keys():
-            raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
-        if missing := in_hooks.keys() - self._hooks.keys():
+            raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run does not have")
+        if missing := in_hooks.keys() - self._hooks.objects().keys():
             say(
                 f"{self._name}: the hook {min(missing)} is not registered in this run. What it had in the snapshot is left out"
             )
@@ -226,8 +222,8 @@ class Attributes:
 
     def _in_hooks(self) -> dict[str, Any]:
         found = {}
-        for place, held in self._hooks.items():
-            value, why = self._without_graph.of(self, "", held())
+        for place, held in self._hooks.objects().items():
+            value, why = self._without_graph.of(self, "", held)
             if why:
                 self._drop(_HOOKS, place, why)
             elif value is not None and self._is_kept(_HOOKS, place, value, object):

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ..modules.attribute_rules import is_private, why_lost
-from ..modules.hook_objects import OF_OPTIMIZERS, Held, hooks_of_optimizer, objects_in
-from ..modules.hook_removals import Removals
+from ..modules.hook_objects import OF_OPTIMIZERS, hooks_of_optimizer
+from ..modules.hook_removals import Hooks
 from ..modules.unsaved_parts import Reports
 from ..values.borrowed_memory import Lenders
 from ..values.kind import class_of, is_source
@@ -36,10 +36,8 @@ class PutOn:
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
         """The names of the attributes (`_began`) and the `defaults` when first seen, by part."""
-        self._hooks: dict[str, dict[str, Held]] = {}
-        """The objects inside the hooks of each part."""
-        self._removals: dict[str, Removals] = {}
-        """The removed hooks of each part."""
+        self._hooks: dict[str, Hooks] = {}
+        """The hooks of each part."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Return the packed attributes; empty if there are none."""
@@ -47,10 +45,10 @@ class PutOn:
             self._say_what_is_lost(optimizer)
         held = _put_on(optimizer)
         gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
-        in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
+        hooks = self._hooks_of(part, optimizer)
         held |= self._changed_defaults(part, optimizer)
-        held |= {place: value for place, value in in_hooks.items() if value is not None}
-        removed = self._removed(part, optimizer).gone()
+        held |= {place: value for place, value in hooks.objects().items() if value is not None}
+        removed = hooks.gone()
         held |= ({_GONE: gone} if gone else {}) | ({_REMOVED: removed} if removed else {})
         if not held:
             return {}
@@ -67,11 +65,10 @@ class PutOn:
     def restore(self, part: str, optimizer: Optimizer, kept: Any) -> None:
         if self._changed_defaults(part, optimizer):
             optimizer.defaults = dict(self._defaults[part])
-        live = _put_on(optimizer)
-        in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
-        told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
+        live, hooks = _put_on(optimizer), self._hooks_of(part, optimizer)
+        told = self._packed.unpack(kept[1], live | hooks.objects()) if kept else {}
         told = {name: value for name, value in told.items() if not name.startswith(OF_OPTIMIZERS)}
-        self._removed(part, optimizer).restore(told.pop(_REMOVED, {}))
+        hooks.restore(told.pop(_REMOVED, {}))
         gone, began = told.pop(_GONE, ()), self._began.setdefault(part, {*live})
         for name, value in live.items():
             came = name not in told and name not in began
@@ -84,16 +81,10 @@ class PutOn:
             if isinstance(value, types.FunctionType) and (why := why_lost(value)):
                 self._reports.not_kept((id(optimizer), name), f"{self._name}.{name}", why)
 
-    def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Held]:
+    def _hooks_of(self, part: str, optimizer: Optimizer) -> Hooks:
         if part not in self._hooks:
-            self._hooks[part] = dict(objects_in(hooks_of_optimizer(optimizer)))
+            self._hooks[part] = Hooks(hooks_of_optimizer(optimizer))
         return self._hooks[part]
-
-    def _removed(self, part: str, optimizer: Optimizer) -> Removals:
-        if part not in self._removals:
-            self._removals[part] = Removals()
-            self._removals[part].add(hooks_of_optimizer(optimizer))
-        return self._removals[part]
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         """Return the `defaults` if they have changed, otherwise an empty dict."""

@@ -49,7 +49,7 @@ def _named(thing: Any) -> str:
     _HELD.add(where)
     if find(where) is not thing:
         raise NotFound(
-            f"{where} is something else: it is found by its name after a restart, so define it in a module, under that name"
+            f"{where} names another object. A restart finds it by its name: define it in a module, under that name"
         )
     return where
 
@@ -228,8 +228,7 @@ def _set_attributes(live: Any, content: Any) -> None:
         return
     if attributes is not None and attributes is not vars(live):
         typed = {name: each for name, each in vars(live).items() if name == _TYPED}
-        vars(live).clear()
-        vars(live).update(attributes | typed)
+        fill_pairs(vars(live), attributes | typed)
     kind: Any = type(live)
     for names in slots:
         for name in slots_of(kind):

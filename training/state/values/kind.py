@@ -54,8 +54,7 @@ def fill_list(live: Any, content: Any) -> None:
 
 def fill_attributes(live: Any, content: Any) -> None:
     if content is not vars(live):
-        vars(live).clear()
-        vars(live).update(content)
+        fill_pairs(vars(live), content)
 
 
 def never_deleted(thing: Any) -> None:
