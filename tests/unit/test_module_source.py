@@ -166,15 +166,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "lazy buffers": (lambda: nn.LazyBatchNorm1d(affine=False), "the buffer running_mean, .*UninitializedBuffer"),
     "masked": (lambda: _with_buffer(masked()), r"the buffer it, a torch.masked.*MaskedTensor.*hides its bytes"),
-    "nested": (
-        lambda: _with_buffer(torch.nested.nested_tensor([torch.ones(2)], layout=torch.strided)),
-        "the buffer it, .*is a nested tensor",
-    ),
-    "sparse": (lambda: _with_buffer(torch.eye(3).to_sparse()), "the buffer it, .*is not dense"),
-    "quantized": (
-        lambda: _with_buffer(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
-        "the buffer it, .*quantized",
-    ),
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "the parameter weight, .*is on the meta device.*to_empty"),
 }
 

@@ -62,8 +62,8 @@ class Unfilled(LayoutError):
     def __init__(self, name: str, error: Exception) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
         super().__init__(
-            f"the state of {name!r} cannot be put back ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
-            f"{at.lineno}). No step is made from a state that is restored in part, and the snapshot is kept"
+            f"the state of {name!r} cannot be restored ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
+            f"{at.lineno}). The rank makes no step from a partly restored state, and the snapshot is kept"
         )
 
 

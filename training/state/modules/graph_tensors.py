@@ -36,7 +36,7 @@ class WithoutGraph:
             return value, ""
         if self._bytes > _MOST_BYTES:
             self._bytes = before
-            return value, "it has a graph of gradients behind it, and is large. Keep its .detach()"
+            return value, "it has an autograd graph, and is large. Keep its .detach()"
         return found, ""
 
     def _down(self, value: Any, level: int) -> Any:

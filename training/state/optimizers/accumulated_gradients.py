@@ -91,9 +91,9 @@ class Accumulation:
             if not self._told:
                 self._told = True
                 self._tell(
-                    f"no snapshot is taken while gradients are added up in {hidden}: a fault goes back to a step before"
+                    f"no snapshot is taken while gradients accumulate in {hidden}: a fault goes back to an earlier step"
                 )
-            raise Halfway(f"gradients are added up in {hidden}")
+            raise Halfway(f"gradients accumulate in {hidden}")
         return {"found": bytes(found), "sums": sums} if any(found) else {}
 
     def _kind(self, parameter: torch.Tensor) -> int:

@@ -36,7 +36,7 @@ def misfit(where: str, live: torch.Tensor, piece: Piece) -> str:
 
 def fits(where: str, live: torch.Tensor, piece: Piece) -> None:
     if why := misfit(where, live, piece):
-        raise LayoutError(f"{why}; it was taken with another model or another parallel layout")
+        raise LayoutError(f"{why}; the snapshot was taken with another model or another parallel layout")
 
 
 def put(live: torch.Tensor, kept: torch.Tensor) -> None:
