@@ -18,8 +18,8 @@ from ...checkpoint.format.pytree import Tagged
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.errors import SnapshotError
 from ..warm.side_effects import is_scripts
-from .held_sources import is_own_object, own_attributes, sources_in
 from .modules.attribute_rules import same
+from .modules.attribute_sources import is_own_object, own_attributes, sources_in
 from .modules.foreign_objects import alike, is_foreign, parts_of
 from .modules.unsaved_parts import Reports, note
 from .tensors.in_place import Nested

@@ -40,8 +40,7 @@ from .attribute_rules import (
 )
 from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
-from .hook_objects import hooks_of_modules, objects_in
-from .hook_removals import Hooks
+from .hooks import Hooks, hooks_of_modules
 from .unsaved_parts import Reports, moves, note
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
@@ -98,8 +97,7 @@ class Attributes:
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
             self._say_what_is_lost(path, module)
-        self._hooks.add(hooks_of_modules(fresh))
-        note(self._stays, _HOOKS, {place: held() for place, held in objects_in(hooks_of_modules(fresh))})
+        note(self._stays, _HOOKS, self._hooks.add(hooks_of_modules(fresh)))
         self._calm.clear()
         self._gone.clear()
 
@@ -232,41 +230,34 @@ class Attributes:
 
     def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
         if is_constant(value):
-            return not same(value, began) and (is_told(value) or self._leave(path, name, value, began))
+            if same(value, began):
+                return False
+            if not (is_told(value) or is_remade(value, began)):
+                why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
+                self._drop(path, name, why, told=is_scripts_function(value))
+            return is_told(value)
         if value is began and id(value) not in self._foreign.changed:
             return False
         return self._is_kept(path, name, value, of)
-
-    def _leave(self, path: str, name: str, value: Any, began: Any) -> bool:
-        """Return False: the function stays as the script made it. If the function is the script's own, the rank reports that it is not
-        saved."""
-        if not is_remade(value, began):
-            why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
-            self._drop(path, name, why, told=is_scripts_function(value))
-        return False
 
     def _is_kept(self, path: str, name: str, value: Any, of: type) -> bool:
         if isinstance(value, torch.Tensor) and is_in_graph(value):
             return False
         place = path, name, type(value)
         if place not in self._keeps:
-            others = self._beginnings.is_foreign(value, of)
             self._keeps[place] = (
                 is_value(type(value), of)
                 or is_scripts_object(value)
-                or others
+                or self._beginnings.is_foreign(value, of)
                 or is_made_late(value)
                 or moves(value)
                 or is_bound(value)
-                or self._points(value)
+                or (isinstance(value, Module) and Parts(self._lenders).said(value) is not None)
             )
             if self._keeps[place] and (why := self._against(path, name, value)):
                 self._keeps[place] = False
                 self._drop(path, name, why)
         return self._keeps[place]
-
-    def _points(self, value: Any) -> bool:
-        return isinstance(value, Module) and Parts(self._lenders).said(value) is not None
 
     def _against(self, path: str, name: str, value: Any) -> str:
         """Return the reason why a snapshot could not restore the value unchanged; empty if it could."""

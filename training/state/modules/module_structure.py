@@ -90,7 +90,7 @@ class Outline:
 
     def changes(self) -> Nested:
         """Return the changes since the loop began, as plain values; empty if there are none."""
-        shapes, told = self._shapes_now(), {}
+        shapes = self._shapes_now()
         changed = {
             name: [self._shapes.get(name, _ABSENT), shapes.get(name, _ABSENT), self._persists(name)]
             for name in (*self._shapes, *(name for name in shapes if name not in self._shapes))
@@ -100,10 +100,8 @@ class Outline:
             n: each.requires_grad for n, each in self._flagged().items() if each.requires_grad != self._flags.get(n)
         }
         modes = {n: m.training for n, m in self.modules.items() if m.training != self._modes.get(n)}
-        for key, value in (("tensors", changed), ("requires_grad", flags), ("training", modes)):
-            if value:
-                told[key] = value
-        return told
+        told = {"tensors": changed, "requires_grad": flags, "training": modes}
+        return {key: value for key, value in told.items() if value}
 
     def put_back(self, objects: Objects) -> None:
         """Put exactly these objects back into the modules, and nothing else."""

@@ -99,11 +99,8 @@ def _stays(value: Any) -> bool:
         return True
     if isinstance(value, (torch.Tensor, np.ndarray)) or is_source(kind) or is_sharded(kind):
         return False
-    return kind_of(kind) is None and not _is_container(value) and not moves(value)
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (dict, list, tuple, deque, set, frozenset))
+    container = isinstance(value, (dict, list, tuple, deque, set, frozenset))
+    return kind_of(kind) is None and not container and not moves(value)
 
 
 def _within(value: Any) -> Iterator[Any]:

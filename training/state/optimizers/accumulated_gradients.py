@@ -145,10 +145,8 @@ def _fits(parameter: torch.Tensor) -> bool:
 def _parts(gradient: torch.Tensor) -> Any:
     if gradient.layout is not torch.sparse_coo:
         return local(gradient)
-    indices, values = (
-        gradient._indices(),
-        gradient._values(),
-    )  # copies, because backward resizes them, which torch forbids while another tensor reads them
+    # Copies, because backward resizes them, which torch forbids while another tensor reads them.
+    indices, values = gradient._indices(), gradient._values()
     return {"indices": indices.clone(), "values": values.detach().clone(), "coalesced": gradient.is_coalesced()}
 
 

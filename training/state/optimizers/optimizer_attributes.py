@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
 from ..modules.attribute_rules import is_private, why_lost
-from ..modules.hook_objects import OF_OPTIMIZERS, hooks_of_optimizer
-from ..modules.hook_removals import Hooks
+from ..modules.hooks import OF_OPTIMIZERS, Hooks, hooks_of_optimizer
 from ..modules.unsaved_parts import Reports
 from ..values.borrowed_memory import Lenders
 from ..values.kind import class_of, is_source

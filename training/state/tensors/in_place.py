@@ -41,10 +41,8 @@ def fits(where: str, live: torch.Tensor, piece: Piece) -> None:
 
 def put(live: torch.Tensor, kept: torch.Tensor) -> None:
     """Copy `kept` into `live`, unless it lies there already."""
-    there = (
-        live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()
-    )  # 0: a subclass that hides its memory
-    if not there:
+    # 0: a subclass that hides its memory
+    if not (live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()):
         with torch.no_grad():
             _once(live).copy_(_once(kept, live))
 
