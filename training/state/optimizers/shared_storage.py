@@ -93,7 +93,8 @@ class Memories:
         made = torch.zeros(size, dtype=torch.uint8, device=device)
         for key, begins, strides in self._told[at][1:]:
             lender: Any = self._parameters.get(key)
-            if lender is not None and _plain(lender) is lender:
+            plain = lender is not None and _plain(lender) is lender
+            if plain:
                 # During training, the optimizer moved the parameter into its own memory by `parameter.data = …`, as this code does.
                 part = torch.empty(0, dtype=lender.dtype, device=device)
                 part.set_(made.untyped_storage(), begins // lender.element_size(), lender.shape, strides)
