@@ -13,7 +13,7 @@ from mt_resilient.resilience.errors import LayoutError
 from ..harness import GATED, Job, digest_of, undisturbed
 
 UNWILLING = Path(__file__).parent / "unwilling.py"
-SAID = "the state of 'thing' cannot be put back ("
+SAID = "the state of 'thing' cannot be restored ("
 
 
 def begun(place: Path, where: str, *words: str) -> Job:
@@ -31,7 +31,7 @@ def refused(job: Job) -> None:
     last = job.said().strip().splitlines()[-1]
     assert SAID in last, last
     assert "steps are too many; " in last
-    assert "No step is made from a state that is restored in part, and the snapshot is kept" in last
+    assert "The rank makes no step from a partly restored state, and the snapshot is kept" in last
     assert "half restored" not in job.said()
     assert catalog.committed(place.at(str(job.directory)))
     assert not [*job.directory.glob("snapshots/*/REJECTED")]

@@ -141,7 +141,7 @@ def test_a_snapshot_of_another_model_ends_the_job_after_one_start(tmp_path: Path
     assert "generation 3" not in done.stderr
     assert "restore.py" not in done.stderr  # nor any other line of ours
     assert "0.weight: the snapshot holds float32 (3, 4), this run has float32 (5, 4), " in done.stderr
-    assert "and so on (10 tensors); it was taken with another model" in done.stderr
+    assert "and so on (10 tensors); the snapshot was taken with another model" in done.stderr
 
 
 def test_a_torch_that_cannot_be_imported_is_said_after_one_start(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -58,6 +58,48 @@ class Life:
                     flat(tensor).copy_(torch.frombuffer(bytearray(content[name]), dtype=torch.uint8))
 
         Restorer(self.sources, self._alone, 0, 1).fill(table, bring)
+
+
+Made = tuple[dict[str, Any], Callable[[int], Any], Callable[[], Any]]
+"""What the Session is given, a step with its number, and what there is to be seen."""
+
+
+def comes_back(
+    make: Callable[[], Made], steps: int, on: int = 0, *, often: bool = False, begun: bool = True, changes: bool = True
+) -> tuple[bytes, dict[str, bytes]]:
+    """Check that all looks as it did after `steps` steps once a snapshot from then is restored, in place and in a new process, and that the
+    next `on` steps give what they gave. Return the snapshot. often: take a snapshot after each step. begun: take one in the new process
+    before the restore. changes: check that one step more is to be seen."""
+    given, step, looks = make()
+    life = Life(**given)
+    life.snapshot()  # before the first step
+
+    def train(first: int, last: int) -> None:
+        for n in range(first, last):
+            step(n)
+            if often:
+                life.snapshot()
+
+    def seen(step: Callable[[int], Any], looks: Callable[[], Any]) -> list[Any]:
+        found = [looks()]
+        for n in range(steps, steps + on):
+            step(n)
+            found.append(looks())
+        return found
+
+    train(0, steps)
+    kept, expected = life.snapshot(), seen(step, looks)
+    train(steps + on, steps + on + 1)
+    assert looks() != expected[0] or not changes
+    life.restore(kept)
+    assert seen(step, looks) == expected, "in place"
+    given, step, looks = make()
+    life = Life(**given)
+    if begun:
+        life.snapshot()
+    life.restore(kept)
+    assert seen(step, looks) == expected, "in a new process"
+    return kept
 
 
 def _bytes(leaf: Any) -> bytes:

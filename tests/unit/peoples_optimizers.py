@@ -12,6 +12,23 @@ import torch
 from torch.optim import Optimizer
 
 
+class Ordinary(Optimizer):
+    """An optimizer with a rate for all parameters."""
+
+    learning_rate = 0.05
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": self.learning_rate})
+        self.begin()
+
+    def begin(self) -> None:
+        """Make what it holds."""
+
+    def given(self) -> list[tuple[Any, float]]:
+        """The parameters that have a gradient, each with its rate."""
+        return [(p, group["lr"]) for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+
 class Lookahead(Optimizer):
     """As in the public sources: slow weights by parameter, a counter in the groups, the fast optimizer within."""
 
@@ -64,11 +81,10 @@ class Sam(Optimizer):
         self.base_optimizer.step()
 
 
-class Counting(Optimizer):
+class Counting(Ordinary):
     """A step in an attribute, another in the state under a string, a decay in a numpy number."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.count = 0
         self.recent: list[float] = []
 
@@ -76,17 +92,14 @@ class Counting(Optimizer):
         self.count += 1
         self.recent = [*self.recent, self.count / 3][-3:]
         self.state["total"] = self.state.get("total", 0.0) + 0.5
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.data.add_(p.grad, alpha=-group["lr"] / (sum(self.recent) + self.state["total"]))
+        for p, rate in self.given():
+            p.data.add_(p.grad, alpha=-rate / (sum(self.recent) + self.state["total"]))
 
 
-class ByParameter(Optimizer):
+class ByParameter(Ordinary):
     """A dict of its own, by parameter, and a list of parameters; a second name for one of its tensors."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.all = [p for group in self.param_groups for p in group["params"]]
         self.velocity: dict[torch.Tensor, torch.Tensor] = {}
         self.first: torch.Tensor | None = None
@@ -102,47 +115,35 @@ class ByParameter(Optimizer):
                 p.data.sub_(self.velocity[p], alpha=0.05)
 
 
-class Lists(Optimizer):
+class Lists(Ordinary):
     """Preconditioners and a history in lists and nested dicts by parameter, which grow."""
 
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                state.setdefault("blocks", {"left": [torch.ones(n) for n in p.shape]})
-                state.setdefault("history", []).append(p.grad.clone())
-                state["history"] = state["history"][-4:]
-                for axis, one in enumerate(state["blocks"]["left"]):
-                    others = [a for a in range(p.ndim) if a != axis]
-                    one.add_(p.grad.square().sum(others) if others else p.grad.square())
-                mean = torch.stack(state["history"]).mean(0)
-                p.data.sub_(mean / state["blocks"]["left"][-1].sqrt(), alpha=group["lr"])
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+        for p, rate in self.given():
+            state = self.state[p]
+            state.setdefault("blocks", {"left": [torch.ones(n) for n in p.shape]})
+            state.setdefault("history", []).append(p.grad.clone())
+            state["history"] = state["history"][-4:]
+            for axis, one in enumerate(state["blocks"]["left"]):
+                others = [a for a in range(p.ndim) if a != axis]
+                one.add_(p.grad.square().sum(others) if others else p.grad.square())
+            mean = torch.stack(state["history"]).mean(0)
+            p.data.sub_(mean / state["blocks"]["left"][-1].sqrt(), alpha=rate)
 
 
-class Bytes(Optimizer):
+class Bytes(Ordinary):
     """Moments of one byte, with a scale, as 8-bit optimizers keep them; torch's own load_state_dict would make float32 of them."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
-
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state |= {"step": 0, "moment": torch.zeros(p.shape, dtype=torch.int8), "scale": torch.ones(1)}
-                state["step"] += 1
-                moment = state["moment"].float() * state["scale"] * 0.9 + p.grad
-                state["scale"] = moment.abs().max().reshape(1) / 127 + 1e-12
-                state["moment"] = (moment / state["scale"]).round().to(torch.int8)
-                p.data.sub_(moment, alpha=group["lr"] / state["step"] ** 0.5)
+        for p, rate in self.given():
+            state = self.state[p]
+            if not state:
+                state |= {"step": 0, "moment": torch.zeros(p.shape, dtype=torch.int8), "scale": torch.ones(1)}
+            state["step"] += 1
+            moment = state["moment"].float() * state["scale"] * 0.9 + p.grad
+            state["scale"] = moment.abs().max().reshape(1) / 127 + 1e-12
+            state["moment"] = (moment / state["scale"]).round().to(torch.int8)
+            p.data.sub_(moment, alpha=rate / state["step"] ** 0.5)
 
 
 class Clock:
@@ -152,11 +153,10 @@ class Clock:
         self.at = 0
 
 
-class Declaring(Optimizer):
+class Declaring(Ordinary):
     """An object that only its own state_dict knows how to save."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.clock = Clock()
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,10 +168,8 @@ class Declaring(Optimizer):
 
     def step(self, closure: Any = None) -> None:
         self.clock.at += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.data.sub_(p.grad, alpha=group["lr"] / self.clock.at)
+        for p, rate in self.given():
+            p.data.sub_(p.grad, alpha=rate / self.clock.at)
 
 
 class Hiding(Declaring):
@@ -181,23 +179,21 @@ class Hiding(Declaring):
     load_state_dict = Optimizer.load_state_dict
 
 
-class Ticking(Optimizer):
+class Ticking(Ordinary):
     """An iterator, which nobody can put back."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.ticks = itertools.cycle("ab")
 
     def step(self, closure: Any = None) -> None:
         next(self.ticks)
 
 
-class Kinds(Optimizer):
+class Kinds(Ordinary):
     """Values of other kinds than lists and mappings: a queue, a factory without a name, a set of parameters, a generator; and a state by
     parameter within the state of one."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.recent: deque[torch.Tensor] = deque(maxlen=3)
         self.steps: Any = defaultdict(lambda: 0.5)
         self.done: set[torch.Tensor] = set()
@@ -214,11 +210,12 @@ class Kinds(Optimizer):
             self.done.add(group["params"][len(self.done) % len(group["params"])])
 
 
-class Flat(Optimizer):
+class Flat(Ordinary):
     """Its states are views of one buffer, which it makes at the first step; they have their count in common."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
+    learning_rate = 0.1
+
+    def begin(self) -> None:
         self.buffer: Any = None
 
     @torch.no_grad()
@@ -234,11 +231,12 @@ class Flat(Optimizer):
             p.sub_(self.state[p]["mean"] / (1 - 0.9 ** float(self.count)) * self.param_groups[0]["lr"])
 
 
-class LateFlatParameters(Optimizer):
+class LateFlatParameters(Ordinary):
     """Makes the parameters parts of one buffer, at the first step, and moves that."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
+    learning_rate = 0.1
+
+    def begin(self) -> None:
         self.whole: Any = None
 
     @torch.no_grad()
@@ -282,37 +280,31 @@ class Averaging(Optimizer):
                 p.data.sub_(p.grad + 0.01 * (p.detach() - mean.detach()), alpha=group["lr"])
 
 
-class ById(Optimizer):
+class ById(Ordinary):
     """Velocities by the ids of parameters, and a set of ids that are left alone: both are other numbers in each process."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.velocity: dict[int, torch.Tensor] = {}
         self.alone = {id(self.param_groups[0]["params"][-1])}
 
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if id(p) not in self.alone:
-                    self.velocity[id(p)] = self.velocity.get(id(p), torch.zeros_like(p.data)) * 0.9 + p.grad
-                    p.data.sub_(self.velocity[id(p)], alpha=group["lr"])
+        for p, rate in self.given():
+            if id(p) not in self.alone:
+                self.velocity[id(p)] = self.velocity.get(id(p), torch.zeros_like(p.data)) * 0.9 + p.grad
+                p.data.sub_(self.velocity[id(p)], alpha=rate)
 
 
-class Turned(Optimizer):
+class Turned(Ordinary):
     """Bases that lie column by column, as the QR of LAPACK gives them: a product with another one like it has other bits."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
-
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None and p.ndim == 2:
-                    state = self.state[p]
-                    if "basis" not in state:
-                        state["basis"] = [torch.linalg.qr(torch.eye(p.shape[1]) + 0.1 * p.grad.T @ p.grad)[0]]
-                        assert not state["basis"][0].is_contiguous()
-                    p.data.sub_(p.grad @ state["basis"][0], alpha=group["lr"])
+        for p, rate in self.given():
+            if p.ndim == 2:
+                state = self.state[p]
+                if "basis" not in state:
+                    state["basis"] = [torch.linalg.qr(torch.eye(p.shape[1]) + 0.1 * p.grad.T @ p.grad)[0]]
+                    assert not state["basis"][0].is_contiguous()
+                p.data.sub_(p.grad @ state["basis"][0], alpha=rate)
 
 
 class Smoothing:
@@ -347,24 +339,22 @@ def warmed_up(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-class Calling(Optimizer):
+class Calling(Ordinary):
     """What it holds is called, or says where and in which precision it computes."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.smooth, self.weigh, self.noise = Smoothing(), Smoothing().__call__, torch.Generator().manual_seed(1)
         self.precision: torch.dtype | None = None
         self.steps: dict[Any, int] = {}
 
     def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                key = torch.float32, p.dtype, p.device
-                self.steps[key] = self.steps.get(key, 0) + 1
-                state = self.state[p]
-                gradient = self.weigh(self.smooth(p.grad.to(state.setdefault("precision", torch.bfloat16)).to(p.dtype)))
-                gradient = gradient * torch.rand(1, generator=self.noise) / self.steps[key]
-                p.data.sub_(gradient.to(self.precision or p.dtype), alpha=group["lr"])
+        for p, rate in self.given():
+            key = torch.float32, p.dtype, p.device
+            self.steps[key] = self.steps.get(key, 0) + 1
+            state = self.state[p]
+            gradient = self.weigh(self.smooth(p.grad.to(state.setdefault("precision", torch.bfloat16)).to(p.dtype)))
+            gradient = gradient * torch.rand(1, generator=self.noise) / self.steps[key]
+            p.data.sub_(gradient.to(self.precision or p.dtype), alpha=rate)
         self.precision = torch.float16
 
 
@@ -426,11 +416,10 @@ class FlatAnyhow(Optimizer):
             p.sub_(self.state[p]["mean"].add_(p.grad, alpha=0.1), alpha=self.param_groups[0]["lr"])
 
 
-class Turning(Optimizer):
+class Turning(Ordinary):
     """The gradients of the last steps in rows of one memory, the oldest first: the rows change their order, and at last their memory."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.all = torch.zeros(3, sum(p.numel() for p in self.param_groups[0]["params"]))
         self.rows = [*self.all]
 
@@ -445,8 +434,10 @@ class Turning(Optimizer):
             p.sub_(part.view_as(p), alpha=self.param_groups[0]["lr"])
 
 
-class Tied(Optimizer):
+class Tied(Ordinary):
     """One number for all, spread over rows; windows that overlap; and a look into each parameter's memory."""
+
+    learning_rate = 0.5
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -462,21 +453,13 @@ class Tied(Optimizer):
             state["line"].add_(0.1)
             state["weights"].mul_(0.99)
             scale = state["row"].mean() + state["windows"].sum() + state["alone"].sum()
-            p.sub_(p.grad / scale, alpha=group_rate(self))
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.5})
+            p.sub_(p.grad / scale, alpha=self.param_groups[0]["lr"])
 
 
-def group_rate(optimizer: Optimizer) -> float:
-    return float(optimizer.param_groups[0]["lr"])
-
-
-class FlatParameters(Optimizer):
+class FlatParameters(Ordinary):
     """It makes views of one memory of its parameters, whose gradients it adds to all at once."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         params = self.param_groups[0]["params"]
         self.flat = torch.cat([p.detach().flatten() for p in params])
         self.tail: torch.Tensor | None = None
@@ -486,32 +469,28 @@ class FlatParameters(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
-        self.flat.sub_(gradient, alpha=group_rate(self))
+        self.flat.sub_(gradient, alpha=self.param_groups[0]["lr"])
         if self.tail is None:
             self.tail = self.flat[-3:]
         self.tail.mul_(0.99)
 
 
-class TensorStates(Optimizer):
+class TensorStates(Ordinary):
     """The state of a parameter is a tensor, no mapping."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for p in self.param_groups[0]["params"]:
+        for p, rate in self.given():
             if p not in self.state:
                 self.state[p] = torch.zeros_like(p)  # type: ignore[assignment]
             moment: Any = self.state[p]
-            p.sub_(moment.mul_(0.9).add_(p.grad), alpha=group_rate(self))
+            p.sub_(moment.mul_(0.9).add_(p.grad), alpha=rate)
 
 
-class LateInner(Optimizer):
+class LateInner(Ordinary):
     """The optimizer within comes at the first step."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
+    def begin(self) -> None:
         self.inner: Optimizer | None = None
 
     def step(self, closure: Any = None) -> None:
@@ -523,8 +502,8 @@ class LateInner(Optimizer):
 class CountingFunction(Counting):
     """A function that counts its calls."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params)
+    def begin(self) -> None:
+        super().begin()
         calls = 0
 
         def rate() -> float:

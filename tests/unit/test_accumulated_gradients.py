@@ -16,7 +16,8 @@ from mt_resilient.training.state.optimizers.optimizers import Optimizers
 
 STEPS = 12
 Step = Callable[[int], None]
-Loop = Callable[[], tuple[nn.Module, list[torch.optim.Optimizer], Step]]
+Training = tuple[nn.Module, list[torch.optim.Optimizer], Step]
+Loop = Callable[[], Training]
 
 
 def backward(model: nn.Module, step: int) -> None:
@@ -26,7 +27,7 @@ def backward(model: nn.Module, step: int) -> None:
 def adding(every: int, to_none: bool, first: bool) -> Loop:
     """Of three layers the second is used in every fifth step only; first: gradients go before a pass, else behind the optimizer's step."""
 
-    def loop() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+    def loop() -> Training:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1)
@@ -45,7 +46,7 @@ def adding(every: int, to_none: bool, first: bool) -> Loop:
     return loop
 
 
-def two_optimizers() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+def two_optimizers() -> Training:
     """One steps each time, the other each third time."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -62,7 +63,7 @@ def two_optimizers() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
     return model, [often, seldom], step
 
 
-def parameter_of_nobody() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+def parameter_of_nobody() -> Training:
     torch.manual_seed(0)
     model, scale = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([*model.parameters(), scale], 0.1)
@@ -76,7 +77,7 @@ def parameter_of_nobody() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]
     return model, [optimizer], step
 
 
-def by_hand() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+def by_hand() -> Training:
     """No optimizer: who takes the gradients is not known."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
@@ -134,7 +135,7 @@ def lives() -> Iterator[Callable[[Loop], Life]]:
         life.gradients._hook.remove()
 
 
-def sparse() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+def sparse() -> Training:
     torch.manual_seed(0)
     table = nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters(), 0.1)
@@ -151,7 +152,7 @@ def sparse() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
 def steps_first(every: int) -> Loop:
     """The optimizer takes what the steps before have left."""
 
-    def loop() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+    def loop() -> Training:
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
@@ -170,7 +171,7 @@ def steps_first(every: int) -> Loop:
 def decaying(factor: float) -> Loop:
     """Gradients are never dropped."""
 
-    def loop() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+    def loop() -> Training:
         torch.manual_seed(0)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -187,7 +188,7 @@ def decaying(factor: float) -> Loop:
     return loop
 
 
-def leaving() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+def leaving() -> Training:
     """As of a GAN: the second pass leaves gradients in the first part."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -202,7 +203,7 @@ def leaving() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
     return model, [first, second], step
 
 
-def flat() -> tuple[nn.Module, list[torch.optim.Optimizer], Step]:
+def flat() -> Training:
     """Gradients are views of one buffer."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)

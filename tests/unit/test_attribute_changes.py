@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from .lives import Life
+from .lives import Life, Made, comes_back
 
 
 def the_line(capfd: pytest.CaptureFixture[str]) -> str:
@@ -39,8 +39,6 @@ class Net(nn.Module):
         return self.b(self.a(x))
 
 
-Made = tuple[dict[str, Any], Callable[[int], Any], Callable[[], Any]]
-"""What the Session is given, a step, and what there is to be seen."""
 AT = 3
 """The step in which something changes."""
 
@@ -208,25 +206,7 @@ MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_
 def test_comes_back_in_place_and_in_a_new_process(
     make: Callable[[], Made], kept_at: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    given, step, looks = make()
-    life = Life(**given)
-    life.snapshot()
-    for n in range(kept_at):
-        step(n)
-        life.snapshot()
-    kept, expected = life.snapshot(), looks()
-    for n in range(kept_at, AT + 4):
-        step(n)
-        life.snapshot()
-    if kept_at < AT:
-        assert looks() != expected
-    life.restore(kept)
-    assert looks() == expected, "in place"
-    other, _, seen = make()
-    again = Life(**other)
-    again.snapshot()
-    again.restore(kept)
-    assert seen() == expected, "in a new process"
+    comes_back(make, kept_at, AT + 1 - kept_at if kept_at < AT else 1, often=True, changes=kept_at < AT)
     assert not capfd.readouterr().err
 
 
@@ -325,39 +305,65 @@ class Boxed(dict):  # type: ignore[type-arg]
         return [(key, "other") for key in self]
 
 
-@pytest.mark.parametrize("what", ["lock", "weak", "state", "ordered", "boxed"])
-def test_an_object_of_other_people_that_changes_and_cannot_be_kept_is_named_once(
+def put(name: str, make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda model: setattr(model, name, make(model))
+
+
+Named = tuple[Callable[[Any], Any], Callable[[Any], Any], str]
+"""What a model holds, what then changes about it, and what the rank says about that."""
+NAMED: dict[str, Named] = {
+    "an object with a lock": (
+        lambda m: argparse.Namespace(lock=threading.Lock(), at=0),
+        lambda m: setattr(m.held, "at", m.held.at + 1),
+        "",
+    ),
+    "weak references": (
+        lambda m: weakref.WeakKeyDictionary({m.a: 1.0}),
+        lambda m: m.held.__setitem__(m.b, 2.0),
+        "",
+    ),
+    "an object with a state_dict": (lambda m: Averages(), lambda m: m.held.shadow.add_(1), ""),
+    "a class that says how it is copied": (lambda m: Ordered([1]), lambda m: m.held.rows[0].append(2), ""),
+    "a mapping with items of its own": (
+        lambda m: argparse.Namespace(deep=Boxed(count=1)),
+        lambda m: m.held.deep.__setitem__("count", m.held.deep["count"] + 1),
+        "",
+    ),
+    "a sparse tensor": (lambda m: torch.eye(3).to_sparse(), put("held", lambda m: m.held * 2), ""),
+    "a function in a mapping": (lambda m: {}, lambda m: m.held.__setitem__("f", lambda: 0), ""),
+    "a large tensor with a graph": (
+        lambda m: None,
+        put("held", lambda m: m.a.weight.sum() * torch.ones(1 << 25)),
+        "is large",
+    ),
+    "an optimizer": (
+        lambda m: None,
+        put("held", lambda m: torch.optim.Adam(m.parameters())),
+        "its Adam came after the Session was made. Make it before, and give it to the Session",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_what_changes_and_cannot_be_kept_is_named_once(
     what: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for kind in (Averages, Ordered, Boxed):
         monkeypatch.setattr(kind, "__module__", "installed_averages")
+    made, change, why = NAMED[what]
     model: Any = Net()
-    model.held = {
-        "lock": argparse.Namespace(lock=threading.Lock(), at=0),
-        "weak": weakref.WeakKeyDictionary({model.a: 1.0}),
-        "state": Averages(),
-        "ordered": Ordered([1]),
-        "boxed": argparse.Namespace(deep=Boxed(count=1)),
-    }[what]
+    model.held = made(model)
     life = Life(model=model)
-    life.snapshot()
-    life.snapshot()
+    for _ in range(2):
+        life.snapshot()
     assert not capfd.readouterr().err
-    if what == "lock":
-        model.held.at = 1
-    elif what == "weak":
-        model.held[model.b] = 2.0
-    elif what == "ordered":
-        model.held.rows[0].append(2)
-    elif what == "boxed":
-        model.held.deep["count"] = 2
-    else:
-        model.held.shadow += 1
-    life.snapshot()
-    kept = life.snapshot()
+    for _ in range(2):
+        change(model)
+        kept = life.snapshot()
     life.restore(kept)
     said = the_line(capfd)
     assert "model.held is not kept" in said
+    assert why in said
 
 
 def test_an_object_of_other_people_that_stays_as_it_is_costs_nothing() -> None:
@@ -366,32 +372,6 @@ def test_an_object_of_other_people_that_stays_as_it_is_costs_nothing() -> None:
     life = Life(model=model)
     life.snapshot()
     assert b".attributes" not in life.snapshot()[0]
-
-
-def test_an_optimizer_that_a_module_makes_on_the_way_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    model: Any = Net()
-    model.opt = None
-    life = Life(model=model)
-    life.snapshot()
-    model.opt = torch.optim.Adam(model.parameters())
-    life.snapshot()
-    life.snapshot()
-    said = the_line(capfd)
-    assert "model.opt is not kept" in said
-    assert "Adam" in said
-    assert "give it to the Session" in said
-
-
-def test_a_large_tensor_with_a_graph_behind_it_is_named_once(capfd: pytest.CaptureFixture[str]) -> None:
-    model: Any = Net()
-    model.seen = None
-    life = Life(model=model)
-    life.snapshot()
-    for _ in range(3):
-        model.seen = model.a.weight.sum() * torch.ones(1 << 25)
-        life.snapshot()
-    said = the_line(capfd)
-    assert "model.seen is not kept" in said
 
 
 @pytest.mark.parametrize("with_a_value", [False, True])

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from .lives import Life
+from .lives import Life, Made, comes_back
 
 SCRIPT = """
 class Track:
@@ -74,10 +74,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Any:
     del sys.modules[path.stem]
 
 
-Made = tuple[dict[str, Any], Callable[[], Any], Callable[[], Any]]
-"""What the Session is given, a step, and what there is to be seen."""
-
-
 def network() -> nn.Sequential:
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
@@ -88,7 +84,7 @@ def on_layers(script: Any) -> Made:
     model[0].scores, model.history, model.phase = torch.zeros(4), [], {"warm": True}
     model[2].track, model[2]._hidden, model.number = script.Track(), script.Track(), 0
 
-    def step() -> None:
+    def step(_: int) -> None:
         model[0].scores += 1
         model.history.append(len(model.history))
         model.phase["warm"] = len(model.history) < 2
@@ -116,7 +112,7 @@ def in_hooks(script: Any) -> Made:
     last = script.Track()
     model[2].bias.register_hook(last)
 
-    def step() -> None:
+    def step(_: int) -> None:
         model(torch.ones(1, 4)).sum().backward()
 
     return {"model": model}, step, lambda: repr([(e.count, e.seen) for e in (one, two, three, last)])
@@ -126,7 +122,7 @@ def in_partials(script: Any) -> Made:
     model, table, rows = network(), {"n": 0}, torch.zeros(2)
     model[0].register_forward_hook(functools.partial(script.counts, table, rows=rows))
 
-    def step() -> None:
+    def step(_: int) -> None:
         model(torch.ones(1, 4))
 
     return {"model": model}, step, lambda: repr((table, rows.tolist()))
@@ -144,7 +140,7 @@ def removed(script: Any) -> Made:
     ]
     model[0].register_forward_hook(script.Track())
 
-    def step() -> None:
+    def step(_: int) -> None:
         if handles:
             handles.pop().remove()
 
@@ -164,7 +160,7 @@ def on_optimizers(script: Any) -> Made:
     optimizer.register_step_post_hook(behind.add)
     return (
         {"model": model, "optimizer": optimizer},
-        optimizer.step,
+        lambda _: optimizer.step(),
         lambda: repr((track.count, track.seen, behind.count)),
     )
 
@@ -174,7 +170,7 @@ def averaged(script: Any) -> Made:
     average: Any = torch.optim.swa_utils.AveragedModel(model, avg_fn=track)
     average.updates = []
 
-    def step() -> None:
+    def step(_: int) -> None:
         average.update_parameters(model)
         average.updates.append(track.count)
 
@@ -186,7 +182,7 @@ def on_parameters(script: Any) -> Made:
     for parameter in model.parameters():
         parameter.average, parameter.main_grad = parameter.detach().clone(), torch.zeros(2)
 
-    def step() -> None:
+    def step(_: int) -> None:
         for number, parameter in enumerate(model.parameters()):
             parameter.average += number
             parameter.steps = getattr(parameter, "steps", 0) + 1
@@ -208,7 +204,7 @@ def methods(script: Any) -> Made:
     """A bound method of an object that nobody else has."""
     model = Own(script.Track())
     track = model.call.__self__
-    return {"model": model}, model.call, lambda: repr((track.count, track.seen))
+    return {"model": model}, lambda _: model.call(), lambda: repr((track.count, track.seen))
 
 
 MADE = [on_layers, in_hooks, in_partials, removed, on_optimizers, averaged, on_parameters, methods]
@@ -217,19 +213,7 @@ MADE = [on_layers, in_hooks, in_partials, removed, on_optimizers, averaged, on_p
 @pytest.mark.parametrize("make", MADE)
 @pytest.mark.parametrize("kept_at", [0, 2])
 def test_comes_back_in_place_and_in_a_new_process(make: Callable[[Any], Made], kept_at: int, script: Any) -> None:
-    given, step, looks = make(script)
-    life = Life(**given)
-    life.snapshot()
-    for _ in range(kept_at):
-        step()
-    kept, expected = life.snapshot(), looks()
-    step()
-    assert looks() != expected
-    life.restore(kept)
-    assert looks() == expected, "in place"
-    other, _, seen = make(script)
-    Life(**other).restore(kept)
-    assert seen() == expected, "in a new process"
+    kept = comes_back(lambda: make(script), kept_at, begun=False)
     assert b"main_grad" not in kept[0]
     assert b"ds_status" not in kept[0]
 
@@ -239,7 +223,7 @@ def test_tensors_and_objects_stay_the_same_ones(script: Any) -> None:
     model = given["model"]
     life, held = Life(**given), (model[0].scores, model.history, model[2].track, model[2].track.seen)
     kept = life.snapshot()
-    step()
+    step(0)
     life.restore(kept)
     assert all(
         a is b for a, b in zip(held, (model[0].scores, model.history, model[2].track, model[2].track.seen), strict=True)

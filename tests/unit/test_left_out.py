@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from .lives import Life
+from .lives import Life, Made, comes_back
 from .test_things_of_scripts import Precise
 
 
@@ -231,30 +231,12 @@ KINDS = [Calling, Partly, Deleting, Containers, Drawing, Slotted, Lazy, Resettin
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [0, 4])
-@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
-def test_goes_on_as_before(kind: Any, steps: int, again: bool) -> None:
-    def made() -> tuple[Any, Life]:
+def test_goes_on_as_before(kind: Any, steps: int) -> None:
+    def made() -> Made:
         thing = kind()
-        life = Life(thing=thing)
-        life.snapshot()  # before the first step
-        return thing, life
+        return {"thing": thing}, lambda _: thing.step(), thing.looks
 
-    thing, life = made()
-    for _ in range(steps):
-        thing.step()
-    kept = life.snapshot()
-    expected = []
-    for _ in range(7):
-        thing.step()
-        expected.append(thing.looks())
-    if again:
-        thing, life = made()
-    life.restore(kept)
-    found = []
-    for _ in range(7):
-        thing.step()
-        found.append(thing.looks())
-    assert found == expected
+    comes_back(made, steps, 7, changes=False)
 
 
 @of_a_script
@@ -308,29 +290,13 @@ class Trainer(Stepping):
 
 
 @pytest.mark.parametrize("given", ["alone", "with its model"])
-@pytest.mark.parametrize("again", [True, False], ids=["a restart", "in place"])
-def test_what_a_trainer_holds_comes_back_to_the_bit_whatever_it_loads(given: str, again: bool) -> None:
-    def made() -> tuple[Any, Life]:
+def test_what_a_trainer_holds_comes_back_to_the_bit_whatever_it_loads(given: str) -> None:
+    def made() -> Made:
         thing = Trainer()
-        life = Life(thing=thing) if given == "alone" else Life(model=thing.model, thing=thing)
-        life.snapshot()
-        return thing, life
+        parts = {} if given == "alone" else {"model": thing.model}
+        return {**parts, "thing": thing}, lambda _: thing.step(), thing.looks
 
-    def on(thing: Any, steps: int) -> list[Any]:
-        found = []
-        for _ in range(steps):
-            thing.step()
-            found.append(thing.looks())
-        return found
-
-    thing, life = made()
-    on(thing, 4)
-    kept = life.snapshot()
-    expected = on(thing, 6)
-    if again:
-        thing, life = made()
-    life.restore(kept)
-    assert on(thing, 6) == expected
+    comes_back(made, 4, 6)
 
 
 @of_a_script

@@ -166,15 +166,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "lazy buffers": (lambda: nn.LazyBatchNorm1d(affine=False), "the buffer running_mean, .*UninitializedBuffer"),
     "masked": (lambda: _with_buffer(masked()), r"the buffer it, a torch.masked.*MaskedTensor.*hides its bytes"),
-    "nested": (
-        lambda: _with_buffer(torch.nested.nested_tensor([torch.ones(2)], layout=torch.strided)),
-        "the buffer it, .*is a nested tensor",
-    ),
-    "sparse": (lambda: _with_buffer(torch.eye(3).to_sparse()), "the buffer it, .*is not dense"),
-    "quantized": (
-        lambda: _with_buffer(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)),
-        "the buffer it, .*quantized",
-    ),
     "meta": (lambda: nn.Linear(2, 2, device="meta"), "the parameter weight, .*is on the meta device.*to_empty"),
 }
 
@@ -350,49 +341,22 @@ class Cached(nn.Module):
         self.table = nn.Parameter(torch.ones(2, 2))
 
 
-def grow(model: Cached) -> None:
-    model.cache = torch.arange(6.0).reshape(3, 2)
-
-
-def appear(model: Cached) -> None:
-    model.later = torch.arange(3)
-
-
-def vanish(model: Cached) -> None:
-    model.early = None  # type: ignore[assignment]
-
-
-def come(model: Cached) -> None:
-    model.inner.register_buffer("angles", torch.full((4,), 2.0, dtype=torch.float64), persistent=False)
-
-
-def go(model: Cached) -> None:
-    del model.early
-
-
-def enlarge(model: Cached) -> None:
-    model.table.data = torch.full((5, 2), 3.0)
-
-
-def narrow(model: Cached) -> None:
-    model.cache = model.cache.half()
-
-
-def freeze(model: Cached) -> None:
-    model.inner.weight.requires_grad_(False)
-
-
-def evaluate(model: Cached) -> None:
-    model.inner.eval()
-
-
 def turn(model: Cached) -> None:
     model.inner.weight.data = torch.arange(4.0).reshape(2, 2).t()
     model.cache = torch.arange(6.0).reshape(3, 2).t()
 
 
-CHANGES: dict[str, Callable[[Cached], None]] = {
-    each.__name__: each for each in (grow, appear, vanish, come, go, enlarge, narrow, freeze, evaluate, turn)
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "grow": lambda m: setattr(m, "cache", torch.arange(6.0).reshape(3, 2)),
+    "appear": lambda m: setattr(m, "later", torch.arange(3)),
+    "vanish": lambda m: setattr(m, "early", None),
+    "come": lambda m: m.inner.register_buffer("angles", torch.full((4,), 2.0, dtype=torch.float64), persistent=False),
+    "go": lambda m: delattr(m, "early"),
+    "enlarge": lambda m: setattr(m.table, "data", torch.full((5, 2), 3.0)),
+    "narrow": lambda m: setattr(m, "cache", m.cache.half()),
+    "freeze": lambda m: m.inner.weight.requires_grad_(False),
+    "evaluate": lambda m: m.inner.eval(),
+    "turn": turn,
 }
 
 
@@ -458,33 +422,21 @@ def append(model: nn.Sequential) -> None:
     model.append(nn.Linear(2, 2))
 
 
-def exchange(model: nn.Sequential) -> None:
-    model[1] = nn.ReLU()
-
-
-def cut(model: nn.Sequential) -> None:
-    prune.random_unstructured(model[0], "weight", 0.5)
-
-
-def normalise(model: nn.Sequential) -> None:
-    nn.utils.parametrizations.weight_norm(model[0])
-
-
-def remove(model: nn.Sequential) -> None:
-    del model[0]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (append, "2 is new"),
-        (exchange, "1 is a torch.nn.modules.activation.ReLU, and was a torch.nn.modules.activation.Tanh"),
-        (cut, "0.weight is gone"),
-        (normalise, "0 is a .*ParametrizedLinear, and was a"),
-        (remove, "0 is a .*Tanh, and was a"),
+        (
+            lambda m: m.__setitem__(1, nn.ReLU()),
+            "1 is a torch.nn.modules.activation.ReLU, and was a torch.nn.modules.activation.Tanh",
+        ),
+        (lambda m: prune.random_unstructured(m[0], "weight", 0.5), "0.weight is gone"),
+        (lambda m: nn.utils.parametrizations.weight_norm(m[0]), "0 is a .*ParametrizedLinear, and was a"),
+        (lambda m: m.__delitem__(0), "0 is a .*Tanh, and was a"),
     ],
+    ids=["append", "exchange", "cut", "normalise", "remove"],
 )
-def test_modules_that_a_restart_could_not_make(change: Callable[[nn.Sequential], None], said: str) -> None:
+def test_modules_that_a_restart_could_not_make(change: Callable[[nn.Sequential], Any], said: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     life = Life(model=model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import nn
 
 from mt_resilient.resilience.errors import SnapshotError
 
-from .lives import Life
+from .lives import Life, Made, comes_back
 
 
 def network() -> nn.Sequential:
@@ -112,42 +112,27 @@ class Net(nn.Module):
         )
 
 
-def lives() -> Iterator[tuple[str, Any]]:
-    def kfac() -> tuple[Any, Any, Life]:
-        model = network()
-        optimizer = Kfac(model)
-        return optimizer, optimizer.step, Life(model=model, optimizer=optimizer)
-
-    def average() -> tuple[Any, Any, Life]:
-        model = network()
-        made = Average(model)
-        return made, made.update, Life(ema={"it": made}, model=model)
-
-    def net() -> tuple[Any, Any, Life]:
-        model = Net()
-        return model, lambda: model(torch.ones(1, 4)), Life(model=nn.Sequential(model))
-
-    yield from (("kfac", kfac), ("average", average), ("net", net))
+def kfac() -> Made:
+    model = network()
+    optimizer = Kfac(model)
+    return {"model": model, "optimizer": optimizer}, lambda _: optimizer.step(), optimizer.looks
 
 
-LIVES = dict(lives())
+def average() -> Made:
+    model = network()
+    made = Average(model)
+    return {"ema": {"it": made}, "model": model}, lambda _: made.update(), made.looks
 
 
-@pytest.mark.parametrize("kind", LIVES)
+def net() -> Made:
+    model = Net()
+    return {"model": nn.Sequential(model)}, lambda _: model(torch.ones(1, 4)), model.looks
+
+
+@pytest.mark.parametrize("make", [kfac, average, net])
 @pytest.mark.parametrize("kept_at", [1, 2])
-def test_what_is_kept_by_module_or_id_comes_back(kind: str, kept_at: int) -> None:
-    thing, step, life = LIVES[kind]()
-    life.snapshot()
-    for _ in range(kept_at):
-        step()
-    kept, looks = life.snapshot(), thing.looks()
-    step()
-    assert thing.looks() != looks or kind == "net"
-    life.restore(kept)
-    assert thing.looks() == looks, "in place"
-    another, _, fresh = LIVES[kind]()
-    fresh.restore(kept)
-    assert another.looks() == looks, "in a new process"
+def test_what_is_kept_by_module_or_id_comes_back(make: Callable[[], Made], kept_at: int) -> None:
+    comes_back(make, kept_at, 1, begun=False)
 
 
 def test_numbers_that_are_no_ids_stay_numbers() -> None:

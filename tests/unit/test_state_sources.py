@@ -181,11 +181,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "generator": (lambda: (each for each in "ab"), "builtins.generator"),
     "module": (lambda: sys, "builtins.module"),
     "sentinel": (object, "builtins.object"),
-    "graph": (lambda: torch.ones(1, requires_grad=True) * 2, "graph of gradients"),
+    "graph": (lambda: torch.ones(1, requires_grad=True) * 2, "autograd graph"),
     "objects": (lambda: np.array([[], None], dtype=object), "Python objects"),
     "masked": (lambda: np.ma.array([1]), "numpy.ma.MaskedArray"),
     "subclass of Tensor": (lambda: torch.ones(1).as_subclass(type("Mine", (torch.Tensor,), {})), "Mine"),
-    "tensor as a key": (lambda: {torch.ones(1): 1}, "told apart by where they lie"),
+    "tensor as a key": (lambda: {torch.ones(1): 1}, "compared by identity, not by value"),
     "class of a function": (lambda: type("Local", (), {"__module__": "nowhere"})(), "nowhere:Local is not found"),
     "one memory for both": (lambda: (lambda a: [a, torch.from_numpy(a)])(np.zeros(3)), "the same memory"),
 }

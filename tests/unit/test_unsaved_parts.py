@@ -130,26 +130,7 @@ def test_what_moves_on_and_cannot_be_kept_is_named(made: Callable[[], Any], capf
     life = Life(model=Net(made, float))
     life.snapshot()
     life.snapshot()
-    assert capfd.readouterr().err.count("model.held is not kept, and a recovery goes on with another one") == 1
-
-
-def test_a_sparse_tensor_is_named_once_it_is_another_one(capfd: pytest.CaptureFixture[str]) -> None:
-    model = Net(lambda: torch.eye(3).to_sparse(), float)
-    life = Life(model=model)
-    life.snapshot()
-    assert capfd.readouterr().err == "", "a graph's neighbours mostly stay as they are"
-    model.held = model.held * 2
-    life.snapshot()
-    assert "model.held is not kept" in capfd.readouterr().err
-
-
-def test_what_is_put_in_on_the_way_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    model = Net(dict, float)
-    life = Life(model=model)
-    life.snapshot()
-    model.held["f"] = lambda: 0
-    life.snapshot()
-    assert "model.held is not kept" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("model.held is not kept, and a recovery goes on with another value") == 1
 
 
 class Cloud:

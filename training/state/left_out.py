@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,11 @@ import torch
 from ...checkpoint.format.pytree import Tagged
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.errors import SnapshotError
-from ..attach.rank_stderr import say
 from ..warm.side_effects import is_scripts
-from .held_sources import is_own_object, own_attributes, sources_in
 from .modules.attribute_rules import same
+from .modules.attribute_sources import is_own_object, own_attributes, sources_in
 from .modules.foreign_objects import alike, is_foreign, parts_of
-from .modules.unsaved_parts import note
+from .modules.unsaved_parts import Reports, note
 from .tensors.in_place import Nested
 from .values.class_adapters import ENUM, VALUE, kind_of
 from .values.kind import is_source
@@ -51,6 +50,27 @@ def may_leave_out(thing: Any) -> bool:
     return is_scripts(kind.__module__) or (is_foreign(kind) and not hasattr(kind, "__iter__"))
 
 
+class _Load(NamedTuple):
+    """What one call of `load_state_dict` has done."""
+
+    state: Any
+    now: Mapping[str, Any]
+    """The attributes after the call."""
+    free: set[str]
+    """Names of the attributes that the call has left alone."""
+    fresh: Mapping[str, Nested]
+    """Packed attributes from before the call."""
+    loaded: Mapping[str, Nested]
+    """Those in `fresh` that are still the same objects, packed again after the call."""
+
+    def may_set(self, name: str) -> bool:
+        """Whether a restore may give the attribute a value of its own."""
+        return name in self.free or name in self.loaded or name not in self.now
+
+    def merged(self, name: str, packed: Any) -> Any:
+        return merged(self.fresh.get(name), self.loaded.get(name), packed)
+
+
 class Declared(Stateful):
     """An object of the script with `state_dict` and `load_state_dict`."""
 
@@ -73,12 +93,12 @@ class Declared(Stateful):
         """Names of attributes that are too large or can't be read. They are not read again."""
         self._proved: set[tuple[str, type]] = set()
         """Names and types of attributes for which a trial proved that they are restored unchanged."""
-        self._told: set[str] = set()
+        self._reports = Reports()
 
     def held(self) -> Iterator[tuple[str, Any]]:
         """Yield models and other objects with a state of their own, found in this object's attributes and in the script's objects there."""
         held = own_attributes(self.thing)
-        found = ((name, *each) for name, value in held.items() for each in sources_in(value, 1))
+        found = ((name, *each) for name, value in held.items() for each in sources_in(value))
         return ((".".join(map(str, (name, *keys))), thing) for name, keys, thing in found)
 
     @property
@@ -113,7 +133,24 @@ class Declared(Stateful):
         self._begin()
         said, told = kept[1] if _has_more(kept) else (kept, {})
         told, gone = {name: each for name, each in told.items() if name != _GONE}, frozenset(told.get(_GONE, ()))
-        # `load_state_dict` finds the values that it would find after a restart.
+        load = self._load_as_at_first(said)
+        beside = self._unpack_beside(load, told, gone)
+        state = load.state if isinstance(load.state, Mapping) else {}
+        named = {name: state[name] for name in self._plain if name in state}
+        values = {name: value for name, value in {**self._plain, **named, **beside}.items() if name not in gone}
+        for name, value in values.items():
+            if name in load.free or name not in load.now or (name in beside and not _is_plain(value)):
+                self._set(name, value)
+            elif _is_plain(value) and not _same(load.now, name, value):
+                sets = "its load_state_dict sets it so, and not as the training had it"
+                self._say(name, f"is {load.now[name]!r:.40} now: {sets}")
+        for name in load.free - values.keys():
+            if name in gone or name not in self._looks:  # it was added after the snapshot
+                object.__delattr__(self.thing, name)
+        self._compare(told)
+
+    def _load_as_at_first(self, said: Any) -> _Load:
+        """Call `load_state_dict`. It finds the values that it would find after a restart."""
         for name in self._now().keys() & self._plain.keys():
             self._set(name, self._plain[name])
         before = self._now()
@@ -123,29 +160,20 @@ class Declared(Stateful):
         self._load(state)
         now = self._now()
         free = {name for name in before if name in now and self._is_still(name, before, looks, now)}
-        loaded = self._packed({name for name in fresh if now.get(name) is before[name]})
-        begun = {name for name in self._copies.keys() - told.keys() - gone if self._has_changed(name, now)}
-        wanted = {name: each for name, each in told.items() if name in free or name not in now or name in loaded}
-        wanted = {name: merged(fresh.get(name), loaded.get(name), each) for name, each in wanted.items()}
-        beside = self._beside.unpack(wanted, {name: now[name] for name in wanted if name in now})
-        for name in begun & {*free, *loaded, *(self._copies.keys() - now.keys())}:
-            first = merged(fresh.get(name), loaded.get(name), copy.deepcopy(self._copies[name]))
-            beside[name] = self._beside.unpack(first, now.get(name))
-        named = {name: state[name] for name in self._plain if isinstance(state, Mapping) and name in state}
-        values = {name: value for name, value in {**self._plain, **named, **beside}.items() if name not in gone}
-        for name, value in values.items():
-            if name in free or name not in now or (name in beside and not _is_plain(value)):
-                self._set(name, value)
-            elif _is_plain(value) and not _same(now, name, value):
-                sets = "its load_state_dict sets it so, and not as the training had it"
-                self._say(name, f"is {now[name]!r:.40} now: {sets}")
-        for name in free - values.keys():
-            if name in gone or name not in self._looks:  # it was added after the snapshot
-                object.__delattr__(self.thing, name)
-        self._compare(told)
+        return _Load(state, now, free, fresh, self._packed({name for name in fresh if now.get(name) is before[name]}))
+
+    def _unpack_beside(self, load: _Load, told: Mapping[str, Any], gone: frozenset[str]) -> dict[str, Any]:
+        """Return the values that the snapshot stores next to the `state_dict`, and those from when the loop began that have changed since
+        and that the snapshot does not mention."""
+        begun = {name for name in self._copies.keys() - told.keys() - gone if self._has_changed(name, load.now)}
+        wanted = {name: load.merged(name, each) for name, each in told.items() if load.may_set(name)}
+        found: dict[str, Any] = self._beside.unpack(wanted, {n: load.now[n] for n in wanted if n in load.now})
+        for name in filter(load.may_set, begun):
+            first = load.merged(name, copy.deepcopy(self._copies[name]))
+            found[name] = self._beside.unpack(first, load.now.get(name))
+        return found
 
     def _has_changed(self, name: str, now: Mapping[str, Any]) -> bool:
-        """Whether the attribute has changed since the training loop began."""
         return (
             name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
         )
@@ -221,10 +249,9 @@ class Declared(Stateful):
         if look is None or (name in self._looks and alike(self._looks[name], look)):
             return False
         if (name, type(value)) not in self._proved:
-            try:
-                self._beside.prove(self._beside.pack(value))
-            except SnapshotError as error:
-                self._say(name, f"is not kept, and a recovery goes on with another one: {error}")
+            called = f"{self._name}.{name}"
+            if why := self._beside.why_not(value, called):
+                self._reports.not_kept(name, called, why)
                 return False
             self._proved.add((name, type(value)))
         return True
@@ -242,7 +269,6 @@ class Declared(Stateful):
     def _is_still(
         self, name: str, before: Mapping[str, Any], looks: Mapping[str, list[Any] | None], now: Mapping[str, Any]
     ) -> bool:
-        """Whether `load_state_dict` has left the attribute alone."""
         if name not in looks:
             return _is_plain(now[name]) and _same(before, name, now[name])
         was, look = looks[name], None if _is_plain(now[name]) else self._look(name, now[name])
@@ -252,9 +278,7 @@ class Declared(Stateful):
         object.__setattr__(self.thing, name, value)  # a class may define its own `__setattr__`, as a wrapper does
 
     def _say(self, name: str, what: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            say(f"{self._name}.{name} {what}")
+        self._reports.say(name, f"{self._name}.{name} {what}")
 
 
 def _has_more(kept: Any) -> bool:
@@ -266,9 +290,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _same(held: Mapping[Any, Any], name: str, value: Any) -> bool:
-    """Whether `held` has this plain value under this name."""
     return name in held and same(held[name], value)
-
-
-def _kind(value: Any) -> Any:
-    return type(value)

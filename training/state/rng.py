@@ -43,6 +43,9 @@ class Randomness:
             _tracker().set_states(states)
 
 
+_OTHERS = ("data", "gradients", "loaders", "counts", "variables")
+
+
 class Alone:
     """The state that belongs to one rank alone, as a source. It contains the rank's random generators. If they exist, it also contains the
     states of the data, the gradients, the loaders with started workers, the step counts, and the generators in the script's variables."""
@@ -63,14 +66,7 @@ class Alone:
         put_back(self._others(), kept)
 
     def _others(self) -> dict[str, Source]:
-        named = {
-            "data": self.data,
-            "gradients": self.gradients,
-            "loaders": self.loaders,
-            "counts": self.counts,
-            "variables": self.variables,
-        }
-        return {name: source for name, source in named.items() if source is not None}
+        return {name: source for name in _OTHERS if (source := getattr(self, name)) is not None}
 
 
 def collect_host() -> dict[str, Any]:

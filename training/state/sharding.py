@@ -156,8 +156,8 @@ def _of_factory(factory: Any) -> list[Part]:
     copy instead: stacked experts are transposed and made contiguous. Such a factory is given the numbers 0, 1, 2, …, so that its leaves
     contain their own positions."""
     live = factory.data.detach()
-    leaves = _built(factory, live)
-    if not (live.is_contiguous() and all(_is_view(leaf.data, live) for leaf in leaves)):
+    leaves, memory = _built(factory, live), live.untyped_storage().data_ptr()
+    if not (live.is_contiguous() and all(leaf.data.untyped_storage().data_ptr() == memory for leaf in leaves)):
         live = torch.arange(live.numel(), device="cpu").view(live.shape)
         leaves = _built(factory, live)
         return [_of_leaf(leaf, *_read_off(factory.key, leaf.data)) for leaf in leaves]
@@ -169,10 +169,6 @@ def _built(factory: Any, data: torch.Tensor) -> list[Any]:
     made = list(_leaves(factory.build_fn(factory.key, data, factory.replica_id, None)))
     nested = [inner for leaf in made if hasattr(leaf, "build_fn") for inner in _built(leaf, leaf.data)]
     return nested + [leaf for leaf in made if hasattr(leaf, "global_offset")]
-
-
-def _is_view(tensor: torch.Tensor, live: torch.Tensor) -> bool:
-    return tensor.untyped_storage().data_ptr() == live.untyped_storage().data_ptr()
 
 
 def _read_off(name: str, numbers: torch.Tensor) -> tuple[int, tuple[int, ...]]:

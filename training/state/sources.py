@@ -62,8 +62,8 @@ class Unfilled(LayoutError):
     def __init__(self, name: str, error: Exception) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
         super().__init__(
-            f"the state of {name!r} cannot be put back ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
-            f"{at.lineno}). No step is made from a state that is restored in part, and the snapshot is kept"
+            f"the state of {name!r} cannot be restored ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
+            f"{at.lineno}). The rank makes no step from a partly restored state, and the snapshot is kept"
         )
 
 
@@ -142,6 +142,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
     known.add("the session", session)
     things = {name: thing for name, thing in given.items() if thing is not None}
     found: dict[str, Source] = {}
+    parts: set[int] = set()  # the ids of all modules of the sources
 
     def made(name: str, thing: Any) -> None:
         found[name] = source = source_of(name, thing, known)
@@ -149,6 +150,7 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
             known.lenders.add(name, source.lent)
         if isinstance(source, Modules):
             known.lenders.modules[name] = source.by_path
+            parts.update(id(each) for chunk in source.chunks for each in chunk.modules())
 
     for name, thing in things.items():
         made(name, thing)
@@ -159,20 +161,11 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
     def further(name: str, thing: Any) -> str:
         name = known.add(name, thing)
         made(name, thing)
-        note_parts(found[name])
         return name
-
-    parts: set[int] = set()
-
-    def note_parts(source: Source) -> None:
-        if isinstance(source, Modules):
-            parts.update(id(each) for chunk in source.chunks for each in chunk.modules())
 
     def there(*things: Any) -> bool:
         return any(id(each) in known.names or id(each) in parts for each in things)
 
-    for source in found.values():
-        note_parts(source)
     for name, source in _growing(found) if look_through else ():
         if isinstance(source, (Values, Stateful)):
             source.look_through(further)

@@ -46,7 +46,12 @@ class Beginnings:
         if id(thing) in self._began:
             return
         own, kind = dict(looked_at(thing, owner)), type(thing)
-        others = {name for name, value in own.items() if self.is_foreign(value, kind) or self._is_closed(value, kind)}
+        others = {
+            name
+            for name, value in own.items()
+            # Most values from installed packages that no snapshot can store never change.
+            if self._may_change(value) and (not is_value(type(value), kind) or not self._foreign.packs(value))
+        }
         for name in others:
             self._foreign.begin(own[name], name)
         made = {
@@ -71,17 +76,13 @@ class Beginnings:
 
     def is_foreign(self, value: Any, of: type) -> bool:
         """Whether the value is a third-party object that may change, and that each restart recreates."""
-        kind: Any = type(value)
-        if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
-            return False
-        return not (is_value(kind, of) or is_scripts(kind.__module__))
+        return self._may_change(value) and not is_value(type(value), of)
 
-    def _is_closed(self, value: Any, of: type) -> bool:
-        """Whether the value comes from the installed package of its module, and no snapshot can store it. Most such values never change."""
+    def _may_change(self, value: Any) -> bool:
         kind: Any = type(value)
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
-        return is_value(kind, of) and not is_scripts(kind.__module__) and not self._foreign.packs(value)
+        return not is_scripts(kind.__module__)
 
 
 def _is_sparse(value: Any) -> bool:

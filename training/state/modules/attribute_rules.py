@@ -25,14 +25,14 @@ from ...warm.side_effects import is_scripts
 from ..values import type_adapters
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, has_a_name, kind_of
-from ..values.kind import is_source
+from ..values.kind import class_of, is_source
 from ..values.packing import MAPPINGS
 from ..values.sharded_tensors import is_sharded
 
 _OF_EVERY_MODULE = frozenset(vars(Module()))
 _LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module", "torch.nn.utils.parametriz")
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
-_FRAMEWORKS = ("torch", "builtins", *_CLOSED)
+FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", *_CLOSED)
 """Frameworks whose objects belong to one process. Their optimizer wrappers keep no training state in their attributes."""
 _ON_PARAMETERS = frozenset(
@@ -79,7 +79,7 @@ def owner_of(kind: Any) -> Owner | None:
     names = [each.__module__ for each in kind.__mro__ if each is not Module]
     if any(_root(name) in _CLOSED or name.startswith("torch.nn.parallel") for name in names):
         return None
-    if not all(_root(name) in _FRAMEWORKS for name in names):
+    if not all(_root(name) in FRAMEWORKS for name in names):
         return Owner.SCRIPT
     return Owner.LAYER if any(name.startswith(_LAYERS) for name in names) else None
 
@@ -87,7 +87,7 @@ def owner_of(kind: Any) -> Owner | None:
 def every(thing: Any) -> dict[str, Any]:
     """Return all attributes of a module or parameter, without those that every module has."""
     own = {name: value for name, value in vars(thing).items() if name not in _OF_EVERY_MODULE}
-    if slots := slots_of(_kind(thing)):
+    if slots := slots_of(class_of(thing)):
         own |= {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
     return own
 
@@ -98,13 +98,9 @@ def slots_of(kind: Any) -> frozenset[str]:
     return frozenset(copyreg._slotnames(kind)) if issubclass(kind, Module) else frozenset()  # type: ignore[attr-defined]
 
 
-def has_slots(thing: Any) -> bool:
-    return bool(slots_of(_kind(thing)))
-
-
 def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
     """Set the attributes `come` on a module or parameter, and delete those named in `gone`."""
-    attributes, slots = vars(thing), slots_of(_kind(thing))
+    attributes, slots = vars(thing), slots_of(class_of(thing))
     for name in gone:
         if name in slots:
             object.__delattr__(thing, name)
@@ -119,7 +115,7 @@ def change(thing: Any, come: Mapping[str, Any], gone: Collection[str]) -> None:
 
 def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
     """Yield the attributes of a module or parameter that the script may have set."""
-    own, kind = every(thing), _kind(thing)
+    own, kind = every(thing), class_of(thing)
     if owner is Owner.SCRIPT:
         yield from own.items()
     elif owner is Owner.LAYER:
@@ -138,13 +134,13 @@ def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
 
 def is_fixed(value: Any) -> bool:
     """Whether comparing identities is enough to find a change: the value never changes, or the Session saves it as a source of its own."""
-    return is_constant(value) or is_source(_kind(value))
+    return is_constant(value) or is_source(class_of(value))
 
 
 def is_constant(value: Any) -> bool:
-    kind = _kind(value)
+    kind = class_of(value)
     if kind is types.MethodType:
-        return not (is_scripts_object(value) or kind_of(_kind(value.__self__)) in type_adapters.CHANGING)
+        return not (is_scripts_object(value) or kind_of(class_of(value.__self__)) in type_adapters.CHANGING)
     if type_adapters.is_bound(value):
         return False
     if kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value))):
@@ -160,7 +156,7 @@ def is_by_name(kind: Any) -> bool:
 
 def is_told(value: Any) -> bool:
     """Whether a snapshot can store the constant. It can store any constant except a function without a name."""
-    return not is_by_name(_kind(value)) or has_a_name(value)
+    return not is_by_name(class_of(value)) or has_a_name(value)
 
 
 def is_scripts_function(value: Any) -> bool:
@@ -194,7 +190,7 @@ def is_value(kind: type, of: type) -> bool:
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
         return True
-    mine = {_root(each.__module__) for each in of.__mro__} - {*_FRAMEWORKS, *WRAPPERS}
+    mine = {_root(each.__module__) for each in of.__mro__} - {*FRAMEWORKS, *WRAPPERS}
     if known is None or known is GLOBAL:
         return False
     return _root(kind.__module__) in mine or is_scripts(kind.__module__)
@@ -203,7 +199,7 @@ def is_value(kind: type, of: type) -> bool:
 def is_scripts_object(value: Any) -> bool:
     """Whether the value is a changeable object of one of the script's classes, a method of such an object, or a partial that contains
     one."""
-    kind = _kind(value)
+    kind = class_of(value)
     if kind is types.MethodType:
         return is_scripts_object(value.__self__)
     if kind is functools.partial:
@@ -215,7 +211,7 @@ def is_scripts_object(value: Any) -> bool:
 
 def declares(value: Any) -> bool:
     """Whether the value has a `state_dict` and is one of the script's objects, or torch's GradScaler."""
-    kind = _kind(value)
+    kind = class_of(value)
     if kind in PLAIN or isinstance(value, (Module, type)) or not is_source(kind):
         return False
     return is_scripts(kind.__module__) or isinstance(value, torch.amp.GradScaler)
@@ -237,10 +233,6 @@ def is_made_late(value: Any) -> bool:
     """Whether the value is an optimizer, a scheduler, or a script's object with a `state_dict`. If made before the Session, it is a
     source."""
     return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
-
-
-def _kind(value: Any) -> Any:
-    return type(value)
 
 
 def _root(name: str) -> str:

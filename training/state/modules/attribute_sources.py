@@ -1,8 +1,10 @@
-"""Find other sources (objects that the Session saves) in the attributes of modules: optimizers, schedulers, and further modules."""
+"""Find other sources (objects that the Session saves) in the attributes of modules and of the script's objects: optimizers, schedulers,
+further modules, objects with a `state_dict`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,14 +12,21 @@ from torch.nn import Module
 
 from ....checkpoint.format.pytree_walk import PLAIN, Walk
 from ....resilience.errors import SnapshotError
+from ...warm.side_effects import is_scripts
 from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Loans
+from ..values.class_adapters import OBJECT, kind_of
+from ..values.kind import class_of, is_source, slot_values, slots_of
 from ..values.session_parts import Parts
 from .attribute_rules import WRAPPERS, declares, looked_at, owner_of
 from .module_tensors import join
 
 _LEVELS = 4
 """The depth to which nested containers in an attribute are searched."""
+_LEVELS_OF_OBJECTS = 3
+"""The deepest nesting of objects that is searched for objects with a state of their own."""
+_FEW = 256
+"""The most elements of a container that is searched. A longer container is taken to have no such objects."""
 _EASY = frozenset((*PLAIN, *TENSORS))
 
 
@@ -44,22 +53,30 @@ def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[
         kind: Any = type(module)
         owner = owner_of(kind)
         for name, value in looked_at(module, owner) if owner else ():
-            for keys, each in _sources(value, 0):
+            optimizer = isinstance(value, torch.optim.Optimizer)
+            for keys, each in [((), value)] if optimizer else search(value, is_source_apart, members, _LEVELS):
                 if id(each) not in parts:
                     yield labels.join(join(path, name), keys), each
 
 
-def _sources(value: Any, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the sources in a value, each after the keys that lead to it."""
-    if isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value):
+def search(
+    value: Any, wanted: Callable[[Any], bool], inside: Callable[[Any], Iterable[tuple[Any, Any]]], levels: int
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the wanted objects in a value, each after the keys that lead to it. inside: returns a value's parts with their keys. levels:
+    the deepest nesting that is searched."""
+    if wanted(value):
         yield (), value
-    elif isinstance(value, torch.optim.Optimizer):
-        if not (level and is_wrapped(value)):
-            yield (), value
-    elif level < _LEVELS:
-        for key, each in members(value):
-            for keys, found in _sources(each, level + 1):
+    elif levels:
+        for key, each in [*inside(value)]:
+            for keys, found in search(each, wanted, inside, levels - 1):
                 yield (key, *keys), found
+
+
+def is_source_apart(value: Any) -> bool:
+    """Whether the value is saved as a source of its own: a model, an optimizer, a scheduler, an object with a `state_dict`."""
+    if isinstance(value, torch.optim.Optimizer):
+        return not is_wrapped(value)
+    return isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
 
 def members(value: Any) -> Collection[tuple[Any, Any]]:
@@ -69,3 +86,29 @@ def members(value: Any) -> Collection[tuple[Any, Any]]:
     if _EASY.issuperset(map(type, value.values() if isinstance(value, dict) else value)):
         return ()
     return value.items() if isinstance(value, dict) else [*enumerate(value)]
+
+
+def sources_in(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield each object with a state of its own, after the keys and attributes that lead to it from `value`."""
+    return search(value, is_source_apart, _inside, _LEVELS_OF_OBJECTS)
+
+
+def _inside(value: Any) -> Collection[tuple[Any, Any]]:
+    if is_source(class_of(value)):
+        return ()
+    apart = isinstance(value, types.SimpleNamespace) or is_own_object(value)
+    pairs = own_attributes(value).items() if apart else members(value)
+    return pairs if len(pairs) <= _FEW else ()
+
+
+def is_own_object(value: Any) -> bool:
+    """Whether `value` is an instance of a class of the script that has no `state_dict`."""
+    kind = class_of(value)
+    known = None if type(value) in PLAIN or is_source(kind) else kind_of(kind)
+    of_script = known is not None and known.name == OBJECT and is_scripts(kind.__module__)
+    return of_script and bool(slots_of(kind) or hasattr(value, "__dict__"))
+
+
+def own_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes in the object's `__dict__` and in its slots."""
+    return {**getattr(value, "__dict__", {}), **slot_values(value)}

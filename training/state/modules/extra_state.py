@@ -32,8 +32,8 @@ class Extra:
         for name, module in self._states.items():
             if not _own(module, "set_extra_state"):
                 raise SnapshotError(
-                    f"the module {name or 'itself'} ({type(module).__name__}) has get_extra_state and no set_extra_state: what it gives "
-                    "could not be put back. Give it both"
+                    f"the module {name or 'itself'} ({type(module).__name__}) has get_extra_state and no set_extra_state: "
+                    "no restart could restore its extra state. Give it both"
                 )
 
     def collect(self) -> Nested:

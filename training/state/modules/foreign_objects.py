@@ -21,9 +21,10 @@ from ....checkpoint.format.pytree_walk import PLAIN
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
-from ..values.kind import is_source, slot_values
+from ..values.kind import class_of, is_source, slot_values
 from ..values.type_adapters import CHANGELESS, CHANGING
 from ..values.value_source import Packed
+from .attribute_rules import FRAMEWORKS, WRAPPERS
 
 _MOST = 2000
 """The most parts of all such objects of a model together. Comparing this many parts takes 1 ms at each snapshot."""
@@ -31,10 +32,7 @@ _MOST_BYTES = 1 << 24
 """The most bytes of arrays and tensors in one object. The rank keeps a copy of their first contents."""
 _FLAT = 10
 """The number of attributes with constant values that can be compared in the time that one part takes."""
-_OURS = frozenset(
-    ("torch", "builtins", "megatron", "transformer_engine", "deepspeed", "apex", "accelerate", "lightning")
-)
-_OTHERS = frozenset((*_OURS, "pytorch_lightning", "lightning_fabric", "mt_resilient", "logging"))
+_OTHERS = frozenset((*FRAMEWORKS, *WRAPPERS, "mt_resilient", "logging"))
 _PLAIN = (
     "torch.quasirandom",
     "torch.distributions",
@@ -66,7 +64,7 @@ def is_foreign(kind: Any) -> bool:
 
 
 class TooMany(Exception):
-    """The error for an object that has too many parts."""
+    """An object has too many parts."""
 
 
 def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
@@ -74,8 +72,8 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
     raises. Raises TooMany if the value has more than `room` parts, or arrays and tensors of more than `most_bytes`."""
     found: list[Any] = []
     seen: set[int] = set()
-    size, made = 0, False
-    """made: whether the tensors were created only for this comparison. Then their contents are compared."""
+    size = 0
+    made = False  # whether the tensors were created only for this comparison. Then their contents are compared
 
     def down(value: Any) -> None:
         nonlocal size, made
@@ -154,7 +152,7 @@ class Foreign:
         if self.parts > room:
             raise TooMany
         if self._flat is None:
-            self._began = self._now()
+            self._began = parts_of(thing, room)
             self.parts += len(self._began)
         self._packed: Any = None
 
@@ -164,17 +162,14 @@ class Foreign:
             self._packed = [copy.deepcopy(packed.pack(self.thing))]
 
     def has_changed(self) -> bool:
-        try:
-            return self._differs()
-        except Exception:  # too many parts; a file that is closed; another thread that writes to it
-            return True
-
-    def _differs(self) -> bool:
         held = vars(self.thing)
-        if self._flat is not None:
+        try:
+            if self._flat is None:
+                return not alike(self._began, parts_of(self.thing, self._room))
             keys, values = self._flat
             return not (len(held) == len(keys) and [*held] == keys and all(map(is_, held.values(), values)))
-        return not alike(self._began, self._now())
+        except Exception:  # too many parts; a file that is closed; another thread that writes to it
+            return True
 
     def put_back(self, packed: Packed) -> None:
         """Restore the object's contents from when the loop began."""
@@ -183,9 +178,6 @@ class Foreign:
             vars(self.thing).update(zip(*self._flat, strict=True))
         elif self._packed and self.has_changed():
             packed.unpack(copy.deepcopy(self._packed[0]), self.thing)
-
-    def _now(self) -> list[Any]:
-        return parts_of(self.thing, self._room)
 
 
 class Foreigners:
@@ -213,7 +205,7 @@ class Foreigners:
             return
         self._room -= made.parts
         self._known[id(thing)] = made
-        if not is_source(_kind(thing)):
+        if not is_source(class_of(thing)):
             try:
                 made.freeze(self._packed(called))
             except Exception:  # a lock inside it, say: if the object changes, the rank reports that
@@ -246,11 +238,11 @@ class Foreigners:
         """Restore the contents that all objects had when the loop began, except for objects whose ids are in `but`."""
         for known in self._known.values():
             if known is not None and id(known.thing) not in but:
-                known.put_back(self._packed(_kind(known.thing).__qualname__))
+                known.put_back(self._packed(class_of(known.thing).__qualname__))
 
 
 def _never_changes(value: Any) -> bool:
-    kind = _kind(value)
+    kind = class_of(value)
     return kind in PLAIN or id(kind_of(kind)) in _FIXED
 
 
@@ -275,7 +267,3 @@ def _alike(began: Any, now: Any) -> bool:
 
 def _version(tensor: Any) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def _kind(value: Any) -> Any:
-    return type(value)

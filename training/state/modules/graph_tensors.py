@@ -5,6 +5,7 @@ A backward pass frees the graph, so a script detaches such a tensor before it us
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import torch
@@ -30,13 +31,12 @@ class WithoutGraph:
             return value, ""
         before = self._bytes
         found = self._down(value, 0)
-        if found is value:
-            return value, ""
-        if _is_computed(thing, name):
+        parameters = getattr(thing, "_parameters", {})
+        if found is value or any(f"{name}{end}" in parameters for end in _COMPUTED):
             return value, ""
         if self._bytes > _MOST_BYTES:
             self._bytes = before
-            return value, "it has a graph of gradients behind it, and is large. Keep its .detach()"
+            return value, "it has an autograd graph, and is large. Keep its .detach()"
         return found, ""
 
     def _down(self, value: Any, level: int) -> Any:
@@ -49,7 +49,7 @@ class WithoutGraph:
             return value
         held = list(value.values() if type(value) is dict else value)
         found = [self._down(each, level + 1) for each in held]
-        if all(map(lambda one, other: one is other, found, held)):
+        if all(map(is_, found, held)):
             return value
         return dict(zip(value, found, strict=True)) if type(value) is dict else type(value)(found)
 
@@ -71,8 +71,3 @@ def _may_have(value: Any) -> bool:
     if kind in (list, tuple):
         return not PLAIN.issuperset(map(type, value))
     return kind is dict or isinstance(value, torch.Tensor)
-
-
-def _is_computed(thing: Any, name: str) -> bool:
-    parameters = getattr(thing, "_parameters", {})
-    return any(f"{name}{end}" in parameters for end in _COMPUTED)

@@ -19,10 +19,11 @@ from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import LayoutError, SnapshotError
 from ...attach.rank_stderr import say
 from ..values.borrowed_memory import Lenders, Loans
+from ..values.kind import class_of
 from ..values.session_parts import Parts
 from ..values.type_adapters import is_bound
 from ..values.value_source import Known, Packed
-from . import attribute_rules, hook_objects
+from . import attribute_rules
 from .attribute_beginnings import Beginnings
 from .attribute_rules import (
     Owner,
@@ -39,9 +40,8 @@ from .attribute_rules import (
 )
 from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
-from .hook_objects import Held
-from .hook_removals import Removals
-from .unsaved_parts import moves, note
+from .hooks import Hooks, hooks_of_modules
+from .unsaved_parts import Reports, moves, note
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
 """Keys besides the modules' paths and the parameters' names (which begin with one dot). Torch allows no name that begins with a dot."""
@@ -56,9 +56,7 @@ class Attributes:
         self._modules: dict[str, tuple[Module, Owner]] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         """The parameters of these modules. Each key is a dot and the parameter's full name."""
-        self._hooks: dict[str, Held] = {}
-        """The objects inside the hooks that existed when the loop began, by the hook's name."""
-        self._removals = Removals()
+        self._hooks = Hooks()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
         """For each module with nothing to record: the number of its attributes, and the names and values to compare."""
         self._stays: dict[str, Any] = {}
@@ -75,8 +73,7 @@ class Attributes:
         """The names of attributes that existed when first seen and that the script has deleted, by path."""
         self._dropped: set[tuple[str, str]] = set()
         """Attributes that snapshots do not contain, or no longer contain."""
-        self._told: set[tuple[type, str]] = set()
-        """The attributes in `_dropped` that the rank has already reported, by class and name."""
+        self._reports = Reports()
         self.look(modules)
 
     def look(self, modules: Mapping[str, Any]) -> None:
@@ -100,10 +97,7 @@ class Attributes:
         self._gifted = {name for name, each in self._parameters.items() if self._beginnings.of(each).kept}
         for path, module in fresh.items():
             self._say_what_is_lost(path, module)
-        self._removals.of_modules(fresh)
-        for place, held in hook_objects.of_modules(fresh):
-            self._hooks.setdefault(place, held)
-            note(self._stays, _HOOKS, {place: held()})
+        note(self._stays, _HOOKS, self._hooks.add(hooks_of_modules(fresh)))
         self._calm.clear()
         self._gone.clear()
 
@@ -125,16 +119,16 @@ class Attributes:
                 told[path] = found
                 continue
             own = attribute_rules.every(module)
-            if not attribute_rules.has_slots(module):
+            if not attribute_rules.slots_of(class_of(module)):
                 self._calm[path] = len(held), [*own], [*own.values()]
         for name, parameter in self._with_attributes():
             if found := self._found(name, parameter, Owner.PARAMETER):
                 told[name] = found
         if self._gone:
             told[_GONE] = dict(self._gone)
-        if removed := self._removals.gone():
+        if removed := self._hooks.gone():
             told[_REMOVED] = removed
-        if self._hooks and (found := self._in_hooks()):
+        if found := self._in_hooks():
             told[_HOOKS] = found
         self._lenders.sharing.note(self._name, self._shareable(told))
         if not told:
@@ -170,13 +164,13 @@ class Attributes:
         on_tensors = {name: self._parameters[name] for name in (kept[1] if kept else ()) if name in self._parameters}
         things = dict(self._things()) | {name: (each, Owner.PARAMETER) for name, each in on_tensors.items()}
         live = {path: dict(looked_at(thing, owner)) for path, (thing, owner) in things.items()}
-        live[_HOOKS] = {place: held() for place, held in self._hooks.items()}
+        live[_HOOKS] = self._hooks.objects()
         told = self._packed.unpack(kept[1], live) if kept else {}
         in_hooks, gone = told.pop(_HOOKS, {}), told.pop(_GONE, {})
-        self._removals.restore(told.pop(_REMOVED, {}))
+        self._hooks.restore(told.pop(_REMOVED, {}))
         if lost := told.keys() - things.keys():
-            raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run has not")
-        if missing := in_hooks.keys() - self._hooks.keys():
+            raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run does not have")
+        if missing := in_hooks.keys() - self._hooks.objects().keys():
             say(
                 f"{self._name}: the hook {min(missing)} is not registered in this run. What it had in the snapshot is left out"
             )
@@ -226,8 +220,8 @@ class Attributes:
 
     def _in_hooks(self) -> dict[str, Any]:
         found = {}
-        for place, held in self._hooks.items():
-            value, why = self._without_graph.of(self, "", held())
+        for place, held in self._hooks.objects().items():
+            value, why = self._without_graph.of(self, "", held)
             if why:
                 self._drop(_HOOKS, place, why)
             elif value is not None and self._is_kept(_HOOKS, place, value, object):
@@ -236,41 +230,34 @@ class Attributes:
 
     def _tells(self, path: str, name: str, value: Any, began: Any, of: type) -> bool:
         if is_constant(value):
-            return not same(value, began) and (is_told(value) or self._leave(path, name, value, began))
+            if same(value, began):
+                return False
+            if not (is_told(value) or is_remade(value, began)):
+                why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
+                self._drop(path, name, why, told=is_scripts_function(value))
+            return is_told(value)
         if value is began and id(value) not in self._foreign.changed:
             return False
         return self._is_kept(path, name, value, of)
-
-    def _leave(self, path: str, name: str, value: Any, began: Any) -> bool:
-        """Return False: the function stays as the script made it. If the function is the script's own, the rank reports that it is not
-        saved."""
-        if not is_remade(value, began):
-            why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
-            self._drop(path, name, why, told=is_scripts_function(value))
-        return False
 
     def _is_kept(self, path: str, name: str, value: Any, of: type) -> bool:
         if isinstance(value, torch.Tensor) and is_in_graph(value):
             return False
         place = path, name, type(value)
         if place not in self._keeps:
-            others = self._beginnings.is_foreign(value, of)
             self._keeps[place] = (
                 is_value(type(value), of)
                 or is_scripts_object(value)
-                or others
+                or self._beginnings.is_foreign(value, of)
                 or is_made_late(value)
                 or moves(value)
                 or is_bound(value)
-                or self._points(value)
+                or (isinstance(value, Module) and Parts(self._lenders).said(value) is not None)
             )
             if self._keeps[place] and (why := self._against(path, name, value)):
                 self._keeps[place] = False
                 self._drop(path, name, why)
         return self._keeps[place]
-
-    def _points(self, value: Any) -> bool:
-        return isinstance(value, Module) and Parts(self._lenders).said(value) is not None
 
     def _against(self, path: str, name: str, value: Any) -> str:
         """Return the reason why a snapshot could not restore the value unchanged; empty if it could."""
@@ -278,12 +265,7 @@ class Attributes:
             return f"its {type(value).__qualname__} came after the Session was made. Make it before, and give it to the Session"
         if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):
             return why
-        try:
-            packed = Packed(self._called(path, name), self._known)
-            packed.prove(packed.pack(value))
-        except SnapshotError as error:
-            return str(error)
-        return ""
+        return self._packed.why_not(value, self._called(path, name))
 
     def _called(self, path: str, name: str) -> str:
         parts = (self._name, "" if path == _HOOKS else path.lstrip("."), name)
@@ -291,10 +273,6 @@ class Attributes:
 
     def _drop(self, path: str, name: str, why: str, any_more: str = "", told: bool = True) -> None:
         self._dropped.add((path, name))
-        thing = self._modules.get(path, (self, None))[0]
-        kind = type(thing), name if thing is not self else f"{path} {name}"
-        if told and kind not in self._told:
-            self._told.add(kind)
-            called = self._called(path, name)
-            why = why.removeprefix(f"{called} can't be saved: ")
-            say(f"{called} is not kept{any_more}, and a recovery goes on with another one: {why}")
+        if told:
+            key = (type(self._modules[path][0]), name) if path in self._modules else (path, name)
+            self._reports.not_kept(key, self._called(path, name), why, any_more)

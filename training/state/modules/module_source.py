@@ -29,6 +29,7 @@ _STATELESS: Any = (type(None), getattr(torch.distributed, "ProcessGroup", type(N
 """Types of a communication hook's state that store nothing between steps."""
 _NAMED = 3
 """The most tensors that an error message names when tensors do not fit."""
+_parameter, _buffer = "the parameter {}".format, "the buffer {}".format
 _MADE = attrgetter("shape", "dtype", "requires_grad")
 
 
@@ -171,7 +172,7 @@ class Modules:
         if odd:
             more = f", and so on ({len(odd)} tensors)" if len(odd) > _NAMED else ""
             raise LayoutError(
-                f"{', '.join(odd[:_NAMED])}{more}; it was taken with another model or another parallel layout"
+                f"{', '.join(odd[:_NAMED])}{more}; the snapshot was taken with another model or another parallel layout"
             )
         outline.follow(told, pieces)
 
@@ -220,11 +221,3 @@ class Modules:
             self._attributes.look(self._outline.modules)
             self._seen, self._stale = [], False
         return self._outline
-
-
-def _parameter(name: str) -> str:
-    return f"the parameter {name}"
-
-
-def _buffer(name: str) -> str:
-    return f"the buffer {name}"

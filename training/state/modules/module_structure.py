@@ -90,7 +90,7 @@ class Outline:
 
     def changes(self) -> Nested:
         """Return the changes since the loop began, as plain values; empty if there are none."""
-        shapes, told = self._shapes_now(), {}
+        shapes = self._shapes_now()
         changed = {
             name: [self._shapes.get(name, _ABSENT), shapes.get(name, _ABSENT), self._persists(name)]
             for name in (*self._shapes, *(name for name in shapes if name not in self._shapes))
@@ -100,10 +100,8 @@ class Outline:
             n: each.requires_grad for n, each in self._flagged().items() if each.requires_grad != self._flags.get(n)
         }
         modes = {n: m.training for n, m in self.modules.items() if m.training != self._modes.get(n)}
-        for key, value in (("tensors", changed), ("requires_grad", flags), ("training", modes)):
-            if value:
-                told[key] = value
-        return told
+        told = {"tensors": changed, "requires_grad": flags, "training": modes}
+        return {key: value for key, value in told.items() if value}
 
     def put_back(self, objects: Objects) -> None:
         """Put exactly these objects back into the modules, and nothing else."""
@@ -158,7 +156,9 @@ class Outline:
             live.data, live.grad = _room(piece, live.device, wanted), None
         elif wanted == _NONE or (live is None and piece is not None):  # tied tensors: only the first name has a piece
             there = (
-                None if wanted == _NONE or piece is None else _room(piece, _device(module, self._parameters()), wanted)
+                None
+                if wanted == _NONE or piece is None
+                else _room(piece, _device(module, self._tensors("_parameters")), wanted)
             )
             module.__dict__.pop(key, None)
             module.register_buffer(key, there, persistent=persists)
@@ -167,36 +167,31 @@ class Outline:
         """Return, by name, the structure that only the script can build: modules, parameters, and names that share one tensor."""
         kinds = {name: f"a {type(m).__module__}.{type(m).__qualname__}" for name, m in self.modules.items()}
         first: dict[int, str] = {}
-        for name, each in (parameters := self._parameters()).items():
+        for name, each in (parameters := self._tensors("_parameters")).items():
             one = first.setdefault(id(each), name)
             kinds[name] = "a parameter" if one == name else f"the parameter {one}"
-        for name, each in self._buffers().items():
+        for name, each in self._tensors("_buffers").items():
             if (one := first.setdefault(id(each), name)) != name:
                 kinds[name] = f"the {'parameter' if one in parameters else 'buffer'} {one}"
         return kinds
 
-    def _parameters(self) -> dict[str, torch.Tensor]:
+    def _tensors(self, part: str) -> dict[str, torch.Tensor]:
+        """Return the `_parameters` or the `_buffers` of all modules, by name."""
         return {
             join(path, key): each
             for path, module in self.modules.items()
-            for key, each in module._parameters.items()
-            if each is not None
-        }
-
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        return {
-            join(path, key): each
-            for path, module in self.modules.items()
-            for key, each in module._buffers.items()
+            for key, each in getattr(module, part).items()
             if each is not None
         }
 
     def _flagged(self) -> dict[str, torch.Tensor]:
         """Return the tensors whose `requires_grad` can be set."""
-        return self._parameters() | {name: each for name, each in self._buffers().items() if each.is_leaf}
+        return self._tensors("_parameters") | {
+            name: each for name, each in self._tensors("_buffers").items() if each.is_leaf
+        }
 
     def _shapes_now(self) -> Shapes:
-        shapes = {name: shape_of(each) for name, each in self._parameters().items()}
+        shapes = {name: shape_of(each) for name, each in self._tensors("_parameters").items()}
         for path, module in self.modules.items():
             shapes |= {join(path, key): _NONE if b is None else shape_of(b) for key, b in module._buffers.items()}
         return shapes

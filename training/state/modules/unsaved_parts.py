@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ....checkpoint.format.pytree_walk import PLAIN
+from ...attach.rank_stderr import say
 from ...warm.side_effects import is_scripts
 from ..values.class_adapters import OBJECT, has_a_name, kind_of
 from ..values.kind import is_source
@@ -39,6 +40,21 @@ _OF_A_PROCESS = (
 _LEVELS = 12
 _MOST = 10_000
 """The most parts of one attribute that are searched."""
+
+
+class Reports:
+    """Reports about attributes that a recovery does not restore, one for each key."""
+
+    def __init__(self) -> None:
+        self._told: set[Any] = set()
+
+    def say(self, key: Any, text: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            say(text)
+
+    def not_kept(self, key: Any, called: str, why: str, any_more: str = "") -> None:
+        self.say(key, f"{called} is not kept{any_more}, and a recovery goes on with another value: {why}")
 
 
 def note(stays: dict[str, Any], path: str, held: Mapping[str, Any]) -> None:
@@ -83,11 +99,8 @@ def _stays(value: Any) -> bool:
         return True
     if isinstance(value, (torch.Tensor, np.ndarray)) or is_source(kind) or is_sharded(kind):
         return False
-    return kind_of(kind) is None and not _is_container(value) and not moves(value)
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, (dict, list, tuple, deque, set, frozenset))
+    container = isinstance(value, (dict, list, tuple, deque, set, frozenset))
+    return kind_of(kind) is None and not container and not moves(value)
 
 
 def _within(value: Any) -> Iterator[Any]:

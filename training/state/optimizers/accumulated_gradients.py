@@ -91,9 +91,9 @@ class Accumulation:
             if not self._told:
                 self._told = True
                 self._tell(
-                    f"no snapshot is taken while gradients are added up in {hidden}: a fault goes back to a step before"
+                    f"no snapshot is taken while gradients accumulate in {hidden}: a fault goes back to an earlier step"
                 )
-            raise Halfway(f"gradients are added up in {hidden}")
+            raise Halfway(f"gradients accumulate in {hidden}")
         return {"found": bytes(found), "sums": sums} if any(found) else {}
 
     def _kind(self, parameter: torch.Tensor) -> int:
@@ -145,10 +145,8 @@ def _fits(parameter: torch.Tensor) -> bool:
 def _parts(gradient: torch.Tensor) -> Any:
     if gradient.layout is not torch.sparse_coo:
         return local(gradient)
-    indices, values = (
-        gradient._indices(),
-        gradient._values(),
-    )  # copies, because backward resizes them, which torch forbids while another tensor reads them
+    # Copies, because backward resizes them, which torch forbids while another tensor reads them.
+    indices, values = gradient._indices(), gradient._values()
     return {"indices": indices.clone(), "values": values.detach().clone(), "coalesced": gradient.is_coalesced()}
 
 

@@ -6,7 +6,7 @@ so its attributes belong to the training state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from ...warm.side_effects import is_scripts
 from ..modules.attribute_rules import WRAPPERS, is_by_name
-from ..modules.attribute_sources import members
+from ..modules.attribute_sources import members, search
 from ..tensors.in_place import Nested
 from ..values.session_parts import Parts
 from ..values.unpacking import Unpacking
@@ -56,7 +56,7 @@ def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[s
     """Yield the objects of this class in the optimizer's attributes, each after its path."""
     for attribute, value in vars(optimizer).items():
         if attribute not in of_every_optimizer():
-            for keys, each in _of_kind(value, kind, 0):
+            for keys, each in search(value, lambda each: isinstance(each, kind), _inside, _LEVELS):
                 yield labels.join(attribute, keys), each
 
 
@@ -132,19 +132,11 @@ def _is_face_of(outer: Optimizer, inner: Optimizer) -> bool:
     return state_of(outer) is state_of(inner) and outer.param_groups is inner.param_groups
 
 
-def _of_kind(value: Any, wanted: type, level: int) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the `wanted` objects in a value, its containers and the script's objects in it, each after the keys that lead to it."""
-    if isinstance(value, wanted):
-        yield (), value
-        return
+def _inside(value: Any) -> Collection[tuple[Any, Any]]:
+    """Return the members of a container, or the attributes of a script's object, with their keys."""
     kind: Any = type(value)
-    pairs = members(value)
     apart = isinstance(value, (dict, list, tuple, torch.nn.Module, Optimizer)) or is_by_name(kind)
-    if not apart and is_scripts(kind.__module__):
-        pairs = getattr(value, "__dict__", {}).items()
-    for key, each in [*pairs] if level < _LEVELS else ():
-        for keys, found in _of_kind(each, wanted, level + 1):
-            yield (key, *keys), found
+    return members(value) if apart or not is_scripts(kind.__module__) else getattr(value, "__dict__", {}).items()
 
 
 def _package(optimizer: Optimizer) -> str:

@@ -11,13 +11,11 @@ from torch.optim import Optimizer
 
 from ....checkpoint.format.pytree import Tagged
 from ....resilience.errors import SnapshotError
-from ...attach.rank_stderr import say
-from ..modules import hook_objects
 from ..modules.attribute_rules import is_private, why_lost
-from ..modules.hook_objects import Held
-from ..modules.hook_removals import Removals
+from ..modules.hooks import OF_OPTIMIZERS, Hooks, hooks_of_optimizer
+from ..modules.unsaved_parts import Reports
 from ..values.borrowed_memory import Lenders
-from ..values.kind import is_source
+from ..values.kind import class_of, is_source
 from ..values.value_source import Known, Packed
 from .nested_optimizers import framework, of_every_optimizer
 from .optimizer_packing import FUNCTIONS
@@ -31,15 +29,14 @@ class PutOn:
         """name: the optimizer's name. lenders: sources whose memory the attributes' values may use."""
         self._name = name
         self._packed = Packed(name, Known(lenders))
+        self._reports = Reports()
         self._kept: dict[tuple[str, str, type], bool] = {}
         """Whether a snapshot can store the attribute, by part (one torch optimizer), attribute name and type."""
         self._began: dict[str, set[str]] = {}
         self._defaults: dict[str, dict[str, Any]] = {}
         """The names of the attributes (`_began`) and the `defaults` when first seen, by part."""
-        self._hooks: dict[str, dict[str, Held]] = {}
-        """The objects inside the hooks of each part."""
-        self._removals: dict[str, Removals] = {}
-        """The removed hooks of each part."""
+        self._hooks: dict[str, Hooks] = {}
+        """The hooks of each part."""
 
     def collect(self, part: str, optimizer: Optimizer) -> Any:
         """Return the packed attributes; empty if there are none."""
@@ -47,8 +44,10 @@ class PutOn:
             self._say_what_is_lost(optimizer)
         held = _put_on(optimizer)
         gone = sorted(self._began.setdefault(part, {*held}) - vars(optimizer).keys())
-        held |= self._changed_defaults(part, optimizer) | self._in_hooks(part, optimizer)
-        removed = self._removed(part, optimizer).gone()
+        hooks = self._hooks_of(part, optimizer)
+        held |= self._changed_defaults(part, optimizer)
+        held |= {place: value for place, value in hooks.objects().items() if value is not None}
+        removed = hooks.gone()
         held |= ({_GONE: gone} if gone else {}) | ({_REMOVED: removed} if removed else {})
         if not held:
             return {}
@@ -65,11 +64,10 @@ class PutOn:
     def restore(self, part: str, optimizer: Optimizer, kept: Any) -> None:
         if self._changed_defaults(part, optimizer):
             optimizer.defaults = dict(self._defaults[part])
-        live = _put_on(optimizer)
-        in_hooks = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
-        told = self._packed.unpack(kept[1], live | in_hooks) if kept else {}
-        told = {name: value for name, value in told.items() if not name.startswith(hook_objects.OF_OPTIMIZERS)}
-        self._removed(part, optimizer).restore(told.pop(_REMOVED, {}))
+        live, hooks = _put_on(optimizer), self._hooks_of(part, optimizer)
+        told = self._packed.unpack(kept[1], live | hooks.objects()) if kept else {}
+        told = {name: value for name, value in told.items() if not name.startswith(OF_OPTIMIZERS)}
+        hooks.restore(told.pop(_REMOVED, {}))
         gone, began = told.pop(_GONE, ()), self._began.setdefault(part, {*live})
         for name, value in live.items():
             came = name not in told and name not in began
@@ -78,28 +76,14 @@ class PutOn:
         vars(optimizer).update(told)
 
     def _say_what_is_lost(self, optimizer: Optimizer) -> None:
-        functions = {name: each for name, each in vars(optimizer).items() if isinstance(each, types.FunctionType)}
-        for name, function in functions.items():
-            if why := why_lost(function):
-                self._say_not_kept(name, why)
+        for name, value in vars(optimizer).items():
+            if isinstance(value, types.FunctionType) and (why := why_lost(value)):
+                self._reports.not_kept((id(optimizer), name), f"{self._name}.{name}", why)
 
-    def _say_not_kept(self, name: str, why: Any) -> None:
-        say(f"the attribute {name} of {self._name} is not kept, and a recovery goes on with another one: {why}")
-
-    def _of_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Held]:
+    def _hooks_of(self, part: str, optimizer: Optimizer) -> Hooks:
         if part not in self._hooks:
-            self._hooks[part] = dict(hook_objects.of_optimizer(optimizer))
+            self._hooks[part] = Hooks(hooks_of_optimizer(optimizer))
         return self._hooks[part]
-
-    def _removed(self, part: str, optimizer: Optimizer) -> Removals:
-        if part not in self._removals:
-            self._removals[part] = Removals()
-            self._removals[part].of_optimizer(optimizer)
-        return self._removals[part]
-
-    def _in_hooks(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
-        now = {place: held() for place, held in self._of_hooks(part, optimizer).items()}
-        return {place: value for place, value in now.items() if value is not None}
 
     def _changed_defaults(self, part: str, optimizer: Optimizer) -> dict[str, Any]:
         """Return the `defaults` if they have changed, otherwise an empty dict."""
@@ -111,12 +95,10 @@ class PutOn:
     def _can_be_kept(self, part: str, name: str, value: Any) -> bool:
         place = part, name, type(value)
         if place not in self._kept:
-            try:
-                self._packed.prove(self._packed.pack(value))
-                self._kept[place] = True
-            except SnapshotError as error:
-                self._kept[place] = False
-                self._say_not_kept(name, error)
+            why = self._packed.why_not(value, f"{self._name}.{name}")
+            self._kept[place] = not why
+            if why:
+                self._reports.not_kept(place, f"{self._name}.{name}", why)
         return self._kept[place]
 
 
@@ -129,17 +111,12 @@ def _put_on(optimizer: Optimizer) -> dict[str, Any]:
         for name, value in vars(optimizer).items()
         if name not in known
         and (name[:1] != "_" or is_private(type(optimizer), name, value))
-        and not (_is_function(value) or _is_source(value))
+        and not (_is_function(value) or is_source(class_of(value)))
     }
 
 
 def _is_function(value: Any) -> bool:
     """Whether the value is a function without state that training changes, such as the functions that schedulers set."""
     if isinstance(value, types.MethodType):
-        return _is_source(value.__self__)
+        return is_source(class_of(value.__self__))
     return isinstance(value, (*FUNCTIONS, functools.partial))
-
-
-def _is_source(value: Any) -> bool:
-    kind: Any = type(value)
-    return is_source(kind)

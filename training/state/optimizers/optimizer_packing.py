@@ -210,7 +210,7 @@ class OptimizerUnpacking(Unpacking):
         if tag not in ("module", "state_dict"):
             return super()._tagged(tag, content, live)
         if not (isinstance(live, torch.nn.Module) if tag == "module" else has_state_dict(type(live))):
-            raise NotFound(f"an object with a {tag} is not there any more")
+            raise NotFound(f"an object with a {tag} does not exist any more")
         self._own(live)
         if tag == "module":
             for name, tensor in Modules([live]).tensors().items():

@@ -36,15 +36,13 @@ def misfit(where: str, live: torch.Tensor, piece: Piece) -> str:
 
 def fits(where: str, live: torch.Tensor, piece: Piece) -> None:
     if why := misfit(where, live, piece):
-        raise LayoutError(f"{why}; it was taken with another model or another parallel layout")
+        raise LayoutError(f"{why}; the snapshot was taken with another model or another parallel layout")
 
 
 def put(live: torch.Tensor, kept: torch.Tensor) -> None:
     """Copy `kept` into `live`, unless it lies there already."""
-    there = (
-        live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()
-    )  # 0: a subclass that hides its memory
-    if not there:
+    # 0: a subclass that hides its memory
+    if not (live.data_ptr() == kept.data_ptr() != 0 and live.stride() == kept.stride()):
         with torch.no_grad():
             _once(live).copy_(_once(kept, live))
 

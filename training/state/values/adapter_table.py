@@ -10,6 +10,7 @@ from .kind import Kind
 _SAME = "where all ranks hold the same"
 _TENSOR = "a tensor"
 _VALUE = "a value"
+_BOTH, _CONTENTS = f"{_TENSOR}, {_VALUE}", f"its contents, {_VALUE}"
 
 
 def table() -> str:
@@ -24,31 +25,22 @@ def table() -> str:
 
 def _rows() -> Iterator[tuple[str, str, str, str]]:
     yield "`torch.nn.Module`, anywhere", "in place", "yes, where its places in the whole are known", _TENSOR
-    yield "`torch.optim.Optimizer`, anywhere", "in place", "yes, by parameter", f"{_TENSOR}, {_VALUE}"
-    yield (
-        "an object with `state_dict`, `load_state_dict`, anywhere",
-        "by `load_state_dict`",
-        _SAME,
-        f"{_TENSOR}, {_VALUE}",
-    )
+    yield "`torch.optim.Optimizer`, anywhere", "in place", "yes, by parameter", _BOTH
+    yield "an object with `state_dict`, `load_state_dict`, anywhere", "by `load_state_dict`", _SAME, _BOTH
     yield "`torch.Tensor`, `torch.nn.Parameter`; any strides, views of one memory", "in place", _SAME, _TENSOR
     yield "`DTensor`, each rank its own part", "in place", "no", _TENSOR
     yield "`numpy.ndarray`; any strides, views, byte order, structure, text", "in place", _SAME, _TENSOR
     yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any type that never changes", "in place", _SAME, _VALUE
     yield "`None`, `bool`, `int`, `float`, `str`, `bytes`, `tuple`", "an equal one", _SAME, _VALUE
-    yield _names((*type_adapters.CHANGING, *ctypes_values.KINDS)), "in place", _SAME, f"its contents, {_VALUE}"
-    yield (
-        _names((*type_adapters.CHANGELESS, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)),
-        "an equal one",
-        _SAME,
-        f"its contents, {_VALUE}",
-    )
-    by_name = (
+    yield _names((*type_adapters.CHANGING, *ctypes_values.KINDS)), "in place", _SAME, _CONTENTS
+    constants = (*type_adapters.CHANGELESS, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)
+    yield _names(constants), "an equal one", _SAME, _CONTENTS
+    named = (
         "members of an `Enum`, functions, classes, frozen dataclasses, named tuples, subclasses of `int` and the like"
     )
-    yield by_name, "an equal one, found by its name", _SAME, f"its contents, {_VALUE}"
-    yield "objects of attributes, dataclasses, subclasses of containers", "in place", _SAME, f"its contents, {_VALUE}"
-    yield "what `mt_resilient.register` was told of", "in place, by its `restore`", _SAME, f"its contents, {_VALUE}"
+    yield named, "an equal one, found by its name", _SAME, _CONTENTS
+    yield "objects of attributes, dataclasses, subclasses of containers", "in place", _SAME, _CONTENTS
+    yield "what `mt_resilient.register` was told of", "in place, by its `restore`", _SAME, _CONTENTS
 
 
 def _names(known: tuple[Kind, ...]) -> str:

@@ -63,7 +63,7 @@ class Loans:
         if self._things is None:
             self._things = self._lenders.things()
         if (source, name) not in self._things:
-            raise NotFound(f"it points to {name!r} of {source!r}, which is not there")
+            raise NotFound(f"it refers to {name!r} of {source!r}, which does not exist")
         return self._things[source, name]
 
     def of(self, thing: Any, lies_in: int) -> tuple[Place, Any] | None:
@@ -121,7 +121,7 @@ def memory_again(loans: Loans, content: Any) -> Any:
     source, name, strides, array = content
     lender = loans.find(source, name)
     if type(lender) not in TENSORS or list(lender.stride()) != strides:
-        raise NotFound(f"it is a view of {name} of {source}, which lies otherwise in memory now")
+        raise NotFound(f"it is a view of {name} of {source}, which has another memory layout now")
     first, last = _extent(lender)
     offset = lender.storage_offset() * lender.element_size()
     found = memory_of(lender)[offset : offset + last - first]

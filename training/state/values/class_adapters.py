@@ -30,11 +30,9 @@ OBJECT, _FROZEN = "object", "frozen dataclass"
 _ITSELF = "itself"
 _TYPED = "__orig_class__"
 """The attribute that `typing` sets on `Buffer[int]()`. It is not training state."""
-_LIST = Kind(name="list", types=(list,), save=list.copy, make=lambda c: [], fill=fill_list)
-_MAPPING = Kind(name="dict", types=(dict, Counter), save=dict, make=lambda c: {}, fill=fill_pairs)
-_ORDERED = Kind(name="OrderedDict", types=(OrderedDict,), save=dict, make=lambda c: OrderedDict(), fill=fill_ordered)
-
-
+_LIST = Kind("list", (list,), list.copy, lambda c: [], fill_list)
+_MAPPING = Kind("dict", (dict, Counter), dict, lambda c: {}, fill_pairs)
+_ORDERED = Kind("OrderedDict", (OrderedDict,), dict, lambda c: OrderedDict(), fill_ordered)
 _HELD: set[str] = set()
 """Functions and classes that this process's state has contained. Otherwise a snapshot could replace a function by os.system."""
 
@@ -51,7 +49,7 @@ def _named(thing: Any) -> str:
     _HELD.add(where)
     if find(where) is not thing:
         raise NotFound(
-            f"{where} is something else: it is found by its name after a restart, so define it in a module, under that name"
+            f"{where} names another object. A restart finds it by its name: define it in a module, under that name"
         )
     return where
 
@@ -186,7 +184,7 @@ def _of_class(kind: type) -> Kind | None:
     frozen = held is None and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     if frozen and kind.__hash__ is not object.__hash__:
         return constant(_FROZEN, kind, fields, _frozen)
-    return Kind(name=OBJECT, types=(kind,), save=save, make=make, fill=fill, hidden=2)
+    return Kind(OBJECT, (kind,), save, make, fill, hidden=2)
 
 
 def _frozen(content: Any) -> Any:
@@ -230,8 +228,7 @@ def _set_attributes(live: Any, content: Any) -> None:
         return
     if attributes is not None and attributes is not vars(live):
         typed = {name: each for name, each in vars(live).items() if name == _TYPED}
-        vars(live).clear()
-        vars(live).update(attributes | typed)
+        fill_pairs(vars(live), attributes | typed)
     kind: Any = type(live)
     for names in slots:
         for name in slots_of(kind):
@@ -290,5 +287,5 @@ def register(
     if not isinstance(kind, type):
         raise UsageError(f"mt_resilient.register: {kind!r} is no class")
     build = make or kind
-    _BY_TYPE[kind] = Kind(name=_named(kind), types=(kind,), save=save, make=lambda content: build(), fill=restore)
+    _BY_TYPE[kind] = Kind(_named(kind), (kind,), save, lambda content: build(), restore)
     _REGISTERED.add(kind)

@@ -96,6 +96,6 @@ def _fill(live: Any, content: Any) -> None:
     ctypes.memmove(ctypes.addressof(raw), found, len(found))
 
 
-C = Kind(name="ctypes", types=(), save=_save, make=_make, fill=_fill, fits=_fits)
-SHARED = Kind(name="multiprocessing.Value", types=(), save=_save, make=_make_shared, fill=_fill, fits=_fits)
+C = Kind("ctypes", (), _save, _make, _fill, _fits)
+SHARED = Kind("multiprocessing.Value", (), _save, _make_shared, _fill, _fits)
 KINDS = (C, SHARED)

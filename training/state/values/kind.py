@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kind:
     name: str
     types: tuple[type, ...]
@@ -34,7 +34,7 @@ class Kind:
 
 def constant(name: str, kinds: type | tuple[type, ...], save: Callable[[Any], Any], make: Callable[[Any], Any]) -> Kind:
     """Return the adapter for a type whose values never change."""
-    return Kind(name=name, types=kinds if isinstance(kinds, tuple) else (kinds,), save=save, make=make)
+    return Kind(name, kinds if isinstance(kinds, tuple) else (kinds,), save, make)
 
 
 def fill_pairs(live: Any, content: Any) -> None:
@@ -54,14 +54,18 @@ def fill_list(live: Any, content: Any) -> None:
 
 def fill_attributes(live: Any, content: Any) -> None:
     if content is not vars(live):
-        vars(live).clear()
-        vars(live).update(content)
+        fill_pairs(vars(live), content)
 
 
 def never_deleted(thing: Any) -> None:
     """Keep an object alive forever if its class has a `__del__`, which would do harm in a copy, or in an object without attributes."""
     if hasattr(type(thing), "__del__"):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def class_of(value: Any) -> Any:
+    """Return the value's class, for look-ups that are cached by class."""
+    return type(value)
 
 
 @cache

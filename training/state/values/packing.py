@@ -165,9 +165,7 @@ class Packing:
         before, self._hashing = len(self.met), True
         found, self._hashing = self._down(values), False
         if len(self.met) != before:
-            raise Unsavable(
-                "among its keys or members are objects that are told apart by where they lie, not by what they are"
-            )
+            raise Unsavable("some of its keys or members are compared by identity, not by value")
         return found
 
     def _elements(self, value: Any) -> Any:
@@ -212,12 +210,12 @@ class Packing:
         if type(value) is not np.ndarray:
             refuse(called(self._at), value)
             if value.grad_fn is not None:
-                raise Unsavable("it has a graph of gradients behind it, which is not kept: keep its .detach()")
+                raise Unsavable("it has an autograd graph, which no snapshot stores: keep its .detach()")
         elif value.dtype.hasobject:
             raise Unsavable("it holds Python objects: keep them in a list")
         elif not type_adapters.describable(value.dtype):
             raise Unsavable(
-                f"it is an array of {value.dtype}, for which numpy's files have no word: keep its .view() as integers"
+                f"it is an array of {value.dtype}, which numpy's file format can't describe: keep its .view() as integers"
             )
 
     def _view(self, lies_in: int, value: Any) -> Any:

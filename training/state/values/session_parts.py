@@ -48,7 +48,7 @@ class Parts:
         if tensor and found is not None:
             found = found._parameters.get(tensor, found._buffers.get(tensor))
         if found is None:
-            raise NotFound(f"it points to {'.'.join(filter(None, (source, path, tensor)))}, which is not there")
+            raise NotFound(f"it refers to {'.'.join(filter(None, (source, path, tensor)))}, which does not exist")
         return found
 
     def label(self, key: Any, otherwise: Any) -> Any:

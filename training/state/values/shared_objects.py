@@ -105,7 +105,7 @@ class Sharing:
                 if not (each in began and each in self._began[other]) and not self._said:
                     self._said = True
                     say(
-                        f"{theirs[each]} and {held[each]} have become one object, and after a restart they are two. Make it before the "
-                        "Session, and put it into both there"
+                        f"{theirs[each]} and {held[each]} have become one object. After a restart they are two objects. Create the "
+                        "object before the Session, and put it into both places there"
                     )
         self._now[source] = dict(held)

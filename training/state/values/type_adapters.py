@@ -36,7 +36,7 @@ def _as_text(kind: Any, name: str = "") -> Kind:
 
 def _of_state(kind: Any, make: Callable[[Any], Any], save: Callable[[Any], Any]) -> Kind:
     """Return the adapter for a type that is written in C and has `__setstate__`."""
-    return Kind(name=kind.__name__, types=(kind,), save=save, make=make, fill=lambda live, c: live.__setstate__(c))
+    return Kind(kind.__name__, (kind,), save, make, lambda live, content: live.__setstate__(content))
 
 
 def _fill_default(live: Any, content: Any) -> None:
@@ -54,6 +54,10 @@ def _fill_set(live: Any, content: Any) -> None:
     set.update(live, content)
 
 
+def _fill_bytes(live: Any, content: Any) -> None:
+    bytearray.__setitem__(live, slice(None), content)
+
+
 def _fill_array(live: Any, content: Any) -> None:
     del live[:]
     live.frombytes(content[1])
@@ -67,14 +71,8 @@ def _time(value: Any) -> tuple[Any, ...]:
     return value.hour, value.minute, value.second, value.microsecond, value.tzinfo, value.fold
 
 
-def _moment(content: Any) -> datetime.datetime:
-    *fields, fold = content
-    return datetime.datetime(*fields, fold=fold)
-
-
-def _time_of_day(content: Any) -> datetime.time:
-    *fields, fold = content
-    return datetime.time(*fields, fold=fold)
+def _folded(kind: Any) -> Callable[[Any], Any]:
+    return lambda content: kind(*content[:-1], fold=content[-1])
 
 
 METHODS = (types.MethodType, types.BuiltinFunctionType)
@@ -117,10 +115,6 @@ def _fill_bits(live: Any, content: Any) -> None:
 def _fill_generator(live: Any, content: Any) -> None:
     if live.bit_generator is not content[1]:
         live.__init__(content[1])
-
-
-def _same_bits(live: Any, content: Any) -> bool:
-    return type(live).__name__ == content[0]
 
 
 _BITS: dict[str, Any] = {
@@ -185,8 +179,8 @@ CHANGELESS = (
     *map(_as_text, (ipaddress.IPv6Address, ipaddress.IPv6Interface, ipaddress.IPv6Network)),
     METHOD,
     constant("date", datetime.date, _date, lambda c: datetime.date(*c)),
-    constant("datetime", datetime.datetime, lambda v: (*_date(v), *_time(v)), _moment),
-    constant("time", datetime.time, _time, _time_of_day),
+    constant("datetime", datetime.datetime, lambda v: (*_date(v), *_time(v)), _folded(datetime.datetime)),
+    constant("time", datetime.time, _time, _folded(datetime.time)),
     constant(
         "timedelta",
         datetime.timedelta,
@@ -215,86 +209,74 @@ NUMPY_SCALAR = constant("numpy scalar", (), lambda v: (descr(v.dtype), v.tobytes
 DTYPE = constant("numpy.dtype", (), descr, dtype_of)
 
 CHANGING = (
-    Kind(name="set", types=(set,), save=tuple, make=lambda c: set(), fill=_fill_set),
+    Kind("set", (set,), tuple, lambda c: set(), _fill_set),
     Kind(
-        name="deque",
-        types=(deque,),
-        save=lambda v: (v.maxlen, list(v)),
-        make=lambda c: deque(maxlen=c[0]),
-        fill=_fill_deque,
+        "deque",
+        (deque,),
+        lambda v: (v.maxlen, list(v)),
+        lambda c: deque(maxlen=c[0]),
+        _fill_deque,
         fits=lambda live, c: live.maxlen == c[0],
         hidden=1,
     ),
     Kind(
-        name="defaultdict",
-        types=(defaultdict,),
-        save=lambda v: (v.default_factory, dict(v)),
-        make=lambda c: defaultdict(),
-        fill=_fill_default,
+        "defaultdict",
+        (defaultdict,),
+        lambda v: (v.default_factory, dict(v)),
+        lambda c: defaultdict(),
+        _fill_default,
         hidden=1,
     ),
+    Kind("bytearray", (bytearray,), bytes, lambda c: bytearray(), _fill_bytes),
     Kind(
-        name="bytearray",
-        types=(bytearray,),
-        save=bytes,
-        make=lambda c: bytearray(),
-        fill=lambda live, c: bytearray.__setitem__(live, slice(None), c),
-    ),
-    Kind(
-        name="array.array",
-        types=(array.array,),
-        save=lambda v: (v.typecode, v.tobytes()),
-        make=lambda c: array.array(c[0]),
-        fill=_fill_array,
+        "array.array",
+        (array.array,),
+        lambda v: (v.typecode, v.tobytes()),
+        lambda c: array.array(c[0]),
+        _fill_array,
         fits=lambda live, c: live.typecode == c[0],
     ),
     _of_state(io.BytesIO, lambda c: io.BytesIO(), lambda v: v.__getstate__()),
     _of_state(io.StringIO, lambda c: io.StringIO(), lambda v: v.__getstate__()),
     _of_state(functools.partial, lambda c: functools.partial(int), lambda v: v.__reduce__()[2]),
+    Kind("SimpleNamespace", (types.SimpleNamespace,), vars, lambda c: types.SimpleNamespace(), fill_attributes),
     Kind(
-        name="SimpleNamespace",
-        types=(types.SimpleNamespace,),
-        save=vars,
-        make=lambda c: types.SimpleNamespace(),
-        fill=fill_attributes,
+        "random.Random",
+        (random.Random,),
+        lambda v: packed(v.getstate()),
+        lambda c: random.Random(),
+        lambda live, c: live.setstate(unpacked(c)),
     ),
     Kind(
-        name="random.Random",
-        types=(random.Random,),
-        save=lambda v: packed(v.getstate()),
-        make=lambda c: random.Random(),
-        fill=lambda live, c: live.setstate(unpacked(c)),
+        "numpy.random.BitGenerator",
+        tuple(_BITS.values()),
+        _save_bits,
+        lambda c: _BITS[c[0]](),
+        _fill_bits,
+        fits=lambda live, c: type(live).__name__ == c[0],
     ),
     Kind(
-        name="numpy.random.BitGenerator",
-        types=tuple(_BITS.values()),
-        save=_save_bits,
-        make=lambda c: _BITS[c[0]](),
-        fill=_fill_bits,
-        fits=_same_bits,
-    ),
-    Kind(
-        name="numpy.random.Generator",
-        types=(np.random.Generator,),
-        save=lambda v: (type(v.bit_generator).__name__, v.bit_generator),
-        make=lambda c: np.random.Generator(_BITS[c[0]]()),
-        fill=_fill_generator,
+        "numpy.random.Generator",
+        (np.random.Generator,),
+        lambda v: (type(v.bit_generator).__name__, v.bit_generator),
+        lambda c: np.random.Generator(_BITS[c[0]]()),
+        _fill_generator,
         fits=lambda live, c: type(live.bit_generator).__name__ == c[0],
     ),
     Kind(
-        name="numpy.random.RandomState",
-        types=(np.random.RandomState,),
-        save=lambda v: v.get_state(legacy=False),
-        make=lambda c: np.random.RandomState(_BITS[c["bit_generator"]]()),
-        fill=lambda live, c: live.set_state(c),
+        "numpy.random.RandomState",
+        (np.random.RandomState,),
+        lambda v: v.get_state(legacy=False),
+        lambda c: np.random.RandomState(_BITS[c["bit_generator"]]()),
+        lambda live, c: live.set_state(c),
         fits=lambda live, c: live.get_state(legacy=False)["bit_generator"] == c["bit_generator"],
     ),
     Kind(
-        name="torch.Generator",
-        types=(torch.Generator,),
-        save=lambda v: (str(v.device), v.get_state()),
-        make=lambda c: torch.Generator(c[0]),
-        fill=lambda live, c: live.set_state(c[1]),
+        "torch.Generator",
+        (torch.Generator,),
+        lambda v: (str(v.device), v.get_state()),
+        lambda c: torch.Generator(c[0]),
+        lambda live, c: live.set_state(c[1]),
         fits=lambda live, c: live.device.type == torch.device(c[0]).type,
     ),
 )

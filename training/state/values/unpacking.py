@@ -51,7 +51,7 @@ class Unpacking:
             raise LayoutError(f"{self._name} cannot be restored: {error}") from None
         except Exception as error:  # the snapshot is damaged, or a class of the script refuses its state
             raise SnapshotError(
-                f"{self._name} cannot be made again of what the snapshot holds ({type(error).__name__}: {error})"
+                f"{self._name} cannot be rebuilt from the snapshot ({type(error).__name__}: {error})"
             ) from error
 
     def _up(self, kept: Any, live: Any) -> Any:
@@ -137,7 +137,7 @@ class Unpacking:
                 return self._own(memory_again(self._loans, content))
             case "source":
                 if content not in self._sources:
-                    raise NotFound(f"it points to {content}, which is not there at the start of this run")
+                    raise NotFound(f"it refers to {content}, which does not exist at the start of this run")
                 return self._sources[content]
             case "part":
                 return self._parts.find(*content)
@@ -216,12 +216,8 @@ def _members(packed: Any) -> str:
 def _same_memory(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return False
-    return (one.data_ptr(), one.dtype, one.shape, one.stride()) == (
-        other.data_ptr(),
-        other.dtype,
-        other.shape,
-        other.stride(),
-    )
+    one_lies, other_lies = ((each.data_ptr(), each.dtype, each.shape, each.stride()) for each in (one, other))
+    return bool(one_lies == other_lies)
 
 
 def _bits(thing: Any) -> Any:

@@ -118,6 +118,15 @@ class Packed:
         if where := difference(kept, again, self._name):
             raise SnapshotError(f"{where} does not come back from a snapshot as it was. {CURE}")
 
+    def why_not(self, value: Any, called: str) -> str:
+        """Return the reason why a snapshot could not restore the value unchanged; empty if it could. called: the value's name."""
+        trial = Packed(called, self._known)
+        try:
+            trial.prove(trial.pack(value))
+        except SnapshotError as error:
+            return str(error).removeprefix(f"{called} can't be saved: ")
+        return ""
+
 
 class Stateful(Packed):
     """Any object with `state_dict` and `load_state_dict`, such as schedulers and data loaders."""
