@@ -83,7 +83,7 @@ def test_own_options_precede_torchrun_s_and_these_the_scheduler_s(
         (asked(), {"nodes": "6"}, STEP, "--nnodes 6; nothing was started. Ask for more nodes"),
         (asked(spares=2), {"nodes": "3"}, STEP, "says --nnodes 3 and --spares 2; nothing was started. Say --spares 1"),
         (asked(), {"nodes": "2:3"}, STEP, "--nnodes 2:3"),
-        (asked(), {"nodes": "all"}, STEP, "--nodes all: write a number"),
+        (asked(), {"nodes": "all"}, STEP, "--nodes all is not valid: write a number"),
         (asked(spares=4), NONE, STEP, "--spares 4: Slurm runs this on 4 nodes, so that none is left to train"),
         (asked(), NONE, BATCH, "given this job 4 nodes, but mt-resilient runs on only one of them"),
         (asked(), NONE, {**STEP, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, "Put srun --ntasks-per-node=1 in front"),
