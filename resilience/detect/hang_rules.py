@@ -64,13 +64,27 @@ class HangPolicy:
     device.
 
     A rank that waits for a device may spin."""
+    idle_s: float = 600.0
+    """For how many seconds a rank that uses no processor may stay at one place of the script's code or of its data loader,
+    while the other ranks wait for it. It may upload a file, or wait for a lock or for storage.
+
+    By default, NCCL also lets the other ranks wait for 600 s."""
 
     def __post_init__(self) -> None:
         if self.factor <= 1:
             raise UsageError(f"hang.factor is {self.factor}; it must be more than 1")
         if self.warmup_steps < 1:
             raise UsageError(f"hang.warmup_steps is {self.warmup_steps}; it must be at least 1")
-        for name in ("floor_s", "start_s", "evaluation_s", "checkpoint_s", "teardown_s", "confirm_s", "busy_s"):
+        for name in (
+            "floor_s",
+            "start_s",
+            "evaluation_s",
+            "checkpoint_s",
+            "teardown_s",
+            "confirm_s",
+            "busy_s",
+            "idle_s",
+        ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"hang.{name} is {getattr(self, name)}; it must be more than 0")
 
@@ -197,6 +211,9 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
     at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
     at_work += ["is ready to run"] if not at_work and "R" in (first.state, second.state) else []
+    waits = second.stack is not None and second.spot.place in (Place.ELSEWHERE, Place.DATA)
+    if not at_work and waits and unmoved_s < policy.idle_s:
+        return False, True, f"it waits, but for no other rank; hang.idle_s allows this for {policy.idle_s:g} s"
     if not at_work:
         return False, False, "it does not move and uses no processor"
     words = "it " + " and ".join(at_work)

@@ -1,4 +1,5 @@
-"""A training of which rank 1 evaluates by itself, for longer than a step may take, and does not move meanwhile."""
+"""A training of which rank 1 evaluates by itself, for longer than a step may take, and does not move meanwhile. With UPLOADS, rank 0
+does so without telling the session."""
 
 import os
 import time
@@ -16,4 +17,6 @@ for step in session.steps(60):
     if step == 30 and os.environ["RANK"] == "1":
         with session.pausing("evaluation"):
             time.sleep(8)
+    if step == 20 and os.environ["RANK"] == "0" and "UPLOADS" in os.environ:
+        time.sleep(12)
     distributed.barrier()

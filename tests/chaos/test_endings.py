@@ -165,7 +165,7 @@ def test_ranks_that_do_not_do_the_same_number_of_steps_are_told(tmp_path: Path) 
 @pytest.mark.variant
 def test_a_loop_that_was_left_by_a_break_is_not_waited_for(tmp_path: Path) -> None:
     """All ranks are silent for longer than a step may be."""
-    impatient = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=0.5"]
+    impatient = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=0.5", "--set", "hang.idle_s=1"]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "breaks", "10"], *impatient)
     assert job.finish(120) == 0, job.said()
     assert job.incidents() == []

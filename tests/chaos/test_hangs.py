@@ -19,7 +19,7 @@ from .test_visible import metrics_of
 pytestmark = pytest.mark.timing
 
 STEPS = 60
-QUICK = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=1"]
+QUICK = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=1", "--set", "hang.idle_s=1"]
 HUNG = 'mt_resilient_recoveries_total{cause="rank_hung",job="run",rung="2"}'
 SUSPECTED = 'mt_resilient_suspected_hangs_total{job="run"}'
 
@@ -94,6 +94,16 @@ def test_a_rank_that_evaluates_alone_is_waited_for(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(ROOT / "tests" / "chaos" / "evaluates.py")], *QUICK)
     assert job.agent.wait(120) == 0, job.said()
     assert "no sign of life" not in job.said()
+
+
+def test_a_rank_that_uploads_while_the_others_wait_is_told_once_and_left_alone(tmp_path: Path) -> None:
+    """As under torchrun, where the others wait as long."""
+    options = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=1"]
+    script = str(ROOT / "tests" / "chaos" / "evaluates.py")
+    job = Job(tmp_path, ["--nproc-per-node", "2", script], *options, UPLOADS="1")
+    assert job.agent.wait(120) == 0, job.said()
+    assert job.said().count("hang.idle_s allows this for 600 s") == 1
+    assert job.incidents() == []
 
 
 @pytest.mark.variant

@@ -20,7 +20,7 @@ from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.signals import Place
 
-POLICY = HangPolicy()
+POLICY = HangPolicy(idle_s=0.1)
 RANK = """
 import ctypes, mmap, os, signal, sys, time
 from mt_resilient.resilience.ipc.board_layout import PAGE_BYTES, Page

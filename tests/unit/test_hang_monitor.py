@@ -14,7 +14,7 @@ from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.signals import Place
 from mt_resilient.resilience.model.types import RankPhase
 
-POLICY: dict[str, Any] = {"floor_s": 5, "teardown_s": 5, "confirm_s": 2, "warmup_steps": 1}
+POLICY: dict[str, Any] = {"floor_s": 5, "teardown_s": 5, "confirm_s": 2, "idle_s": 2, "warmup_steps": 1}
 
 
 class Played:

@@ -28,7 +28,15 @@ from mt_resilient.resilience.model.types import Doing, Rank, RankPhase
 from .stalls import stall
 
 POLICY = HangPolicy(
-    factor=5, warmup_steps=5, floor_s=60, start_s=1000, evaluation_s=700, checkpoint_s=800, teardown_s=100, busy_s=900
+    factor=5,
+    warmup_steps=5,
+    floor_s=60,
+    start_s=1000,
+    evaluation_s=700,
+    checkpoint_s=800,
+    teardown_s=100,
+    busy_s=900,
+    idle_s=10,
 )
 
 
@@ -117,6 +125,9 @@ def second(**fields: Any) -> Look:
     ("first", "then", "unmoved_s", "moved", "busy"),
     [
         (look(), second(), 10, False, False),
+        (look(), second(), 9, False, True),  # an upload, say
+        (look(place=Place.DATA), second(place=Place.DATA), 9, False, True),
+        (look(place=Place.COLLECTIVE), second(place=Place.COLLECTIVE), 9, False, False),
         (look(), second(stack=(THERE,)), 10, True, False),
         (look(), second(spot=Spot(place=Place.DATA, words="there")), 10, True, False),
         (look(), second(cpu_s=0.4), 10, False, False),
@@ -130,7 +141,7 @@ def second(**fields: Any) -> Look:
         (look(), second(state="t"), 10, True, False),  # somebody debugs it
         (look(state="t"), second(), 10, True, False),  # or did
         (look(), second(state=""), 10, True, False),  # it has just ended
-        (look(stack=None), second(stack=None), 10, False, False),
+        (look(stack=None), second(stack=None), 9, False, False),  # it does not answer
         (look(place=Place.HALTED), second(place=Place.HALTED, state="T", cpu_s=9.9), 10, False, False),
         (look(), second(place=Place.HALTED, state="T"), 10, True, False),  # stopped just now
         (look(place=Place.HALTED), second(place=Place.HALTED), 10, False, False),  # the launcher has not started it
@@ -222,7 +233,8 @@ def test_the_blamed_are_some_of_those_furthest_behind(stalls: list) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("factor", 1.0), ("warmup_steps", 0), ("floor_s", 0.0), ("start_s", -1.0), ("busy_s", 0.0)]
+    ("field", "value"),
+    [("factor", 1.0), ("warmup_steps", 0), ("floor_s", 0.0), ("start_s", -1.0), ("busy_s", 0.0), ("idle_s", 0.0)],
 )
 def test_impossible_values_of_the_policy_are_refused(field: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"hang.{field} is"):
