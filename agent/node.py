@@ -99,8 +99,7 @@ class Node:
     def start_group(self, record: GenerationRecord, node_rank: int) -> None:
         """Start this node's ranks for `record`, from its `resume_step`: forked if the warm process is ready, cold otherwise."""
         self.held.settle(record, node_rank)
-        # Keep this snapshot until the next start: newer snapshots may turn out bad, or fail.
-        self.drain.protect([name for step, name in self.held.shelf.seen.durable if step == record.resume_step])
+        self.saving.resumed(record.resume_step, self.held.shelf.seen.durable)
         self.saving.begin()
         ranks = node_rank, len(record.members)
         same = record.onset < 0 and record.begins is None and ranks == self._ran
@@ -236,8 +235,9 @@ class Node:
             further = status_report.rewinds(self.board.pages, self.group.generation, wall_s() - monotonic_s(), known)
             self.told = (*self.told, *further)
             self.held.went_back(further)
-            for sighting in status_report.sightings(self.board.pages, self.group.generation, 0.0):
-                self.held.sound.doubt(sighting.onset)
+            found = status_report.sightings(self.board.pages, self.group.generation, 0.0)
+            self.held.sound.doubt(found)
+            self.saving.watched(found, self.held.shelf.seen.durable)
             changed = ended or bool(further)
         self.lookout.look(self.group, self.board.pages, monotonic_s(), wall_s())
         helpers = {"the drain process": self.drain.pid or 0}

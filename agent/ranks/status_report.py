@@ -176,7 +176,8 @@ def sightings(pages: Sequence[Page], generation: int, offset_s: float) -> tuple[
             continue
         last = Step(min(each.last for each in seen))
         noted = _noted(seen, ordinal, generation, offset_s)
-        found.append(Sighting(**noted, seen=Step(seen[0].seen), last=last))
+        outcome = min(each.outcome for each in seen)
+        found.append(Sighting(**noted, seen=Step(seen[0].seen), last=last, outcome=outcome))
     return tuple(found)
 
 

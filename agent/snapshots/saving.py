@@ -3,11 +3,14 @@ or a shortage of memory requires it. The drain process reports the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...checkpoint.durable.save_interval import AUTO, SnapshotPolicy
 from ...resilience.clock import monotonic_s
+from ...resilience.inprocess.loss_level import Outcome
+from ...resilience.model.rewind import Remedy
+from ...resilience.model.signals import Sighting
 from ..buddy.buddy_client import Copies
 from ..ranks.board import Board
 from .drain_client import Draining
@@ -22,6 +25,8 @@ class Saving:
         """None if the user has set the interval in steps: then the ranks themselves follow it."""
         self.asked = ""
         """The last request for a snapshot on disk that was passed on to the ranks."""
+        self._resumed = self._watched = -1
+        self._protected: list[str] = []
         self.took_s = 0.0
         """Seconds that the last write of a snapshot to disk took."""
 
@@ -30,6 +35,25 @@ class Saving:
         if self._schedule and self._board.orders.generation:
             self._schedule.failures += 1
         self.asked = ""
+
+    def resumed(self, step: int, durable: Iterable[tuple[int, str]]) -> None:
+        """Keep the snapshot of `step`, from which the ranks start now, until the next start: newer ones may turn out bad, or fail. durable:
+        steps and names of the snapshots on disk."""
+        self._resumed = step
+        self._protect(durable)
+
+    def watched(self, found: Iterable[Sighting], durable: Iterable[tuple[int, str]]) -> None:
+        """Keep the snapshot from before a spike until the loss is back, or the ranks no longer wait for it."""
+        for each in found:
+            if each.remedy == Remedy.WAIT:
+                self._watched = -1 if each.outcome in (Outcome.BACK, Outcome.STAYS) else each.to
+        self._protect(durable)
+
+    def _protect(self, durable: Iterable[tuple[int, str]]) -> None:
+        names = [name for step, name in durable if step in (self._resumed, self._watched)]
+        if names != self._protected:
+            self._protected = names
+            self._drain.protect(names)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the drain process's events. Start the process if it does not run."""

@@ -17,6 +17,8 @@ from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import commit, load
 from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.model.node import NodeStatus
+from ...resilience.model.rewind import Remedy
+from ...resilience.model.signals import Sighting
 from ...resilience.model.types import Step
 from ...resilience.plan.resume_point import StabilityPolicy
 from .durable_index import Shelf
@@ -40,22 +42,24 @@ class Soundness:
         self._errands = Errands()
         self._replicas = Replicas(slots, policy)
         self._finished = -1
-        self._doubted = _NEVER
+        self._doubted = self._watched = _NEVER
         self._refused: set[str] = set()
         self._introduced = self._left = False
         self.sentences: list[tuple[str, str]] = []
         """Sentences for the log, each with its mood (severity). The caller that reports a sentence removes it."""
 
-    def doubt(self, onset: int) -> None:
-        """Record that step `onset` was wrong, and that the ranks continued. Then no snapshot from that step on is certified, nor one within
-        `certify_after_steps` before it. `went_back` clears this, because the ranks then continue from an earlier step."""
-        self._doubted = min(self._doubted, onset)
+    def doubt(self, found: Sequence[Sighting]) -> None:
+        """Certify no snapshot from the onset of a finding in `found` on, nor one within `certify_after_steps` before it. A watch that has
+        ended leaves no doubt. `went_back` clears the rest, because the ranks then continue from an earlier step."""
+        waits = [each.onset for each in found if each.remedy == Remedy.WAIT and not each.outcome]
+        self._watched = min(waits, default=_NEVER)
+        self._doubted = min(self._doubted, *(each.onset for each in found if each.remedy != Remedy.WAIT), _NEVER)
 
     def look(self, generation: int, finished: int, *, every: bool = False) -> bool:
         """Compare new snapshots, and mark snapshots in storage as certified or rejected. Return True if a new divergence of replicas was
         found. generation: the generation that the node is in. finished: the last step that all its ranks have finished. every: compare all
         snapshots in memory, because one of them will be chosen for a restore."""
-        self._finished = min(finished, self._doubted - 1)
+        self._finished = min(finished, self._doubted - 1, self._watched - 1)
         news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
         read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
         news = self._replicas.judge(read, wall_s(), generation) or news

@@ -14,6 +14,7 @@ from ..incidents.alerts import complaints_told, cut_off_told, frozen_told, short
 from ..incidents.lifecycle import convictions_told, open_incident, phases_told
 from ..incidents.membership_changes import missed, missed_told
 from ..incidents.rewinds import in_vain, rewinds_told
+from ..incidents.sightings import sightings_told
 from ..membership import rank_assignment, reachability
 from ..model.cluster_state import World
 from ..model.generation import Decision, GenerationRecord
@@ -67,8 +68,8 @@ def _with_news(world: World, now: float, policy: Policy) -> World:
     world = world.with_incidents(complaints_told(world))
     world = world.with_incidents(missed_told(world, missed(world, now)))
     world = world.with_incidents(convictions_told(phases_told(world), world))
+    world = world.with_incidents(sightings_told(world, policy.ladder, policy.observe))
     if policy.observe:
-        world = world.with_incidents(observe_only.sightings_told(world, policy.ladder))
         world = world.with_incidents(observe_only.hangs_over(world))
     return world
 

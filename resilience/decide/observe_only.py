@@ -1,6 +1,6 @@
 """`--observe`: the program judges and reports faults as usual, but does not act on them. Pure.
 
-    ranks      `tally.judge` lets the ranks go on; they report each fault once to the agent (`rewind_ladder.goes_on`) → `Sighting`
+    ranks      `tally.judge` lets the ranks go on; they report each fault once to the agent → `incidents/sightings.py`
     verdict    → an incident with the plan that would have been followed (`verdict_told`), once per cause and generation
     death      the launcher ends as it would without us, and the job ends with the launcher's exit code (`ended`)
     start      as the script itself starts: the ranks restore no state (`beginning`)
@@ -13,19 +13,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..diagnose import alternatives
 from ..diagnose.root_cause import Verdict
 from ..incidents import lifecycle
-from ..inprocess.loss_spike import Finding
-from ..inprocess.rewind_ladder import LadderPolicy
-from ..model.cause import Cause, Kind
+from ..model.cause import Cause
 from ..model.cluster_state import World
 from ..model.incident import Incident
-from ..model.rewind import Remedy
-from ..model.signals import Sighting
 from ..model.state_machine import Event
 from ..model.types import Step
-from ..plan.escalation import OBSERVE, RESTART_GROUP, REWIND_IN_PLACE, STOP, Plan
+from ..plan.escalation import OBSERVE, STOP, Plan
 from ..plan.resume_point import ResumePoint
 from ..text import sentences
 
@@ -63,51 +58,6 @@ def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) ->
         return ()
     incident = lifecycle.open_incident(world, verdict, answer, reached)
     return (replace(incident, rung=OBSERVE, would=answer.rung, plan=sentences.would(answer.reason)),)
-
-
-def sightings_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
-    """Return incidents of faults that the ranks have found: new incidents, and incidents that are now closed. They are closed some steps
-    after the fault was last seen."""
-    known = {incident.signature: incident for incident in world.incidents}
-    changed: list[Incident] = []
-    for sighting in {s.ordinal: s for status in world.statuses() for s in status.sightings}.values():
-        signature = f"sighting:{sighting.generation}:{sighting.ordinal}"
-        incident = known.get(signature)
-        if incident is None:
-            fresh = sum(new.signature not in known for new in changed)
-            new = _of_sighting(sighting, signature, lifecycle.next_id(world, fresh))
-            changed.append(replace(new, weighed=tuple(alternatives.agreement(world.statuses()))))
-        elif incident.open and min(s.min_step for s in world.statuses()) >= sighting.last + policy.settled_steps:
-            last = f"it was last seen at step {sighting.last}"
-            changed.append(replace(incident, open=False, evidence=(*incident.evidence, last)))
-    return tuple(changed)
-
-
-def _of_sighting(told: Sighting, signature: str, ident: str) -> Incident:
-    found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
-    rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, rewound="rewind")
-    if told.remedy == Remedy.GIVE_UP:
-        rung, plan = STOP, "end the job: the ranks had tried every remedy before"
-    elif told.to < 0:
-        rung, plan = (
-            RESTART_GROUP,
-            "restart the worker group: there is no snapshot to rewind to in place",
-        )
-    return Incident(
-        id=ident,
-        generation=told.generation,
-        cause=told.cause,
-        rung=OBSERVE,
-        would=rung,
-        summary=sentences.finding(found),
-        evidence=(sentences.evidence(found),),
-        plan=sentences.would(plan),
-        at_s=told.at_s,
-        step_at_fault=told.seen,
-        started=True,
-        signature=signature,
-        onset=told.onset,
-    )
 
 
 def hangs_over(world: World) -> tuple[Incident, ...]:

@@ -20,6 +20,7 @@ _WEIGHT = {
     Cause.NON_FINITE: 0,
     Cause.LOSS_SPIKE: 0,
     Cause.GRADIENT_SPIKE: 0,
+    Cause.LOSS_DIVERGENCE: 0,
     Cause.AGENT_RESTARTED: 1,
     Cause.AGENT_LOST: 1,
     Cause.RANK_KILLED: 2,

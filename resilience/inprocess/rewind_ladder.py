@@ -6,12 +6,17 @@
     again                        skip the data around the onset                      the data
     again                        skip more data, from further back; with a           the data; in a rescue: the data, or how
                                  rescue if one is configured (`rescue`)              those steps were computed
-    again, or no way to skip     give up
+    again, or no way to skip     NaN: give up. A diverged loss: train on from     unknown
+                                 the newest state before, and judge no loss for
+                                 a while (`end_job`: give up)
+
+A spike of loss or gradient is no fault yet: the ranks wait (`loss_level`).
 
 If the script fetches its batches without our help, the ranks do not know the data of a step. A fault that does not recur then proves
-nothing: the batch may have been a different one. The ranks rewind `max_replays` times and then give up, and no hardware is blamed.
+nothing: the batch may have been a different one. The ranks rewind `max_replays` times, and no hardware is blamed.
 
-Two faults are the same fault if their onsets are at most `same_fault_steps` apart. The past rewinds are a list of `Turn`, which is equal on
+Two faults are the same fault if their onsets are at most `same_fault_steps` apart. A NaN that was cured by leaving data out is not the same
+fault as the next one: the ranks have done `cured_steps` steps between them. The past rewinds are a list of `Turn`, which is equal on
 all ranks. Incidents keep this list after the ranks have ended.
 """
 
@@ -49,6 +54,13 @@ class LadderPolicy:
     """How often the ranks skip data because of one fault. After that, the job stops."""
     same_fault_steps: int = 200
     """Two faults count as the same fault if their onsets are at most this many steps apart."""
+    cured_steps: int = 10
+    """Skipped data has cured a NaN if the next NaN comes at least this many steps later. That one counts as a new fault.
+
+    It is smaller than a short epoch has batches: a bad sample may come once in each epoch."""
+    end_job: bool = False
+    """Whether the job ends if no remedy helps against a loss that has diverged. If false, the ranks train on from the
+    newest state before it, and an alert says so. If no remedy helps against NaN or Inf, the job always ends."""
     settled_steps: int = 3
     """A fault counts as cured once the ranks are this many steps past the step at which they found it.
 
@@ -58,9 +70,13 @@ class LadderPolicy:
         for name in ("max_replays", "skip_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"ladder.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("distance_steps", "max_skips", "same_fault_steps", "settled_steps"):
+        for name in ("distance_steps", "max_skips", "same_fault_steps", "cured_steps", "settled_steps"):
             if getattr(self, name) < 0:
                 raise UsageError(f"ladder.{name} is {getattr(self, name)}; it cannot be negative")
+
+
+WATCHED = Kind.LOSS_SPIKE, Kind.GRADIENT_SPIKE
+"""Findings for which the ranks wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +116,8 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
     found: list[Turn] = []
     onset = finding.onset
     for turn in reversed([turn for turn in turns if turn.kind in tuple(Kind)]):
-        if not near(turn.onset, onset, policy):
+        cured = turn.kind == Kind.NON_FINITE and turn.remedy in SKIPS and onset >= turn.onset + policy.cured_steps
+        if cured or not near(turn.onset, onset, policy):
             break
         found.insert(0, turn)
         onset = turn.onset
@@ -112,6 +129,8 @@ def answer(
 ) -> Answer:
     """Return the answer to `finding`, given all earlier rewinds (`turns`). skippable: the data of each step is known, so the ranks can
     replay or skip it. rescue: a rescue is configured."""
+    if finding.kind in WATCHED:
+        return Answer(remedy=Remedy.WAIT, at_most=Step(finding.onset - 1))
     past = same_fault(finding, turns, policy)
     skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
@@ -122,7 +141,9 @@ def answer(
         earlier = Remedy.REPLAY_EARLIER if skippable else Remedy.REWIND_EARLIER
         return Answer(remedy=earlier, at_most=Step(max(0, finding.onset - 1 - back)))
     if not skippable or skips == policy.max_skips:
-        return Answer(remedy=Remedy.GIVE_UP)
+        if certain or policy.end_job:
+            return Answer(remedy=Remedy.GIVE_UP)
+        return Answer(remedy=Remedy.CONTINUE, at_most=Step(finding.onset - 1))
     wider = 2**skips
     remedy = Remedy.RESCUE if skips and rescue else Remedy.SKIP
     if certain:
@@ -135,6 +156,14 @@ def answer(
         before=min(half, back),
         after=policy.skip_steps * wider - half,
     )
+
+
+def replay_at_once(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy, *, skippable: bool) -> Answer | None:
+    """Return the answer to a spike that hardware has likely caused: a replay from the newest state before it costs few steps, and shows
+    whether hardware caused it. None: the ranks have answered this fault before."""
+    if same_fault(finding, turns, policy):
+        return None
+    return Answer(remedy=Remedy.REPLAY if skippable else Remedy.REWIND, at_most=Step(finding.onset - 1))
 
 
 def done(answer: Answer, past: Sequence[Turn], to: Step) -> Remedy:
@@ -155,6 +184,8 @@ def origin(remedy: Remedy) -> Origin:
         Remedy.SKIP: Origin.DATA,
         Remedy.RESCUE: Origin.RESCUED,
         Remedy.GIVE_UP: Origin.UNKNOWN,
+        Remedy.WAIT: Origin.UNKNOWN,
+        Remedy.CONTINUE: Origin.UNKNOWN,
     }[remedy]
 
 

@@ -19,9 +19,11 @@ from typing import NamedTuple
 from ..model.cause import Kind
 from ..model.rewind import Remedy, Turn
 from ..model.types import Order, Step
+from . import loss_level
 from .fallback import RescuePolicy
-from .loss_spike import Figure, Finding, SpikePolicy, spike
-from .rewind_ladder import Answer, LadderPolicy, answer
+from .loss_level import Level
+from .loss_spike import Figure, Finding, SpikePolicy
+from .rewind_ladder import Answer, LadderPolicy, answer, replay_at_once
 
 ROW = 14
 """Number of entries in a row: step, -step, loss, gradient norm, non-finite, the two latest snapshots, stride, wanted, order, fixed data,
@@ -118,6 +120,13 @@ class Judgement(NamedTuple):
     """With GO_ON: number of a rewind order that all ranks have received. They must check whether they can obey it."""
     pause: bool = False
     """With GO_ON: wait before the next step."""
+    level: Level = Level()
+    """What is known of the losses after this step."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the ranks wait for a loss to come back."""
+        return self.answer is not None and self.answer.remedy is Remedy.WAIT
 
 
 def row(said: Tally) -> tuple[float, ...]:
@@ -173,17 +182,21 @@ class RankPolicy:
     rescue: RescuePolicy = RescuePolicy()
 
 
-def judge(said: Tally, before: Collection[Figure], turns: Sequence[Turn], policy: RankPolicy) -> Judgement:
-    """Return the judgement of a tally. before: the figures of the earlier steps, sorted by step; turns: all rewinds of the job so far."""
+def judge(
+    said: Tally, before: Collection[Figure] | None, level: Level, turns: Sequence[Turn], policy: RankPolicy
+) -> Judgement:
+    """Return the judgement of a tally. before: the figures of the earlier steps, sorted by step; None: the tally is of no new step. level:
+    what is known of the losses before this step. turns: all rewinds of the job so far."""
     if not said.same_step and not policy.observe:
         return Judgement(directive=Directive.DIVERGED)
-    found = _finding(said, before, policy.spikes)
+    found, after = _finding(said, before, level, policy.spikes)
     what = (
         answer(found, turns, policy.ladder, skippable=not said.fixed_data, rescue=policy.rescue.on) if found else None
     )
-    if found and what and not policy.observe:  # this judgement seals no snapshot: the ranks do not continue from here
+    if found and what and what.remedy is not Remedy.WAIT and not policy.observe:
+        # This judgement seals no snapshot: the ranks do not continue from here.
         directive = Directive.GIVE_UP if what.remedy is Remedy.GIVE_UP else Directive.REWIND
-        return Judgement(directive=directive, finding=found, answer=what)
+        return Judgement(directive=directive, finding=found, answer=what, level=after)
     return Judgement(
         directive=Directive.GO_ON if said.order is Order.NONE else Directive.LEAVE,
         finding=found,
@@ -196,10 +209,27 @@ def judge(said: Tally, before: Collection[Figure], turns: Sequence[Turn], policy
         snapshot=said.order is Order.SNAPSHOT_AND_STOP,
         rewind=said.rewind if said.order is Order.NONE else 0,
         pause=said.pause and said.order is Order.NONE,
+        level=after,
     )
 
 
-def _finding(said: Tally, before: Collection[Figure], policy: SpikePolicy) -> Finding | None:
+def blamed(judgement: Judgement, said: Tally, turns: Sequence[Turn], policy: LadderPolicy) -> Judgement:
+    """Return the judgement of the same tally if hardware has likely caused the spike for which the ranks would wait."""
+    found = judgement.finding
+    if found is None or judgement.directive is not Directive.GO_ON:
+        return judgement
+    what = replay_at_once(found, turns, policy, skippable=not said.fixed_data)
+    return (
+        Judgement(directive=Directive.REWIND, finding=found, answer=what, level=judgement.level) if what else judgement
+    )
+
+
+def _finding(
+    said: Tally, before: Collection[Figure] | None, level: Level, policy: SpikePolicy
+) -> tuple[Finding | None, Level]:
+    if said.non_finite and level.watch:  # the state from before the spike is the last that is not suspected
+        watch = level.watch
+        return Finding(kind=Kind.NON_FINITE, onset=watch.onset, seen=said.step, expected=watch.expected), level
     if said.non_finite:
-        return Finding(kind=Kind.NON_FINITE, onset=said.step, seen=said.step)
-    return spike((*before, said.figure), policy)
+        return Finding(kind=Kind.NON_FINITE, onset=said.step, seen=said.step), level
+    return (None, level) if before is None else loss_level.judge((*before, said.figure), level, policy)

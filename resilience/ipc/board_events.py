@@ -1,5 +1,5 @@
 """Faults that a rank found together with its peers, as it writes them on its page (its block of shared memory) for the agent: rewinds in
-place, and sightings (faults that ranks only observe).
+place, and sightings (findings on which the ranks do not act).
 
 A ring buffer keeps the last few records of each kind. A record is a row of eight-byte integers, followed by two floats.
 """
@@ -52,11 +52,13 @@ class Rewound(Noted):
 
 @dataclass(frozen=True, kw_only=True)
 class Sighted(Noted):
-    """The record of a fault found by a rank that only observes."""
+    """The record of a finding on which the ranks do not act: they only observe, or they wait."""
 
     kind: Kind
     seen: int
     last: int
+    outcome: int = 0
+    """A `loss_level.Outcome`."""
 
 
 def _packed(ranks: tuple[Rank, ...]) -> tuple[int]:
@@ -119,5 +121,5 @@ PAGE_BYTES = 4096
 REWINDS_AT = 512
 REWINDS = Ring(REWINDS_AT, 8, Rewound, "onset reached to at_ns done_ns kind remedy window order ranks")
 """A ring of eight records: the agent reads them once a second, and a step may be replayed several times in that time."""
-SIGHTINGS = Ring(PAGE_BYTES - 2 * 11 * 8, 2, Sighted, "onset seen last to at_ns kind remedy window")
+SIGHTINGS = Ring(PAGE_BYTES - 2 * 12 * 8, 2, Sighted, "onset seen last outcome to at_ns kind remedy window")
 """A ring of two records: there is one per fault, so two are enough between two reads of the agent."""

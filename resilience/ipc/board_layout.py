@@ -22,7 +22,7 @@ _ROW_AT = 1344
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
 _PLACES = _ROW_AT, _ROW_AT + _SAID.size
 _ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
-_FAREWELL_AT, _FAREWELL_END = 1600, 3840
+_FAREWELL_AT, _FAREWELL_END = 1600, 3824
 _SPENT_AT = _FAREWELL_END
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
 _LIVED, _CODES = 1, 1000
@@ -196,9 +196,11 @@ class Page:
         SIGHTINGS.put(self.raw, self.sightings + 1, found)
         self.sightings += 1  # last: from now on the agent reads the record
 
-    def sighted_again(self, step: int) -> None:
-        """Record that the newest observed fault is still there at `step`."""
-        self.ints[SIGHTINGS.place(self.sightings) // 8 + 2] = step
+    def sighted_again(self, step: int, outcome: int = 0) -> None:
+        """Record that the newest finding is still there at `step`; or, with a `loss_level.Outcome`, that its watch has ended there."""
+        place = SIGHTINGS.place(self.sightings) // 8
+        self.ints[place + 2] = step
+        self.ints[place + 3] = outcome  # last: it says that the step is the final one
 
     def sighting(self, ordinal: int) -> Sighted:
         """Return the `ordinal`-th observed fault, one of the last two."""

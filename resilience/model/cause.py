@@ -13,6 +13,7 @@ class Kind(StrEnum):
     NON_FINITE = "non_finite"
     LOSS_SPIKE = "loss_spike"
     GRADIENT_SPIKE = "gradient_spike"
+    LOSS_DIVERGENCE = "loss_divergence"
 
 
 class Cause(StrEnum):
@@ -27,9 +28,11 @@ class Cause(StrEnum):
     NON_FINITE = Kind.NON_FINITE.value
     """NaN or Inf in loss, gradient or parameters."""
     LOSS_SPIKE = Kind.LOSS_SPIKE.value
-    """The loss rose and stays high."""
+    """The loss has gone up. The ranks wait whether it comes back."""
     GRADIENT_SPIKE = Kind.GRADIENT_SPIKE.value
-    """The gradient norm is larger than any data can make it."""
+    """A gradient norm is far above the usual one. The ranks wait whether the loss follows."""
+    LOSS_DIVERGENCE = Kind.LOSS_DIVERGENCE.value
+    """The loss has gone up, and has not come back: the training has lost a part of its progress."""
     RANK_HUNG = "rank_hung"
     """The rank is alive, but makes no progress."""
     FINGERPRINT_MISMATCH = "fingerprint_mismatch"

@@ -23,6 +23,10 @@ class Remedy(StrEnum):
     RESCUE = "rescue"
     """Leave out a window of data, and compute the steps around it with a lower learning rate or a higher precision (`rescue`)."""
     GIVE_UP = "give up"
+    WAIT = "wait"
+    """Train on: a loss that has gone up mostly comes back by itself."""
+    CONTINUE = "continue"
+    """Go back to the newest state before the onset, and train on whatever the loss does: no remedy has helped."""
 
 
 class Origin(StrEnum):

@@ -142,13 +142,15 @@ class InPlaceRewind(WrongSteps):
 
 @dataclass(frozen=True, kw_only=True)
 class Sighting(WrongSteps):
-    """A fault that ranks found while they only observe, and for which they would otherwise have rewound. The agent reports it once, and the
-    ranks continue. `to` is -1 if no remedy would have helped or no state is kept."""
+    """A finding on which the ranks do not act: they only observe, or they wait for the loss to come back. The agent reports it once. `to`
+    is the kept state before it, or -1."""
 
     seen: Step
     """The step at which the ranks found the fault."""
     last: Step
-    """The newest step at which the fault was still there."""
+    """The newest step at which the fault was still there; if `outcome` is set, the step at which the watch ended."""
+    outcome: int = 0
+    """How the watch ended, as a `loss_level.Outcome`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..inprocess.loss_level import Outcome
 from ..inprocess.loss_spike import Finding
 from ..model.cause import Kind
 from ..model.data_windows import Window
@@ -68,21 +69,29 @@ def lost_agents(nodes: Sequence[str]) -> str:
 def finding(found: Finding) -> str:
     """Return what is wrong with a step."""
     match found.kind:
+        case Kind.NON_FINITE if found.expected:
+            return f"a step gave NaN or Inf, after a spike that began at step {found.onset}"
         case Kind.NON_FINITE:
             return f"step {found.onset} gave NaN or Inf"
         case Kind.LOSS_SPIKE:
             return f"the loss is too high from step {found.onset} on"
         case Kind.GRADIENT_SPIKE:
             return f"the gradient norm of step {found.onset} is far too large"
+        case Kind.LOSS_DIVERGENCE:
+            return f"the loss has gone up since step {found.onset} and has not come back"
 
 
 def evidence(found: Finding) -> str:
     """Return the figures that show what is wrong with a step."""
     match found.kind:
+        case Kind.NON_FINITE if found.expected:
+            return "loss, gradient norm or parameters of a later step were not finite on at least one rank"
         case Kind.NON_FINITE:
             return f"loss, gradient norm or parameters of step {found.onset} were not finite on at least one rank"
         case Kind.LOSS_SPIKE:
             return f"from step {found.onset} on, the mean loss was {found.value:.6g}; {found.expected:.6g} was expected"
+        case Kind.LOSS_DIVERGENCE:
+            return f"at step {found.seen}, the median loss is {found.value:.6g}; the lowest before was {found.expected:.6g}"
         case Kind.GRADIENT_SPIKE:
             return f"the gradient norm of step {found.onset} was {found.value:.6g}; {found.expected:.6g} is usual"
 
@@ -108,7 +117,23 @@ _DONE = {
     Remedy.REPLAY_EARLIER: "replay the same data, this time from an older state",
     Remedy.REWIND: "continue with whatever data the script reads next",
     Remedy.REWIND_EARLIER: "continue from this older state with whatever data the script reads next",
+    Remedy.CONTINUE: "train on from there, because no remedy has helped. What the loss was before is no longer compared",
 }
+
+
+def waits(kept: int) -> str:
+    """Return what the ranks do about a spike. kept: the step of the state that is kept; -1: there is none."""
+    state = f"the state of step {kept} is kept" if kept >= 0 else "no earlier state is kept"
+    return f"most spikes pass, so training continues; {state}, and all ranks rewind if the loss stays high"
+
+
+def watch_ended(outcome: int, step: int) -> str:
+    """Return how a watch ended (`loss_level.Outcome`)."""
+    return {
+        Outcome.BACK: f"the loss was back at step {step}; no step was computed again",
+        Outcome.STAYS: f"at step {step} the loss was still higher than before, but too little to rewind for",
+        Outcome.ACTED: "all ranks rewound to a state from before it",
+    }.get(Outcome(outcome), "")
 
 
 def would(plan: str) -> str:

@@ -112,7 +112,7 @@ def resumed(play: Play) -> None:
     if track.begun >= spike.onset:
         play.spike = None
         return
-    found_at = spike.onset + play.setting.spikes.run_steps
+    found_at = spike.onset + play.setting.spikes.patience_steps // 2
     play.later(track.when(found_at) - play.now_s, _found, play, group.generation, len(group.rewinds), spike)
 
 
@@ -122,11 +122,11 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
     if stale or group is None or track is None or play.spike is not spike:
         return
     reached = track.finished(play.now_s)
-    if reached < spike.onset + play.setting.spikes.run_steps:  # steps have become slower
+    if reached < spike.onset + play.setting.spikes.patience_steps // 2:  # steps have become slower
         resumed(play)
         return
     policy = play.setting.policy.ladder
-    finding = Finding(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
+    finding = Finding(kind=Kind.LOSS_DIVERGENCE, onset=Step(spike.onset), seen=Step(reached), value=4.0, expected=2.0)
     answer = rewind_ladder.answer(finding, spike.turns, policy, skippable=True)
     held = [step for step in play.training.held(play.now_s) if step < spike.onset]
     other = min if answer.remedy in EARLIER else max
@@ -134,13 +134,13 @@ def _found(play: Play, generation: Generation, rewinds: int, spike: Spike) -> No
     remedy = rewind_ladder.done(answer, spike.turns, to)
     windows = [turn.window for turn in spike.turns if turn.window]
     window = answer.window(Step(spike.onset), to, windows)
-    spike.turns.append(Turn(kind=Kind.LOSS_SPIKE, onset=Step(spike.onset), to=to, remedy=remedy, window=window))
+    spike.turns.append(Turn(kind=Kind.LOSS_DIVERGENCE, onset=Step(spike.onset), to=to, remedy=remedy, window=window))
     if remedy in SKIPS or not spike.again:
         play.spike = None
     told = InPlaceRewind(
         ordinal=len(group.rewinds) + 1,
         generation=generation,
-        cause=Kind.LOSS_SPIKE,
+        cause=Kind.LOSS_DIVERGENCE,
         onset=Step(spike.onset),
         to=to,
         reached=Step(reached),

@@ -25,7 +25,13 @@ def test_a_hang_and_a_spike_are_told_and_the_ranks_go_on(tmp_path: Path) -> None
     hurt = {"HURT": "parameter@40"}
     expected, _ = undisturbed(SPIKING, *arguments, MARKER=str(tmp_path / "alone"), **hurt)
     options = ["--observe", "--durable-every", "8"]
-    for value in ("spikes.baseline_steps=16", "stability.certify_after_steps=6", "hang.floor_s=2", "hang.confirm_s=1"):
+    for value in (
+        "spikes.baseline_steps=16",
+        "spikes.patience_steps=4",
+        "stability.certify_after_steps=6",
+        "hang.floor_s=2",
+        "hang.confirm_s=1",
+    ):
         options += ["--set", value]
     command = ["--nproc-per-node", "2", str(GATED), str(SPIKING), *arguments]
     job = Job(tmp_path, command, *options, MARKER=str(tmp_path / "hurt"), **hurt)
@@ -37,7 +43,7 @@ def test_a_hang_and_a_spike_are_told_and_the_ranks_go_on(tmp_path: Path) -> None
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     told = [(i.cause, i.rung, i.would, i.open) for i in job.incidents()]
-    assert told == [("rank_hung", 0, 2, False), ("loss_spike", 0, 1, False)], job.said()
+    assert told == [("rank_hung", 0, 2, False), ("loss_divergence", 0, 1, False)], job.said()
     assert job.incidents()[1].onset == 41
     assert not [line for line in job.said().splitlines() if "going back" in line or "generation 2" in line]
     certified = [
@@ -46,9 +52,10 @@ def test_a_hang_and_a_spike_are_told_and_the_ranks_go_on(tmp_path: Path) -> None
     steps = [attempt.stamp.step for snapshot in certified if (attempt := Attempt.parse(snapshot.name))]
     assert all(step + 6 < 41 for step in steps), "a state known to be wrong, or just before it, is not certified"
     story = cli("explain", "--run-dir", str(job.directory)).stdout
-    assert "loss spike, which rung 1, rewind in place would answer" in story
+    assert "loss divergence, which rung 1, rewind in place would answer" in story
 
 
+@pytest.mark.variant
 def test_a_killed_rank_ends_the_job_as_it_would_end_by_itself(tmp_path: Path) -> None:
     """Given again, the command begins as the script does, whatever has been kept."""
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]

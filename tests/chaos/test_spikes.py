@@ -10,6 +10,7 @@ SPIKING = Path(__file__).with_name("spiking.py")
 STEPS = "80"
 QUICK = (
     *("--set", "spikes.baseline_steps=16"),
+    *("--set", "spikes.patience_steps=4"),
     *("--set", "ladder.distance_steps=10"),
     *("--set", "ladder.skip_steps=16"),
     *("--set", "ladder.same_fault_steps=30"),
@@ -24,7 +25,10 @@ def run(place: Path, *options: str, **extra: str) -> Job:
 
 @pytest.mark.parametrize(
     ("hurt", "cause", "whose"),
-    [pytest.param("gradient@40", "non_finite", (1,), marks=pytest.mark.variant), ("parameter@40", "loss_spike", ())],
+    [
+        pytest.param("gradient@40", "non_finite", (1,), marks=pytest.mark.variant),
+        ("parameter@40", "loss_divergence", ()),
+    ],
 )
 def test_what_happened_once_is_gone_at_the_replay_and_no_hardware_is_blamed(
     hurt: str, cause: str, whose: tuple[int, ...], tmp_path: Path
@@ -57,9 +61,9 @@ def test_bad_data_is_left_out(tmp_path: Path) -> None:
     assert job.finish() == 0, job.said()[-3000:]
     told = [(i.cause, i.rung, i.remedy, i.origin, i.ranks) for i in job.incidents()]
     assert told == [
-        ("loss_spike", 1, "replay", "again", (1,)),
-        ("loss_spike", 1, "replay earlier", "again", (1,)),
-        ("loss_spike", 1, "skip", "data", (1,)),
+        ("loss_divergence", 1, "replay", "again", (1,)),
+        ("loss_divergence", 1, "replay earlier", "again", (1,)),
+        ("loss_divergence", 1, "skip", "data", (1,)),
     ], job.said()
     assert "not without it: the data of rank 1" in job.said()
     window = job.incidents()[-1].window
@@ -91,6 +95,7 @@ def test_killed_behind_data_that_is_left_out(tmp_path: Path) -> None:
     assert digest_of(job.printed()) == digest_of(clean.printed())
 
 
+@pytest.mark.variant
 def test_data_that_a_script_cannot_leave_out_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "fixed.py"
     script.write_text(SPIKING.read_text().replace("session.data_step", "step"))

@@ -27,6 +27,8 @@ class Faults:
     nan_batches: set[int] = field(default_factory=set)
     """Samples that give NaN whenever they are used,"""
     spike_batches: set[int] = field(default_factory=set)
+    hard_steps: set[int] = field(default_factory=set)
+    """Steps with a high loss that leaves no trace in the state."""
     """and those that let the loss go up: it stays there while the state has used one."""
     spike_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times the state will be damaged there, so that the loss goes up."""

@@ -66,7 +66,7 @@ SAYS_S = 2.0
 PATIENCE = Patience(warm_s=0.0, leave_s=5.0)
 AT_ONCE = (Action.FETCH, Action.LET_GO, Action.FINISH_WRITING, Action.GIVE_UP_WRITING)
 """What follows on them is done in the same second."""
-HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2)
+HANG = HangPolicy(warmup_steps=2, floor_s=4, start_s=8, teardown_s=6, confirm_s=2, idle_s=2)
 DRAIN_S = 2
 """Ticks from a seal to the commit on disk."""
 DELIVER_LOOKS = 6

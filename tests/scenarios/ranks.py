@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.resilience.inprocess import rewind_ladder
+from mt_resilient.resilience.inprocess.loss_level import Outcome
 from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, Tally, judge, row, tally
 from mt_resilient.resilience.ipc.board_events import Rewound, Sighted
 from mt_resilient.resilience.ipc.handoff import Handoff
 from mt_resilient.resilience.model import data_windows
+from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
 from mt_resilient.resilience.model.rewind import EARLIER, Remedy, Turn
 from mt_resilient.resilience.model.types import Doing, Order, OrderedBy, RankPhase, Step
@@ -150,7 +152,7 @@ class Ranks(Processes):
         return Kept(
             self.state,
             inner=self.inner,
-            course={"figures": course["figures"].clone(), "windows": course["windows"]},
+            course={"figures": course["figures"].clone(), "level": course["level"], "windows": course["windows"]},
             stamp=Stamp(self.generation, self.rewinds, self.step),
             odd=self.odd,
         )
@@ -361,7 +363,8 @@ class Ranks(Processes):
         if self.pending is None:
             return None
         said, self.pending = tally(self.pending), None
-        judgement = judge(said, self.course.figures, self.course.turns, self.job.judged_by)
+        watched = self.course.level.watch
+        judgement = judge(said, self.course.figures, self.course.level, self.course.turns, self.job.judged_by)
         assert judgement.directive is not Directive.DIVERGED
         self.paused = judgement.pause
         for node in self.nodes.values():
@@ -370,7 +373,9 @@ class Ranks(Processes):
             elif judgement.newest is Held.MISSED and said.step in node.arena:
                 self.owed |= node.arena.pop(said.step).durable
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
-            self.course.judged(said.figure)
+            self.course.judged(said.figure, judgement.level)
+            if watched and not judgement.level.watch:
+                self._watch_ended(judgement.level.outcome, said.step)
             if judgement.finding:
                 self._sighted(judgement, now_s)
         if judgement.directive is Directive.GIVE_UP:
@@ -386,6 +391,11 @@ class Ranks(Processes):
             for page in self.pages:
                 page.declined = judgement.rewind
         return judgement
+
+    def _watch_ended(self, outcome: Outcome, step: int) -> None:
+        for page in self.pages:
+            if page.sightings:
+                page.sighted_again(step, outcome)
 
     def _sighted(self, judgement: Judgement, now_s: float) -> None:
         """What `Session` notes where ranks only observe."""
@@ -403,7 +413,7 @@ class Ranks(Processes):
                     onset=finding.onset,
                     seen=finding.seen,
                     last=finding.seen,
-                    to=max(self._sealed(), default=-1),
+                    to=max((s for s in {*self._sealed(), *self.job.disk} if s < finding.onset), default=-1),
                     remedy=answer.remedy,
                     window=None,
                     value=finding.value,
@@ -431,7 +441,7 @@ class Ranks(Processes):
 
     def _loss(self) -> float:
         high = any(sample > HURT or sample in self.job.faults.spike_batches for sample in self.state)
-        return QUIET + 0.01 * (self.step % 5) + (4.0 if high else 0.0)
+        return QUIET + 0.01 * (self.step % 5) + (4.0 if high or self.step in self.job.faults.hard_steps else 0.0)
 
     def _rewind(self, judged: Judgement, now_s: float) -> None:
         if judged.rewind:
@@ -459,6 +469,8 @@ class Ranks(Processes):
             to = min((step for step in {*sealed, *self.job.disk} if step < finding.onset), default=-1)
         for tier in (sealed, self.job.disk):
             to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)
+        if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:
+            answer, to = replace(answer, remedy=Remedy.CONTINUE), max(sealed, default=-1)
         if to < 0:
             self.raise_(
                 "InternalError: no snapshot is left to go back to in place; the worker group restarts from disk", now_s
@@ -467,8 +479,11 @@ class Ranks(Processes):
         past = rewind_ladder.same_fault(finding, self.course.turns, self.job.judged_by.ladder)
         window = answer.window(finding.onset, Step(to), self.course.windows)
         remedy = rewind_ladder.done(answer, past, Step(to))
+        watched = self.course.level.watch
         if not self._go_back(to, now_s, before=finding.onset):
             return
+        if watched:
+            self._watch_ended(Outcome.ACTED, self.pages[0].step)
         self.course.turned(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=remedy, window=window))
         self.course.went_back(to)
         self.rewinds += 1

@@ -2,6 +2,7 @@
 golden transcript in `golden/`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from mt_resilient.resilience.errors import BudgetSpent, ScriptError, SilentCorruption, SnapshotError
 from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
@@ -333,7 +334,8 @@ def test_controller_replaced(golden: Golden) -> None:
 # -- data, state, hardware: the ranks' own rungs -----------------------------------------------------------------------------------
 
 QUICK = RankPolicy(
-    spikes=SpikePolicy(baseline_steps=16), ladder=LadderPolicy(distance_steps=4, skip_steps=4, same_fault_steps=12)
+    spikes=SpikePolicy(baseline_steps=16, patience_steps=4),
+    ladder=LadderPolicy(distance_steps=4, skip_steps=4, same_fault_steps=12),
 )
 """For trainings of a few dozen steps."""
 
@@ -419,10 +421,69 @@ def test_spike_that_comes_back(golden: Golden) -> None:
 
 
 def test_spike_without_end(golden: Golden) -> None:
-    """All samples from some point on are bad: data is left out three times, then the job stops."""
+    """All samples from some point on are bad: data is left out three times, and then the ranks train on."""
     job = Job(total=60, spike_batches=set(range(24, 400)), judged_by=QUICK)
+    job.ends()
+    assert [i.remedy for i in job.incidents.values()] == [
+        "replay",
+        "replay earlier",
+        "skip",
+        "skip",
+        "skip",
+        "continue",
+    ]
+    golden(job.transcript())
+
+
+def test_spike_without_end_of_a_job_that_is_to_end_then(golden: Golden) -> None:
+    """As before, and `ladder.end_job` is set: the job stops."""
+    policy = replace(QUICK, ladder=replace(QUICK.ladder, end_job=True))
+    job = Job(total=60, spike_batches=set(range(24, 400)), judged_by=policy)
     job.ends(93)
     assert all(max(state, default=0) < 24 for state in job.disk.values())
+    golden(job.transcript())
+
+
+PATIENT = replace(QUICK, spikes=replace(QUICK.spikes, patience_steps=16))
+
+
+def test_a_hard_stretch_of_data(golden: Golden) -> None:
+    """The loss is high for five steps and comes back: the state before it is kept, and no step is computed again."""
+    job = Job(total=48, hard_steps=set(range(26, 31)), judged_by=PATIENT)
+    job.ends()
+    assert job.last_state == without(48)
+    assert [(i.cause, i.rung, i.open) for i in job.incidents.values()] == [("loss_spike", 0, False)]
+    golden(job.transcript())
+
+
+def test_a_high_loss_that_does_not_come_back(golden: Golden) -> None:
+    """The state is damaged once. The ranks wait for the loss, then rewind to before it; the replay is clean."""
+    job = Job(total=60, spike_at={26: 1}, judged_by=PATIENT)
+    job.ends()
+    assert job.last_state == without(60)
+    assert [(i.cause, i.rung, i.open) for i in job.incidents.values()] == [
+        ("loss_spike", 0, False),
+        ("loss_divergence", 1, False),
+    ]
+    golden(job.transcript())
+
+
+def test_nan_after_a_spike(golden: Golden) -> None:
+    """The loss goes up, and some steps later gives NaN: the ranks rewind to before the spike."""
+    job = Job(total=48, spike_at={26: 1}, nan_at={32: 1}, judged_by=PATIENT)
+    job.ends()
+    assert job.last_state == without(48)
+    assert [i.onset for i in job.incidents.values()] == [26, 26]
+    golden(job.transcript())
+
+
+def test_a_rank_dies_while_a_spike_is_watched(golden: Golden) -> None:
+    """The ranks start again from a state after the spike's onset, with the watch in it."""
+    job = Job(total=60, spike_at={26: 1}, judged_by=PATIENT)
+    job.until(lambda job: bool(job.incidents))
+    job.kill_rank(1)
+    job.ends()
+    assert job.last_state == without(60)
     golden(job.transcript())
 
 

@@ -15,7 +15,7 @@ Golden = Callable[[str], None]
 
 
 def observed(**faults: Any) -> Job:
-    spikes, ladder = SpikePolicy(baseline_steps=16), LadderPolicy(same_fault_steps=4)
+    spikes, ladder = SpikePolicy(baseline_steps=16, patience_steps=4), LadderPolicy(same_fault_steps=4)
     return Job(judged_by=RankPolicy(spikes=spikes, ladder=ladder, observe=True), **faults)
 
 

@@ -10,7 +10,7 @@ from mt_resilient.resilience.inprocess.tally import RankPolicy
 from .cluster import Job
 
 CARE = RankPolicy(
-    spikes=SpikePolicy(baseline_steps=16),
+    spikes=SpikePolicy(baseline_steps=16, patience_steps=4),
     ladder=LadderPolicy(distance_steps=4, skip_steps=4, same_fault_steps=12),
     rescue=RescuePolicy(lr_scale=0.5),
 )

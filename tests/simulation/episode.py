@@ -163,7 +163,7 @@ def play(episode: Episode) -> Outcome:
 class Player:
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
-        spikes = SpikePolicy(baseline_steps=16, enabled=episode.total > 20)
+        spikes = SpikePolicy(baseline_steps=16, patience_steps=4, enabled=episode.total > 20)
         self.job = Job(
             total=episode.total,
             durable_every=episode.durable_every,

@@ -9,6 +9,7 @@ import pytest
 
 from mt_resilient.resilience.decide.decide import decide
 from mt_resilient.resilience.decide.policy import Policy
+from mt_resilient.resilience.inprocess.loss_level import Level
 from mt_resilient.resilience.inprocess.loss_spike import Finding
 from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy, goes_on
 from mt_resilient.resilience.inprocess.tally import Directive, Held, RankPolicy, Tally, judge
@@ -130,10 +131,10 @@ def test_a_fault_that_goes_on_is_one_fault(kind: Kind, last: int, seen: int, sam
 
 def test_ranks_that_observe_find_the_same_and_go_on() -> None:
     said = Tally(step=Step(7), non_finite=True, loss=math.inf)
-    acting, watching = (judge(said, (), (), RankPolicy(observe=observe)) for observe in (False, True))
+    acting, watching = (judge(said, (), Level(), (), RankPolicy(observe=observe)) for observe in (False, True))
     assert acting.directive is Directive.REWIND
     assert watching.directive is Directive.GO_ON
     assert (acting.finding, acting.answer) == (watching.finding, watching.answer)
     assert watching.newest is Held.MISSED, "what is not finite is not sealed"
-    apart = judge(Tally(step=Step(7), same_step=False), (), (), RankPolicy(observe=True))
+    apart = judge(Tally(step=Step(7), same_step=False), (), Level(), (), RankPolicy(observe=True))
     assert (apart.directive, apart.newest) == (Directive.GO_ON, Held.MISSED)

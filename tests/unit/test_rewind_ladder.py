@@ -21,12 +21,12 @@ from mt_resilient.resilience.model.types import OrderedBy, Step
 POLICY = LadderPolicy()
 
 
-def found(onset: int, kind: Kind = Kind.LOSS_SPIKE) -> Finding:
+def found(onset: int, kind: Kind = Kind.LOSS_DIVERGENCE) -> Finding:
     return Finding(kind=kind, onset=Step(onset), seen=Step(onset + 2))
 
 
 def turn(onset: int, remedy: Remedy, to: int = 0) -> Turn:
-    return Turn(kind=Kind.LOSS_SPIKE, onset=Step(onset), to=Step(to), remedy=remedy)
+    return Turn(kind=Kind.LOSS_DIVERGENCE, onset=Step(onset), to=Step(to), remedy=remedy)
 
 
 R, E, S = Remedy.REPLAY, Remedy.REPLAY_EARLIER, Remedy.SKIP
@@ -40,10 +40,11 @@ R, E, S = Remedy.REPLAY, Remedy.REPLAY_EARLIER, Remedy.SKIP
         ([R, E], Answer(remedy=S, at_most=Step(899), before=100, after=100)),
         ([R, E, S], Answer(remedy=S, at_most=Step(799), before=200, after=200)),
         ([R, E, S, S], Answer(remedy=S, at_most=Step(599), before=400, after=400)),
-        ([R, E, S, S, S], Answer(remedy=Remedy.GIVE_UP)),
+        ([R, E, S, S, S], Answer(remedy=Remedy.CONTINUE, at_most=Step(999))),
+        ([R, E, S, S, S, Remedy.CONTINUE], Answer(remedy=Remedy.CONTINUE, at_most=Step(999))),
     ],
 )
-def test_the_rungs_of_a_spike(past: list[Remedy], expected: Answer) -> None:
+def test_the_rungs_of_a_loss_that_has_diverged(past: list[Remedy], expected: Answer) -> None:
     turns = [turn(1000, remedy) for remedy in past]
     assert answer(found(1000), turns, POLICY, skippable=True) == expected
 
@@ -71,13 +72,36 @@ def test_leaving_data_out_again_comes_with_care_where_one_is_set() -> None:
     first = answer(found(1000), turns[:2], POLICY, skippable=True, rescue=True)
     assert first == answer(found(1000), turns[:2], POLICY, skippable=True)
     rescued = [*turns, turn(1000, Remedy.RESCUE), turn(1000, Remedy.RESCUE)]
-    assert answer(found(1000), rescued, POLICY, skippable=True, rescue=True).remedy is Remedy.GIVE_UP
+    assert answer(found(1000), rescued, POLICY, skippable=True, rescue=True).remedy is Remedy.CONTINUE
+
+
+@pytest.mark.parametrize("kind", [Kind.LOSS_SPIKE, Kind.GRADIENT_SPIKE])
+def test_a_spike_is_waited_out(kind: Kind) -> None:
+    expected = Answer(remedy=Remedy.WAIT, at_most=Step(999))
+    assert answer(found(1000, kind), [turn(1000, R)], POLICY, skippable=True) == expected
 
 
 @pytest.mark.parametrize("past", [[R, E], [R, R], [R, E, S]])
-def test_a_script_that_cannot_leave_data_out_gives_up_after_the_replays(past: list[Remedy]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "end_job", "last"),
+    [
+        (Kind.NON_FINITE, False, Remedy.GIVE_UP),
+        (Kind.LOSS_DIVERGENCE, False, Remedy.CONTINUE),
+        (Kind.LOSS_DIVERGENCE, True, Remedy.GIVE_UP),
+    ],
+)
+def test_the_last_rung_of_a_script_that_cannot_leave_data_out(
+    kind: Kind, end_job: bool, last: Remedy, past: list[Remedy]
+) -> None:
     turns = [turn(1000, remedy) for remedy in past]
-    assert answer(found(1000), turns, POLICY, skippable=False).remedy is Remedy.GIVE_UP
+    assert answer(found(1000, kind), turns, LadderPolicy(end_job=end_job), skippable=False).remedy is last
+
+
+def test_a_nan_that_was_cured_by_leaving_data_out_does_not_count_against_the_next_one() -> None:
+    """As one bad sample in short epochs gives NaN again and again."""
+    bad = [Turn(kind=Kind.NON_FINITE, onset=Step(79), to=Step(78), remedy=remedy) for remedy in (R, E, S)]
+    assert answer(found(151, Kind.NON_FINITE), bad, POLICY, skippable=True).remedy is R
+    assert answer(found(80, Kind.NON_FINITE), bad, POLICY, skippable=True).remedy is S
 
 
 def test_nothing_is_said_of_data_that_is_not_known() -> None:
@@ -95,7 +119,7 @@ def test_nothing_is_said_of_data_that_is_not_known() -> None:
     [
         (LadderPolicy(max_replays=3), [R, E], Answer(remedy=E, at_most=Step(799))),
         (LadderPolicy(max_replays=5), [R, E, S], Answer(remedy=S, at_most=Step(799), before=200, after=200)),
-        (LadderPolicy(max_skips=0), [R, E], Answer(remedy=Remedy.GIVE_UP)),
+        (LadderPolicy(max_skips=0), [R, E], Answer(remedy=Remedy.CONTINUE, at_most=Step(999))),
         (LadderPolicy(skip_steps=5), [R, E], Answer(remedy=S, at_most=Step(899), before=2, after=3)),
         (LadderPolicy(distance_steps=7), [R, E], Answer(remedy=S, at_most=Step(992), before=7, after=100)),
     ],
@@ -122,8 +146,8 @@ def test_faults_near_each_other_are_one() -> None:
     assert same_fault(found(1000), [turn(650, R), turn(820, E), near], POLICY) == [turn(650, R), turn(820, E), near]
     assert same_fault(found(1000), [turn(800, R)], POLICY)
     assert not same_fault(found(1000), [turn(799, R)], POLICY)
-    assert goes_on(Kind.LOSS_SPIKE, 802, found(1000), POLICY)
-    assert not goes_on(Kind.LOSS_SPIKE, 801, found(1000), POLICY)
+    assert goes_on(Kind.LOSS_DIVERGENCE, 802, found(1000), POLICY)
+    assert not goes_on(Kind.LOSS_DIVERGENCE, 801, found(1000), POLICY)
     assert not goes_on(Kind.NON_FINITE, 1000, found(1000), POLICY)
     assert same_fault(found(1000), [near, far], POLICY) == []  # the last one was about something else
     assert same_fault(found(100), [turn(290, R)], POLICY)  # a window that was left out brings a fault forward
@@ -147,7 +171,13 @@ def test_where_nothing_older_is_kept_an_earlier_replay_is_a_replay() -> None:
 
 @pytest.mark.parametrize(
     ("remedy", "expected"),
-    [(R, Origin.TRANSIENT), (E, Origin.STATE), (S, Origin.DATA), (Remedy.GIVE_UP, Origin.UNKNOWN)],
+    [
+        (R, Origin.TRANSIENT),
+        (E, Origin.STATE),
+        (S, Origin.DATA),
+        (Remedy.GIVE_UP, Origin.UNKNOWN),
+        (Remedy.CONTINUE, Origin.UNKNOWN),
+    ],
 )
 def test_the_remedy_that_cured_it_tells_where_it_came_from(remedy: Remedy, expected: Origin) -> None:
     assert origin(remedy) is expected

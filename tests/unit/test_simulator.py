@@ -227,7 +227,7 @@ def test_a_wrong_replica_that_is_told_of_too_late_takes_a_restart() -> None:
 @pytest.mark.parametrize(("again", "rewinds"), [(False, 1), (True, 3)])
 def test_ranks_climb_their_ladder_for_a_spike(again: bool, rewinds: int) -> None:
     outcome = after(one(Shows.SPIKES), setting(), machine=-1, again=again)
-    assert caused(outcome) == {("loss_spike", 1): rewinds}
+    assert caused(outcome) == {("loss_divergence", 1): rewinds}
     assert outcome.generations == 1
 
 

@@ -11,10 +11,12 @@ from dataclasses import replace
 from ...resilience.clock import monotonic_ns
 from ...resilience.errors import BudgetSpent, InternalError
 from ...resilience.inprocess import rewind_ladder
+from ...resilience.inprocess.loss_level import Outcome
 from ...resilience.inprocess.loss_spike import Finding
-from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, judge, row, tally
+from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, blamed, judge, row, tally
 from ...resilience.ipc.board_events import Rewound, Sighted
 from ...resilience.model import data_windows
+from ...resilience.model.cause import Kind
 from ...resilience.model.generation import RewindOrder
 from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
@@ -98,13 +100,18 @@ class Council:
         if reduced is None:
             return None
         said = tally(reduced)
-        judgement = judge(said, self._course.figures if self._stepped else (), self._course.turns, self._policy)
+        course, watched = self._course, self._course.level.watch
+        judgement = judge(said, course.figures if self._stepped else None, course.level, course.turns, self._policy)
+        if judgement.waits and not self._policy.observe and self._culprits(judgement.finding):
+            judgement = blamed(judgement, said, course.turns, self._policy.ladder)
         self._tape.settle(judgement)
         self.paused, self._fixed_data = judgement.pause, said.fixed_data
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
             self.stride = judgement.stride
             if self._stepped:
-                self._course.judged(said.figure)
+                course.judged(said.figure, judgement.level)
+                if watched and not course.level.watch:
+                    self._watch_ended(course.level.outcome, said.step)
             if judgement.wanted:
                 page, disk = self._at.page, judgement.wanted is Wanted.ON_DISK
                 self._tape.owed = max(self._tape.owed, judgement.wanted)
@@ -131,7 +138,7 @@ class Council:
         self._tape.settle(Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier))
 
     def _sighted(self, judgement: Judgement) -> None:
-        """Record a fault for the agent, once per fault, if these ranks only observe."""
+        """Record a finding on which these ranks do not act, once per fault. If they wait, keep the state before it on disk (collective)."""
         finding, answer, page = judgement.finding, judgement.answer, self._at.page
         assert finding is not None
         assert answer is not None
@@ -139,8 +146,12 @@ class Council:
         if before and rewind_ladder.goes_on(before.kind, before.last, finding, self._policy.ladder):
             page.sighted_again(finding.seen)
             return
-        kept = self._tape.reachable
-        to = rewind_ladder.goes_to(answer, finding.onset, kept.newest, lambda: kept.oldest(0))
+        if judgement.waits and not self._policy.observe:
+            to = self._common(answer.at_most)
+            self._tape.keep(to)
+        else:
+            kept = self._tape.reachable
+            to = rewind_ladder.goes_to(answer, finding.onset, kept.newest, lambda: kept.oldest(0))
         page.sighted(
             Sighted(
                 kind=finding.kind,
@@ -189,8 +200,10 @@ class Council:
         assert finding is not None
         assert answer is not None
         started = monotonic_ns()
-        ranks = culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
+        ranks = self._culprits(finding)
         to = rewind_ladder.goes_to(answer, finding.onset, self._common, self._oldest)
+        if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:  # then nothing can be undone
+            answer, to = replace(answer, remedy=Remedy.CONTINUE), self._common(finding.seen)
         if to < 0:
             raise InternalError("no snapshot is left to go back to in place; the worker group restarts from disk")
         past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
@@ -208,7 +221,17 @@ class Council:
         _note(self._at, turn, started, finding=finding, ranks=ranks)
         return to
 
+    def _watch_ended(self, outcome: Outcome, step: int) -> None:
+        if self._at.page.sightings:  # otherwise the watch began before these processes did
+            self._at.page.sighted_again(step, outcome)
+
+    def _culprits(self, finding: Finding | None) -> tuple[Rank, ...]:
+        assert finding is not None
+        return culprits(finding, self._own, self._sentinel, self._at.rank, self._at.world)
+
     def _go_back(self, to: int) -> None:
+        if self._course.level.watch:
+            self._watch_ended(Outcome.ACTED, self._at.page.step)
         self._rescue.turn(False)  # the state is restored without the rescue
         self._tape.rewinds += 1
         self._tape.go_back(to)

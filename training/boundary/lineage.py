@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...resilience.inprocess import fallback
+from ...resilience.inprocess import fallback, loss_level
+from ...resilience.inprocess.loss_level import Level
 from ...resilience.inprocess.loss_spike import Figure
 from ...resilience.ipc.handoff import Handoff
 from ...resilience.model import data_windows
 from ...resilience.model.data_windows import Window
-from ...resilience.model.rewind import Turn
+from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Step
 from ..data.batches import Batches
 from ..state.tensors.in_place import Nested
@@ -27,12 +28,15 @@ from ..state.tensors.in_place import Nested
 class Course:
     def __init__(self, handoff: Handoff) -> None:
         policy = handoff.policy.spikes
-        self._rows = np.full((policy.baseline_steps + policy.run_steps, 3), math.nan)
+        self._policy = policy
+        self._rows = np.full((policy.baseline_steps + policy.run_steps + policy.patience_steps, 3), math.nan)
         """Step, loss and gradient norm of the last steps. The step's number determines the row; NaN: unknown."""
         self._unwritten = 0
         """How many of the figures are not in `_rows` yet."""
         self.figures: deque[Figure] = deque(maxlen=len(self._rows))
         """The figures of the last steps, ascending by step."""
+        self.level = Level()
+        """What is known of the losses, besides the last figures."""
         self.turns: list[Turn] = list(handoff.turns)
         known = [turn.window for turn in handoff.turns if turn.window]
         self.windows = data_windows.merged((*handoff.windows, *known))
@@ -46,10 +50,11 @@ class Course:
         self.data: Batches | None = None
         """The loop's position in its data; None: the loop restores that itself."""
 
-    def judged(self, figure: Figure) -> None:
-        """Add the figures of one more step, which was judged right."""
+    def judged(self, figure: Figure, level: Level) -> None:
+        """Add the figures of one more step, which was judged right. level: what is known of the losses after it."""
         self._unwritten += 1
         self.figures.append(figure)
+        self.level = level
 
     def turned(self, turn: Turn) -> None:
         self.turns.append(turn)
@@ -73,7 +78,14 @@ class Course:
         self._unwritten = 0
         data = {} if self.data is None else {"data": self.data.place()}
         windows = [[w.start, w.stop] for w in self.windows]
-        return {"figures": torch.from_numpy(self._rows), "windows": windows, "asked": dict(self.asked), **data}
+        level = torch.tensor(self.level.numbers(), dtype=torch.float64)
+        return {
+            "figures": torch.from_numpy(self._rows),
+            "level": level,
+            "windows": windows,
+            "asked": dict(self.asked),
+            **data,
+        }
 
     def restore(self, kept: Nested) -> None:
         self._before = list(self.figures)
@@ -82,7 +94,8 @@ class Course:
         self.figures.clear()
         self._unwritten = 0
         for row in sorted(rows)[-len(self._rows) :]:
-            self.judged(_figure(row))
+            self.judged(_figure(row), self.level)
+        self.level = Level.of(kept["level"].tolist()) if "level" in kept else Level()
         self._past = [Window(start, stop) for start, stop in kept["windows"]]
         self.asked_before = kept.get("asked", {})
         if self.data is not None and "data" in kept:
@@ -94,7 +107,11 @@ class Course:
         self.windows = data_windows.ahead(step, self._past, self.windows)
         # A snapshot is taken before its own step is judged. Ranks that rewind in place have judged that step since.
         for figure in (figure for figure in self._before if figure.step == step):
-            self.judged(figure)
+            self.judged(figure, loss_level.judge((*self.figures, figure), self.level, self._policy)[1])
+        if self.turns and (self.turns[-1].to, self.turns[-1].remedy) == (step, Remedy.CONTINUE):
+            self._rows.fill(math.nan)  # no remedy has brought the loss back: what it was is no longer compared
+            self.figures.clear()
+            self._unwritten, self.level = 0, Level()
 
 
 def _figure(row: Sequence[float]) -> Figure:

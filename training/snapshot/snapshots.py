@@ -186,10 +186,16 @@ class Tape:
 
     def _keep_the_last_one(self) -> None:
         """Request that the newest sealed snapshot is written to disk, because no later snapshot can be restored after a restart."""
-        sealed = [slot for slot in self._arena.slots if slot.header().state is State.SEALED]
-        newest = max(sealed, key=lambda slot: slot.header().stamp, default=None)
-        if newest is not None and not newest.header().durable:
-            newest.want_durable()
+        headers = [slot.header() for slot in self._arena.slots]
+        sealed = [header.stamp for header in headers if header.state is State.SEALED]
+        if sealed:
+            self.keep(max(sealed).step)
+
+    def keep(self, step: int) -> None:
+        """Request that the snapshot of `step` is written to disk, if it is in memory."""
+        slot = self._arena.holding(step) if step >= 0 else None
+        if slot is not None and not slot.header().durable:
+            slot.want_durable()
 
     def _begin(self, attempt: Attempt, state: Mapping[str, Any]) -> bool:
         remade = {name: source for name, source in self._sources.items() if isinstance(source, Modules | Optimizers)}

@@ -1,0 +1,87 @@
+"""Incidents of findings on which the ranks do not act: a spike that they wait out, or any fault while they only observe. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..diagnose import alternatives
+from ..inprocess.loss_spike import Finding
+from ..inprocess.rewind_ladder import LadderPolicy
+from ..model.cause import Kind
+from ..model.cluster_state import World
+from ..model.incident import Incident
+from ..model.rewind import Remedy
+from ..model.signals import Sighting
+from ..model.types import Step
+from ..plan.escalation import OBSERVE, RESTART_GROUP, REWIND_IN_PLACE, STOP
+from ..text import sentences
+from . import lifecycle
+
+
+def sightings_told(world: World, policy: LadderPolicy, observe: bool) -> tuple[Incident, ...]:
+    """Return incidents of what the ranks have found: new incidents, and incidents that are now closed. A watch is closed when the ranks
+    report its end, or have started again. A fault that they only observe is closed some steps after it was last seen."""
+    known = {incident.signature: incident for incident in world.incidents}
+    changed: list[Incident] = []
+    reached = min((status.min_step for status in world.statuses()), default=Step(-1))
+    for sighting in {s.ordinal: s for status in world.statuses() for s in status.sightings}.values():
+        signature = f"{_SIGNATURE}{sighting.generation}:{sighting.ordinal}"
+        incident = known.get(signature)
+        if incident is None:
+            fresh = sum(new.signature not in known for new in changed)
+            new = _of_sighting(sighting, signature, lifecycle.next_id(world, fresh), observe)
+            changed.append(replace(new, weighed=tuple(alternatives.agreement(world.statuses()))))
+        elif incident.open and (end := _end(sighting, reached, policy)):
+            changed.append(replace(incident, open=False, evidence=(*incident.evidence, end)))
+    present = world.record.number if world.record else 0
+    left = (i for i in world.incidents if i.open and i.signature.startswith(_SIGNATURE) and i.generation < present)
+    return (*changed, *(replace(i, open=False, evidence=(*i.evidence, _STARTED_AGAIN)) for i in left))
+
+
+_SIGNATURE = "sighting:"
+_STARTED_AGAIN = "the ranks have started again since"
+
+
+def _end(told: Sighting, reached: int, policy: LadderPolicy) -> str:
+    """Return how what was found has ended; empty: it has not."""
+    if told.outcome:
+        return sentences.watch_ended(told.outcome, told.last)
+    if told.remedy != Remedy.WAIT and reached >= told.last + policy.settled_steps:
+        return f"it was last seen at step {told.last}"
+    return ""
+
+
+def _of_sighting(told: Sighting, signature: str, ident: str, observe: bool) -> Incident:
+    found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
+    if told.remedy == Remedy.WAIT:
+        waits = sentences.waits(told.to)
+        return _incident(
+            told, signature, ident, found, OBSERVE if observe else None, sentences.would(waits) if observe else waits
+        )
+    rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, rewound="rewind")
+    if told.remedy == Remedy.GIVE_UP:
+        rung, plan = STOP, "end the job: the ranks had tried every remedy before"
+    elif told.to < 0:
+        rung, plan = (
+            RESTART_GROUP,
+            "restart the worker group: there is no snapshot to rewind to in place",
+        )
+    return _incident(told, signature, ident, found, rung, sentences.would(plan))
+
+
+def _incident(told: Sighting, signature: str, ident: str, found: Finding, would: int | None, plan: str) -> Incident:
+    return Incident(
+        id=ident,
+        generation=told.generation,
+        cause=told.cause,
+        rung=OBSERVE,
+        would=would,
+        summary=sentences.finding(found),
+        evidence=(sentences.evidence(found),),
+        plan=plan,
+        at_s=told.at_s,
+        step_at_fault=told.seen,
+        started=True,
+        signature=signature,
+        onset=told.onset,
+    )

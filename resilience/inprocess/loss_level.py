@@ -1,0 +1,169 @@
+"""Tell a training that has lost its progress from a loss that is high for a while. Pure.
+
+Most losses that go up come down again by themselves: the data is harder for some steps. The people who train large models go back only
+where the loss does not come down (PaLM, arXiv:2204.02311, section 5.1; OPT-175B, arXiv:2205.01068, section 2.5). So a spike
+(`loss_spike`) is only watched, and the ranks act on the *level*:
+
+    level      the median of the last `patience_steps` losses
+    best       the lowest level so far
+    progress   the mean of the first 16 losses, minus `best`
+    noise      σ of the losses around their level, from the differences between neighbours, when `best` was last reached
+    diverged   level > best + `lost_progress` · progress, and also > best + 4 noise. If the progress is at most 20 noise, the level must be
+               30 noise above the start. In both cases, the loss was near `best` within the last 1000 steps
+
+A loss that wanders (adversarial training, a policy's loss) makes little progress and stays near its start. The loss of a value function
+rises over thousands of steps. Neither is judged diverged.
+
+The default of `lost_progress` is 0.1. In six public trainings (FineWeb, 124 M to 1 B parameters, 66,740 steps), the level over 64 steps
+never rose above `best` by more than 0.023 of the progress; over 16 steps, by 0.054. `benchmarks/judgement.py` repeats this.
+
+A spike opens a *watch*. The watch ends when the mean of `run_steps` losses is back near the expected loss, or after `patience_steps`. The
+steps of a watch do not count as a baseline for later spikes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import pairwise
+from statistics import fmean, median, median_low
+from typing import NamedTuple
+
+from ..model.cause import Kind
+from ..model.types import Step
+from .loss_spike import Figure, Finding, SpikePolicy, expected_loss, spike
+
+_FIRST_LOSSES = 16
+_LEAST_PROGRESS = 20.0
+"""In `noise`. The six public trainings made a progress of 60 noise and more."""
+_LEAST_RISE, _RISE_WITHOUT_PROGRESS = 4.0, 30.0
+"""In `noise`."""
+_MOST_STEPS = 1000
+"""A divergence takes fewer steps than this."""
+_NORMAL_STEP = 0.954
+"""Median difference of two numbers with a normal distribution, in σ: 0.6745 · √2."""
+
+
+class Outcome(IntEnum):
+    """How a watch ended."""
+
+    OPEN = 0
+    BACK = 1
+    """The loss is back near the expected loss."""
+    STAYS = 2
+    """The loss is still high after `patience_steps`, but too little progress is lost to act."""
+    ACTED = 3
+    """The ranks rewound."""
+
+
+class Watch(NamedTuple):
+    """A spike that the ranks wait for. Losses are compared with the figures from before it."""
+
+    onset: Step
+    seen: Step
+    expected: float
+    scale: float
+
+
+_NO_WATCH = Watch(Step(-1), Step(-1), 0.0, 0.0)
+
+
+class Level(NamedTuple):
+    """What the ranks know of a training's losses, besides the last figures. Equal on all ranks, and part of the state."""
+
+    begun: float = 0.0
+    """Sum of the first losses; `counted`: how many they are."""
+    counted: int = 0
+    best: float = math.inf
+    noise: float = 0.0
+    now: float = math.nan
+    """The present level; NaN: fewer than `patience_steps` losses are known."""
+    well: Step = Step(-1)
+    """The last step whose loss was near the best level."""
+    largest_norm: float = 0.0
+    """The largest gradient norm of any step. A smaller norm did no harm before."""
+    watch: Watch | None = None
+    outcome: Outcome = Outcome.OPEN
+    """How the last watch ended; OPEN: there is a watch, or there was none."""
+    hard: tuple[Step, Step] = (Step(0), Step(0))
+    """First step of the last watch, and the first step after it. Not part of a baseline."""
+
+    def numbers(self) -> list[float]:
+        """Return this as numbers; `of` reads them."""
+        *rest, watch, outcome, hard = self
+        return [*rest, *(watch or _NO_WATCH), outcome, *hard]
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Level:
+        begun, count, best, noise, now, well, norm, onset, seen, expected, scale, outcome, first, after = numbers
+        watch = Watch(Step(int(onset)), Step(int(seen)), expected, scale) if onset >= 0 else None
+        hard = Step(int(first)), Step(int(after))
+        return cls(begun, int(count), best, noise, now, Step(int(well)), norm, watch, Outcome(int(outcome)), hard)
+
+    def diverged(self, step: Step, policy: SpikePolicy) -> bool:
+        """Return whether the training has lost too much progress at `step`."""
+        progress = self.begun / max(1, self.counted) - self.best
+        if progress > _LEAST_PROGRESS * self.noise:
+            rise = max(policy.lost_progress * progress, _LEAST_RISE * self.noise)
+        else:
+            rise = max(0.0, progress) + _RISE_WITHOUT_PROGRESS * self.noise
+        return self.now > self.best + rise and step - self.well < _MOST_STEPS
+
+
+def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple[Finding | None, Level]:
+    """Return what is found at the newest of `figures` (sorted by step), and the level after it. A finding of the kind LOSS_DIVERGENCE calls
+    for an answer; others are watched."""
+    newest = figures[-1]
+    level = _advanced(level, figures, policy)
+    if not policy.enabled:
+        return None, level
+    if level.diverged(newest.step, policy):
+        onset = min(level.well + 1, level.watch.onset if level.watch else newest.step)
+        found = Finding(
+            kind=Kind.LOSS_DIVERGENCE, onset=Step(onset), seen=newest.step, value=level.now, expected=level.best
+        )
+        return found, level
+    if level.watch:
+        return None, _watched(level, level.watch, figures, policy)
+    first, after = level.hard
+    usual = [figure for figure in figures[:-1] if not first <= figure.step < after]
+    seen = spike((*usual, newest), policy, harmless_norm=level.largest_norm)
+    if newest.grad_norm is not None:
+        level = level._replace(largest_norm=max(level.largest_norm, newest.grad_norm))
+    if seen is None:
+        return None, level
+    losses = [figure.loss for figure in usual if figure.loss is not None and figure.step < seen.onset]
+    expected, scale = expected_loss(losses[-policy.baseline_steps :]) if losses else (math.inf, 0.0)
+    return seen, level._replace(watch=Watch(seen.onset, seen.seen, expected, scale), outcome=Outcome.OPEN)
+
+
+def _advanced(level: Level, figures: Sequence[Figure], policy: SpikePolicy) -> Level:
+    """Return the level after the newest of `figures`."""
+    step, loss, _ = figures[-1]
+    if loss is None:
+        return level
+    if level.counted < _FIRST_LOSSES:
+        level = level._replace(begun=level.begun + loss, counted=level.counted + 1)
+    last = [figure.loss for figure in figures[-policy.patience_steps :] if figure.loss is not None]
+    if len(last) < policy.patience_steps:
+        return level._replace(well=step)
+    now, noise, best = median_low(last), level.noise, level.best
+    if now < best:
+        best = now
+        noise = median(abs(one - other) for one, other in pairwise(last)) / _NORMAL_STEP
+    near = math.isinf(level.best) or loss <= best + 2 * noise
+    return level._replace(now=now, best=best, noise=noise, well=step if near else level.well)
+
+
+def _watched(level: Level, watch: Watch, figures: Sequence[Figure], policy: SpikePolicy) -> Level:
+    """Return the level after a step of a watch, which may have ended."""
+    step = figures[-1].step
+    last = [figure.loss for figure in figures if figure.loss is not None and figure.step > watch.seen]
+    back = fmean(last[-policy.run_steps :]) <= watch.expected + policy.each_sigma * watch.scale if last else True
+    if back and step >= watch.seen + policy.run_steps:
+        return level._replace(watch=None, outcome=Outcome.BACK, hard=(watch.onset, Step(step + 1)))
+    if step >= watch.seen + policy.patience_steps:
+        # The figures of the watch are the new baseline.
+        return level._replace(watch=None, outcome=Outcome.STAYS, hard=(Step(0), watch.onset))
+    return level
