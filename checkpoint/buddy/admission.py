@@ -49,7 +49,7 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
     others = {header.rank for header in own if header.generation == offered.generation} - {offered.rank}
     if others:
         return _no(
-            f"rank {offered.rank} is offered, but this row keeps copies of rank {min(others)} of the same generation"
+            f"a copy of rank {offered.rank} is offered, but its place here holds rank {min(others)} of the same generation"
         )
     sealed = {header.stamp for header in own if header.state is State.SEALED}
     if offered.stamp in sealed:

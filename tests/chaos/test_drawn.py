@@ -26,6 +26,7 @@ def test_what_nobody_draws_comes_back(tmp_path: Path) -> None:
     assert (came.silent, came.refused) == (set(), {}), [row.__name__ for row in ROWS]
 
 
+@pytest.mark.variant
 def test_what_cannot_be_kept_ends_the_job_at_its_first_start(tmp_path: Path) -> None:
     (refused,) = play(243, 244, tmp_path).refused.values()
     assert "mapping['odd'][0] can't be saved" in refused

@@ -93,6 +93,7 @@ def test_directories_that_cannot_be_written(tmp_path: Path) -> None:
         subprocess.run(["umount", sealed], check=True)
 
 
+@pytest.mark.variant
 def test_two_agents_in_one_run_directory(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "40", "--step-delay", "0.02"])
     job.until(lambda now: now.generation == 1)
@@ -165,6 +166,7 @@ def test_who_wants_to_leave_does_not_wait_for_a_judgement_that_fails(tmp_path: P
     assert "the agent cannot judge faults: the agent ends its ranks at once" in job.said()
 
 
+@pytest.mark.variant
 def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import no_such_module_at_all\n")
@@ -175,6 +177,7 @@ def test_a_script_that_fails_at_import_stops_the_second_time(tmp_path: Path) -> 
     assert "the script failed 2 times in the same way before it reported a step" in last
 
 
+@pytest.mark.variant
 def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     source = MINIMAL.read_text().replace(

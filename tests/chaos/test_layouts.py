@@ -48,6 +48,7 @@ def newest(job: Job) -> Saved:
     return saved(job)[0]
 
 
+@pytest.mark.variant
 @pytest.mark.megatron
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "layout", "other_ranks", "other_layout"), PAIRS)

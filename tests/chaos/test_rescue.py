@@ -30,6 +30,7 @@ def test_killed_in_the_middle_of_a_rescue(tmp_path: Path) -> None:
     assert digest_of(job.printed()) == digest_of(clean.printed())
 
 
+@pytest.mark.variant
 def test_a_precision_that_nothing_has_is_refused(tmp_path: Path) -> None:
     job = run(tmp_path, "--set", "rescue.precision=true")
     assert job.finish() == 5

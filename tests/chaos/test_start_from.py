@@ -36,6 +36,7 @@ while not (turn / "over").exists():
 """
 
 
+@pytest.mark.variant
 def test_all_ranks_begin_with_the_same_snapshot_and_nobody_retires_it(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()

@@ -125,6 +125,7 @@ def test_what_a_script_leaves_running_at_its_end_runs_on(tmp_path: Path) -> None
     os.kill(int(pid.read_text()), signal.SIGTERM)  # raises where there is none
 
 
+@pytest.mark.variant
 def test_a_snapshot_of_another_model_ends_the_job_after_one_start(tmp_path: Path) -> None:
     """In a directory whose name is not UTF-8, where snapshots go all the same."""
     place = tmp_path / f"o{ODD}ut"

@@ -129,6 +129,7 @@ def test_a_rank_leaves_as_under_torchrun(endings: dict[str, dict[str, object]], 
     assert ours["codes"] == {way: code for way, (code, _) in WAYS.items()}
 
 
+@pytest.mark.variant
 def test_the_exit_codes_of_ranks_are_told_as_by_torchrun(endings: dict[str, dict[str, object]]) -> None:
     codes = [WAYS[way][0] for way in LIVES]
     assert endings[PLAIN]["ranks"] == codes, endings[PLAIN]["said"]
@@ -339,6 +340,7 @@ FAULTY: dict[str, tuple[bytes, Sequence[str]]] = {
 }
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_script_that_cannot_run_says_what_it_says_under_torchrun(tmp_path: Path, fault: str) -> None:
     text, words = FAULTY[fault]

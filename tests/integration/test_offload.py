@@ -91,6 +91,7 @@ for number in range(1, 6):
 """)
 
 
+@pytest.mark.variant
 def test_without_the_wait_before_the_update_the_bits_would_be_wrong():
     run(
         """
@@ -114,6 +115,7 @@ else:
     )
 
 
+@pytest.mark.variant
 def test_without_an_optimizer_to_wait_before_the_loop_waits_for_all_copies():
     run("""
 tape = tape(model=model)
@@ -164,6 +166,7 @@ assert tape._arena.holding(1) is None
 """)
 
 
+@pytest.mark.variant
 def test_what_is_given_up_while_it_is_under_way_is_not_kept_when_it_has_arrived():
     run("""
 tape = tape(model=model, optimizer=optimizer)
@@ -175,6 +178,7 @@ assert tape._arena.holding(1) is None
 """)
 
 
+@pytest.mark.variant
 def test_what_is_given_up_at_the_very_moment_it_is_staged_is_not_kept():
     run("""
 import threading

@@ -100,7 +100,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, code: int, times: int) -> None:
 
 def go_back(rank: Rank, whose: str) -> None:
     if whose == "own":
-        rank.tape._restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
+        rank.tape.restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
     else:
         assert rank.tape.restorer.start_from(rank.snapshot) == 1
 

@@ -385,9 +385,7 @@ def test_what_ssh_does_not_take_is_told_in_its_own_words(tmp_path: Path, sshd: S
     job = Real(tmp_path, sshd, 1, "--ssh-option", "Nonsense=1")
     assert job.process.wait(60) == 2
     said = job.errors.read_text()
-    assert re.search(
-        r"does not take what it is told about a \(.*Bad configuration option: nonsense\); nothing was", said
-    ), said
+    assert re.search(r"refuses its options for a \(.*Bad configuration option: nonsense\); nothing was", said), said
 
 
 def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> None:

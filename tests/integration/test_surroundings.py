@@ -48,6 +48,7 @@ def run_in_shell(place: Path, before: str, words: str, *options: str, **extra: s
     return subprocess.Popen(["sh", "-c", f"{before}\nexec {ours}"], env=environment(**extra))
 
 
+@pytest.mark.variant
 def test_started_with_nohup_and_without_stdout(tmp_path: Path) -> None:
     """Signals that are ignored stay so, and no file of ours becomes the ranks' stdout."""
     script, told, gate, plain = (tmp_path / name for name in ("probe.py", "told", "gate", "plain"))
@@ -84,6 +85,7 @@ def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list
     assert [incident.cause for incident in job.incidents()] == ["rank_killed"]
 
 
+@pytest.mark.variant
 def test_a_stderr_that_takes_nothing_ends_no_rank(tmp_path: Path) -> None:
     """Its disk is full, say. The script prints nothing there; we do."""
     script = tmp_path / "script.py"

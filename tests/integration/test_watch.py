@@ -48,6 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return dict(map(json.loads, (place / "found").read_text().splitlines()))
 
 
+@pytest.mark.variant
 def test_what_a_fork_does_not_keep_is_found(found: dict[str, str]) -> None:
     assert not [title for title in LITTER if not found[name_of("litter", title)]]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ..harness import GATED, MINIMAL, Job, digest_of, step_lines, undisturbed
 
@@ -76,6 +77,7 @@ while not pathlib.Path(sys.argv[1], "over").exists():
 """
 
 
+@pytest.mark.variant
 def test_who_is_killed_is_named_and_not_who_ends_with_it(tmp_path: Path) -> None:
     """The launcher; and the shell that has started a rank. Ranks that torchrun ends because of it are not blamed."""
     script, wrapper = tmp_path / "waits.py", tmp_path / "wrapper.sh"

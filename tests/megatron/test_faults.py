@@ -13,7 +13,7 @@ from .loops import (
     LOOPS,
     MEGATRON_DP2,
     MEGATRON_INTERLEAVED,
-    MEGATRON_OVERLAPPED,
+    MEGATRON_TP2_PP2,
     Loop,
     behind,
     read_record,
@@ -22,9 +22,9 @@ from .loops import (
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
-VARIANTS = (MEGATRON_DP2, MEGATRON_OVERLAPPED, MEGATRON_INTERLEAVED)
+OFTEN = (MEGATRON_TP2_PP2,)
 ALL = [
-    *(pytest.param(loop, id=loop.name, marks=pytest.mark.variant if loop in VARIANTS else ()) for loop in LOOPS),
+    *(pytest.param(loop, id=loop.name, marks=() if loop in OFTEN else pytest.mark.variant) for loop in LOOPS),
     *(
         pytest.param(loop, id=loop.name, marks=[pytest.mark.mlm, *([pytest.mark.variant] if at else [])])
         for at, loop in enumerate(CHECKOUT_LOOPS)
@@ -63,7 +63,17 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
         pytest.skip(reason)
     expected, _ = undisturbed(loop)
     place = tmp_path / "disturbed"
-    job = behind(loop, place, "--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", nemesis="hang@9:1")
+    job = behind(
+        loop,
+        place,
+        "--set",
+        "hang.floor_s=3",
+        "--set",
+        "hang.confirm_s=1",
+        "--set",
+        "hang.idle_s=1",
+        nemesis="hang@9:1",
+    )
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(place) == expected
     (incident,) = job.incidents()

@@ -21,6 +21,7 @@ def losses(job: Job) -> list[float]:
     return [float(re.search(r"loss (\S+)", line)[1]) for line in step_lines(job.printed())]  # type: ignore[index]
 
 
+@pytest.mark.variant
 @pytest.mark.megatron
 def test_megatron_s_checkpoint_goes_on_in_another_layout(tmp_path: Path) -> None:
     """Of two expert-parallel ranks, saved by dist_checkpointing with all layers stacked in one tensor, to one rank."""

@@ -25,7 +25,7 @@ from .loops import (
 
 pytestmark = pytest.mark.megatron
 
-OFTEN = (MEGATRON_TP2_PP2, BRIDGE_DP2)
+OFTEN = (MEGATRON_TP2_PP2,)
 ALL = [
     *(pytest.param(loop, id=loop.name, marks=() if loop in OFTEN else pytest.mark.variant) for loop in LOOPS),
     *(
@@ -91,6 +91,7 @@ def test_nemesis_poisons_one_gradient_once(loop: Loop, tmp_path: Path) -> None:
         assert math.isnan(loss_of(record, rank, 5))
 
 
+@pytest.mark.variant
 @pytest.mark.parametrize(
     ("nemesis", "exit_code"), [("nan-grad@4:1", 17), pytest.param("nan-grad*2@4:1", 16, marks=pytest.mark.variant)]
 )

@@ -85,8 +85,8 @@ def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> d
             done = f"Before, it asked for {earlier}. Training now ends after {now}, counting those before the snapshot"
         tell(
             at,
-            f"the script asks for {now} {what} in all. {done}. If the script subtracts those of its own checkpoint, let it always ask "
-            f"for all {what}: the session continues from its snapshot by itself (docs/data.md)",
+            f"the script asks for {now} {what} in all. {done}. A script that resumes must not subtract the {what} of its "
+            f"own checkpoint: always ask for all {what}. The session continues from its snapshot by itself (docs/data.md)",
         )
     course.asked = {"agents": [*at.handoff.agents], **found}
     return found

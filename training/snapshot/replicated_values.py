@@ -219,7 +219,8 @@ def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str,
     told = [groups[number] for groups in parts if number < len(groups)]
     if any(exactly(each) != exactly(told[0]) for each in told):
         raise _refused(
-            saved, f"group {number} of {name!r} differs from rank to rank, and has no state to tell its parameters by"
+            saved,
+            f"the options of group {number} of {name!r} differ between ranks, and without state its parameters cannot be identified",
         )
     return told[0] if told else {}
 

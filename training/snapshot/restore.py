@@ -113,7 +113,7 @@ class Restorer:
         described = table.described()
         if described.keys() != self._sources.keys():
             raise LayoutError(
-                f"the snapshot holds {', '.join(described)}; this script registers {', '.join(self._sources)}"
+                f"the snapshot holds {', '.join(described)}; this script gives its Session {', '.join(self._sources)}"
             )
         preparing = {name: source for name, source in self._sources.items() if isinstance(source, Preparing)}
         for name in sorted(preparing, key=lambda name: isinstance(preparing[name], Optimizers)):

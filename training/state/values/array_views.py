@@ -157,7 +157,9 @@ def memory_of(thing: Any) -> Any:
     if type(thing) is np.ndarray:
         root = root_of(thing)
         if not (root.flags.c_contiguous or root.flags.f_contiguous) or not root.flags.writeable:
-            raise Unsavable("it shares memory that has gaps, or may not be written, with other arrays: keep copies")
+            raise Unsavable(
+                "it shares the memory of an array that is read-only or not contiguous. Keep a copy of it instead"
+            )
         return np.ndarray(root.nbytes, np.uint8, root.data if root.flags.c_contiguous else root.T.data)
     storage = thing.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=thing.device).set_(storage, 0, (storage.nbytes(),), (1,))
