@@ -127,8 +127,11 @@ def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple
     if level.watch:
         return None, _watched(level, level.watch, figures, policy)
     first, after = level.hard
-    usual = [figure for figure in figures[:-1] if not first <= figure.step < after]
-    seen = spike((*usual, newest), policy, harmless_norm=level.largest_norm)
+    usual = figures
+    if after > figures[0].step:
+        usual = [figure for figure in figures if not first <= figure.step < after]
+    usual = usual[-policy.baseline_steps - policy.run_steps :]
+    seen = spike(usual, policy, harmless_norm=level.largest_norm, level=level.now)
     if newest.grad_norm is not None:
         level = level._replace(largest_norm=max(level.largest_norm, newest.grad_norm))
     if seen is None:

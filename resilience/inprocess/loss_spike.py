@@ -32,6 +32,7 @@ tails or lasting noise misses jumps of 6 σ.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -124,21 +125,25 @@ class Figure(NamedTuple):
     grad_norm: float | None
 
 
-def spike(figures: Sequence[Figure], policy: SpikePolicy, harmless_norm: float = 0.0) -> Finding | None:
+def spike(
+    figures: Sequence[Figure], policy: SpikePolicy, harmless_norm: float = 0.0, level: float = math.nan
+) -> Finding | None:
     """Return the spike that ends at the newest of `figures` (sorted by step), or None. harmless_norm: a gradient norm that did no harm
-    earlier in the training."""
+    earlier in the training. level: the median of the last losses; no loss up to it is a spike. NaN: it is not known."""
     if not policy.enabled or not figures:
         return None
-    return _of_gradient(figures, policy, harmless_norm) or _of_loss(figures, policy)
+    _, loss, norm = figures[-1]
+    found = _of_gradient(figures, policy) if norm is not None and norm > harmless_norm else None
+    return found or (None if loss is None or loss <= level else _of_loss(figures, policy))
 
 
-def _of_gradient(figures: Sequence[Figure], policy: SpikePolicy, harmless_norm: float) -> Finding | None:
+def _of_gradient(figures: Sequence[Figure], policy: SpikePolicy) -> Finding | None:
     newest = figures[-1]
     baseline = [f.grad_norm for f in figures[-1 - policy.baseline_steps : -1] if f.grad_norm is not None]
     if newest.grad_norm is None or len(baseline) < policy.baseline_steps:
         return None
     usual = median(baseline)
-    if not 0 < policy.gradient_factor * usual < newest.grad_norm or newest.grad_norm <= harmless_norm:
+    if not 0 < policy.gradient_factor * usual < newest.grad_norm:
         return None
     return Finding(
         kind=Kind.GRADIENT_SPIKE, onset=newest.step, seen=newest.step, value=newest.grad_norm, expected=usual

@@ -24,7 +24,7 @@ from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import NodeId, Step
 from mt_resilient.resilience.plan import escalation, recoverable_state, resume_point
 from mt_resilient.resilience.store.election import Election
-from mt_resilient.resilience.store.protocol import KeyAbsent
+from mt_resilient.resilience.store.protocol import CreatedAt, Entry, KeyAbsent
 from mt_resilient.training.boundary.lineage import Course
 
 from ..scenarios import ranks
@@ -162,9 +162,19 @@ def _credulous(real: Any) -> Any:
 
 
 _UNBOUND = _swap(recoverable_state, "onset", lambda real: lambda world: Step(-1))
+
+
+def _always_won(real: Any) -> Any:
+    def won(self: Election, entry: Entry, lease: int) -> bool:
+        self._guard = CreatedAt(self._key, entry.create_revision)
+        return True
+
+    return won
+
+
 BUGS: dict[str, tuple[int, Plant]] = {
     "fencing dropped": (0, _swap(Election, "guard", lambda real: lambda self: KeyAbsent("/nobody"))),
-    "leadership not looked at": (1, _swap(Election, "_is_ours", lambda real: lambda self, entry, lease: True)),
+    "leadership not looked at": (1, _swap(Election, "won", _always_won)),
     "stale ack accepted": (
         147,
         _both(_swap(controller, "world_of", _any_ack), _swap(controller, "world_of", _any_word)),
