@@ -15,7 +15,7 @@ A loss that wanders (adversarial training, a policy's loss) makes little progres
 rises over thousands of steps. Neither is judged diverged.
 
 The default of `lost_progress` is 0.1. In six public trainings (FineWeb, 124 M to 1 B parameters, 66,740 steps), the level over 64 steps
-never rose above `best` by more than 0.023 of the progress; over 16 steps, by 0.054. `benchmarks/judgement.py` repeats this.
+never rose above `best` by more than 0.023 of the progress; over 16 steps, by 0.054. `benchmarks/judgement.py` plays such curves.
 
 A spike opens a *watch*. The watch ends when the mean of `run_steps` losses is back near the expected loss, or after `patience_steps`. The
 steps of a watch do not count as a baseline for later spikes.
@@ -36,7 +36,7 @@ from .loss_spike import Figure, Finding, SpikePolicy, expected_loss, spike
 
 _FIRST_LOSSES = 16
 _LEAST_PROGRESS = 20.0
-"""In `noise`. The six public trainings made a progress of 60 noise and more."""
+"""In `noise`. The six public trainings made a progress of 32 noise and more."""
 _LEAST_RISE, _RISE_WITHOUT_PROGRESS = 4.0, 30.0
 """In `noise`."""
 _MOST_STEPS = 1000
