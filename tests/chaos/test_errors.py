@@ -125,7 +125,7 @@ def test_what_nobody_can_read_in_the_store_ends_no_training(tmp_path: Path) -> N
     job.until_step(2)
     with store_of(job) as (store, keys):
         for key in (keys.requests + "1", keys.generation):
-            kept, times = store.get(key), job.said().count("can be judged again")
+            kept, times = store.get(key), job.said().count("can judge faults again")
             store.put(key, b"garbage")
             job.until_said(f"the agent cannot judge faults at present: InternalError: {key}: cannot read")
             done = len(step_lines(job.printed()))
@@ -471,7 +471,7 @@ def test_a_script_that_leaves_early_while_the_disk_is_full_does_not_go_on_from_t
     assert job.finish(120) == 3, job.said()
     last = job.said().splitlines()[-1]
     assert "their last state is not on disk (step 30:" in last
-    assert last.endswith("give the same command once more: it goes on from step 20")
+    assert last.endswith("give the same command again: it goes on from step 20")
     (small_disk / "ballast").unlink()
     job.start()
     assert job.finish(120) == 0, job.said()

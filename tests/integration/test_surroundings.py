@@ -114,7 +114,7 @@ def test_a_kernel_without_pidfds_and_memory_files(tmp_path: Path) -> None:
     job.until(lambda now: now.generation == 2 and now.stepped_s > 0)
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
-    assert "refuses pidfd_open here: ended ranks are looked for in /proc" in job.said()
+    assert "refuses pidfd_open here: the agent looks for ended ranks in /proc" in job.said()
     assert "refuses memfd_create here: snapshots in memory lie in /dev/shm" in job.said()
     (incident,) = job.incidents()
     assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)

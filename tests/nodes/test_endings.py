@@ -42,7 +42,7 @@ def test_a_node_dies_before_the_last_snapshot_is_on_disk(cluster: Callable[..., 
     assert job.digest() == undisturbed(PLAIN, "--steps", "50", ranks=1)[0]
     (incident,) = [each for each in job.incidents() if each.rung]
     assert (incident.cause, incident.rung) == ("agent_lost", 3)
-    assert "the state that it ended with, of step 50, was not on disk" in " ".join(incident.evidence)
+    assert "its final state, of step 50, was not on disk" in " ".join(incident.evidence)
 
 
 @pytest.mark.variant

@@ -82,7 +82,7 @@ def test_the_network_is_cut(cluster: Make) -> None:
     assert len(job.members()) == 3
     job.goes_on()
     for name in few:
-        job.until(lambda name=name: job.said(name).count("its ranks are ended"), 15, f"{name} ends its ranks")
+        job.until(lambda name=name: job.said(name).count("so it ends its ranks"), 15, f"{name} ends its ranks")
     job.net.apart()
     job.until(lambda: len(job.members()) == 4, 40, "the job grows again")
     assert set(job.finish(*job.hosts)) == {0}

@@ -89,4 +89,4 @@ def test_a_node_that_is_not_fit_does_not_train(cluster: Callable[..., Cluster]) 
     assert world
     assert {name for name, node in world.nodes.items() if node.fit} == {"n2"}
     assert set(job.finish(*job.hosts)) == {0}
-    assert "n2 is not fit: its links do at best" in (job.place / "n2.err").read_text()
+    assert "n2 is not fit: its links reach at most" in (job.place / "n2.err").read_text()
