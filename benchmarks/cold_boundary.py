@@ -51,8 +51,9 @@ class Rank:
         pages = [Page(self._ours), Page(self._peers)]
         for rank, page in enumerate(pages):
             page.clear(1, rank)
+        place = mkdtemp(prefix="cold-")
         given = handoff(
-            arena=arena.paths(arena.create(2, 3), os.getpid()), snapshots=mkdtemp(prefix="cold-"), modules="/dev/null",
+            arena=arena.paths(arena.create(2, 3), os.getpid()), snapshots=place, modules=f"{place}/modules",
             every_steps=NEVER, durable_every_steps=NEVER,
         )  # fmt: skip
         attach._attached[os.getpid()] = attach.Attachment(handoff=given, page=pages[0], rank=0, local_rank=0, world=2)
