@@ -12,6 +12,7 @@ from ...resilience.model.cause import Cause
 from ...resilience.model.generation import Decision
 from ...resilience.model.incident import Incident
 from ...resilience.model.node import NodeStatus
+from ...resilience.model.rewind import Remedy
 from ...resilience.plan.escalation import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
 from ...resilience.report import explain
 from ...resilience.report.journal import Journal
@@ -67,7 +68,8 @@ class Telling:
             return
         if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({explain.struck(incident)})"
-            self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if incident.rung == STOP else "warn")
+            hopeless = incident.rung == STOP or incident.remedy == Remedy.CONTINUE
+            self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if hopeless else "warn")
         if incident.open:
             return
         ordered = incident.cause == Cause.ORDERED
@@ -75,7 +77,7 @@ class Telling:
         if over:  # otherwise another fault, or the end of the job, came before its first step
             self._metrics.recovery(incident)
         if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer to the order reports that
-            self.say(explain.recovered(incident), "good")
+            self.say(explain.outcome(incident), "bad" if incident.remedy == Remedy.CONTINUE else "good")
         self._lost_s += sum(incident.phases_s.values())
 
     def drained(self, event: dict[str, Any], through: bool = False) -> None:

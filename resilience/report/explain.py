@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..model.cause import Cause
 from ..model.incident import PHASES, Because, Incident, Weighed
-from ..model.rewind import AGAIN, Origin
+from ..model.rewind import AGAIN, Origin, Remedy
 from ..model.signals import Repeated
 from ..model.types import OrderedBy
 from ..plan.escalation import OBSERVE, RESTARTS, STOP
@@ -66,6 +66,8 @@ def outcome(incident: Incident) -> str:
         return "the recovery is under way"
     if incident.rung in RESTARTS and "step" not in incident.phases_s and not incident.remedy:
         return "the ranks did not reach a step: another fault or the end of the job came first"
+    if incident.remedy == Remedy.CONTINUE:
+        return f"not cured: the training goes on from step {incident.resume_step}; {_computed_again(incident)}"
     return recovered(incident)
 
 

@@ -10,6 +10,7 @@ from mt_resilient.agent.output.terminal import Terminal
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.model.generation import Decision, Quarantine
 from mt_resilient.resilience.model.request import Answer
+from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.report.metrics import Metrics
 
@@ -43,6 +44,17 @@ def test_a_node_that_did_not_lead_reads_incidents_from_etcd(tmp_path: Path) -> N
     telling.decided(Decision(incidents=(second,)))
     assert [*incidents(run).values()] == [second]
     assert [*incidents(run, world(incidents=(first, second, later))).values()] == [first, second, later]
+
+
+def test_a_loss_that_no_remedy_has_brought_back_is_not_called_a_recovery(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    found = incident(1, rung=1, at=60, cause="loss_divergence", remedy="continue", resume_step=Step(40), open=False)
+    telling.decided(Decision(incidents=(found,)))
+    said = capsys.readouterr().err
+    assert "not cured: the training goes on from step 40; 20 steps computed again" in said
+    assert "recovered" not in said
 
 
 def test_an_incident_whose_cause_changes_is_listed_once(tmp_path: Path) -> None:
