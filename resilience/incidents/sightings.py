@@ -54,31 +54,22 @@ def _end(told: Sighting, reached: int, policy: LadderPolicy) -> str:
 def _of_sighting(told: Sighting, signature: str, ident: str, observe: bool) -> Incident:
     found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
     if told.remedy == Remedy.WAIT:
-        waits = sentences.waits(told.to)
-        return _incident(
-            told, signature, ident, found, OBSERVE if observe else None, sentences.would(waits) if observe else waits
-        )
-    rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, rewound="rewind")
-    if told.remedy == Remedy.GIVE_UP:
+        rung, plan = OBSERVE, sentences.waits(told.to)
+    elif told.remedy == Remedy.GIVE_UP:
         rung, plan = STOP, "end the job: the ranks had tried every remedy before"
     elif told.to < 0:
-        rung, plan = (
-            RESTART_GROUP,
-            "restart the worker group: there is no snapshot to rewind to in place",
-        )
-    return _incident(told, signature, ident, found, rung, sentences.would(plan))
-
-
-def _incident(told: Sighting, signature: str, ident: str, found: Finding, would: int | None, plan: str) -> Incident:
+        rung, plan = RESTART_GROUP, "restart the worker group: there is no snapshot to rewind to in place"
+    else:
+        rung, plan = REWIND_IN_PLACE, sentences.turn(told.to, Remedy(told.remedy), told.window, rewound="rewind")
     return Incident(
         id=ident,
         generation=told.generation,
         cause=told.cause,
         rung=OBSERVE,
-        would=would,
+        would=rung if observe else None,
         summary=sentences.finding(found),
         evidence=(sentences.evidence(found),),
-        plan=plan,
+        plan=sentences.would(plan) if observe else plan,
         at_s=told.at_s,
         step_at_fault=told.seen,
         started=True,
