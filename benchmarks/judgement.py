@@ -12,6 +12,8 @@ Predicted: nothing in healthy curves, except where a loss rises by design; a jum
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,18 +82,17 @@ PAID = {"steps computed again": 20.0, "batches skipped": 0.0, "jobs ended": 0.0}
 """What healthy trainings may pay at most in 100,000 steps."""
 
 
-def of_healthy(kind: str, curves: list[tuple[str, Curve]]) -> list[Result]:
+def of_healthy(kind: str, curves: list[tuple[str, Curve]], pool: Executor) -> list[Result]:
+    names, each = zip(*curves, strict=True)
+    steps = sum(len(curve.losses) for curve in each)
+    hasty = pool.map(partial(played, patient=False), each)
     total: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
-    steps = sum(len(curve.losses) for _, curve in curves)
-    for name, curve in curves:
-        for patient in (True, False):
-            paid, findings = played(curve, patient)
-            total[patient] += paid
-            if patient:
-                watched = sum(finding.kind is not Kind.LOSS_DIVERGENCE for finding in findings)
-                say(
-                    f"{kind}, {name}: {len(curve.losses)} steps, {watched} spikes watched, paid {dict(paid) or 'nothing'}"
-                )
+    for name, curve, (paid, findings) in zip(names, each, pool.map(played, each), strict=True):
+        total[True] += paid
+        watched = sum(finding.kind is not Kind.LOSS_DIVERGENCE for finding in findings)
+        say(f"{kind}, {name}: {len(curve.losses)} steps, {watched} spikes watched, paid {dict(paid) or 'nothing'}")
+    for paid, _ in hasty:
+        total[False] += paid
     return [
         Result(
             f"{kind}: {what}",
@@ -105,24 +106,26 @@ def of_healthy(kind: str, curves: list[tuple[str, Curve]]) -> list[Result]:
     ]
 
 
-def of_sick(name: str, seeds: int) -> list[Result]:
-    late, lost, missed = [], [], 0
-    for seed in range(seeds):
-        chance = np.random.default_rng(seed)
-        at = int(chance.integers(1000, 1800))
-        losses, norms = training(chance, at + 700, NOISES[seed % len(NOISES)])
-        since = np.maximum(0.0, np.arange(len(losses)) - at)
-        if name in SICK:
-            losses = SICK[name](losses, since)
-            norms = norms * np.exp(np.clip(since, 0, 20) / 4) if name.startswith("the gradient") else norms
-            kind = Kind.LOSS_DIVERGENCE
-        else:
-            losses, kind = told(name, losses, since), Kind.LOSS_SPIKE
-        _, findings = played(Curve(losses, norms), first=True)
-        sick = [finding for finding in findings if finding.kind is kind and finding.seen > at]
-        missed += not sick
-        late += [float(finding.seen - at) for finding in sick[:1]]
-        lost += [float(finding.seen - finding.onset + 1) for finding in sick[:1]]
+def hurt(name: str, seed: int) -> tuple[float, float] | None:
+    """Return after how many steps a sick training is found, and how many steps are lost; None: it is not found."""
+    chance = np.random.default_rng(seed)
+    at = int(chance.integers(1000, 1800))
+    losses, norms = training(chance, at + 700, NOISES[seed % len(NOISES)])
+    since = np.maximum(0.0, np.arange(len(losses)) - at)
+    if name in SICK:
+        losses = SICK[name](losses, since)
+        norms = norms * np.exp(np.clip(since, 0, 20) / 4) if name.startswith("the gradient") else norms
+        kind = Kind.LOSS_DIVERGENCE
+    else:
+        losses, kind = told(name, losses, since), Kind.LOSS_SPIKE
+    _, findings = played(Curve(losses, norms), first=True)
+    sick = (finding for finding in findings if finding.kind is kind and finding.seen > at)
+    return next(((float(each.seen - at), float(each.seen - each.onset + 1)) for each in sick), None)
+
+
+def of_sick(name: str, seeds: int, pool: Executor) -> list[Result]:
+    seen = [each for each in pool.map(partial(hurt, name), range(seeds)) if each]
+    late, lost, missed = [late for late, _ in seen], [lost for _, lost in seen], seeds - len(seen)
     steps = [
         Result(f"{name}: found after", median(late), "steps (median)"),
         Result(f"{name}: lost steps", median(lost), "steps (median)"),
@@ -145,12 +148,16 @@ def main() -> None:
     parser.add_argument("--steps", type=count, default=12_000, help="steps of each synthetic healthy curve")
     parser.add_argument("--seeds", type=count, default=100, help="sick trainings of each kind")
     args = parser.parse_args()
+    if args.steps < 4000:
+        parser.error(f"--steps is {args.steps}; some of the healthy curves need at least 4000 steps")
     if args.curves and not args.curves.is_dir():
         parser.error(f"--curves {args.curves} is no directory")
-    results = of_healthy("recorded", [*recorded(args.curves)]) if args.curves else []
-    results += of_healthy("synthetic", [*healthy(np.random.default_rng(1), args.steps)])
-    for name in (*SICK, *TOLD):
-        results += of_sick(name, args.seeds)
+    with ProcessPoolExecutor() as pool:
+        results = of_healthy("recorded", [*recorded(args.curves)], pool) if args.curves else []
+        results += of_healthy("synthetic", [*healthy(np.random.default_rng(1), args.steps)], pool)
+        for name in (*SICK, *TOLD):
+            results += of_sick(name, args.seeds, pool)
+            say(f"{name}: {[(each.name, each.ours) for each in results[-3:]]}")
     report("judgement", results)
 
 

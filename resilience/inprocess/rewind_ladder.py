@@ -23,7 +23,7 @@ all ranks. Incidents keep this list after the ranks have ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import UsageError
 from ..model.cause import Kind
@@ -51,7 +51,8 @@ class LadderPolicy:
 
     PaLM: 200 to 500."""
     max_skips: int = 3
-    """How often the ranks skip data because of one fault. After that, the job stops."""
+    """How often the ranks skip data because of one fault. After that, no remedy is left: a NaN ends the job, and after a diverged loss
+    the ranks continue (`ladder.end_job`)."""
     same_fault_steps: int = 200
     """Two faults count as the same fault if their onsets are at most this many steps apart."""
     cured_steps: int = 10
@@ -60,7 +61,7 @@ class LadderPolicy:
     It is smaller than a short epoch has batches: a bad sample may come once in each epoch."""
     end_job: bool = False
     """Whether the job ends if no remedy helps against a loss that has diverged. If false, the ranks train on from the
-    newest state before it, and an alert says so. If no remedy helps against NaN or Inf, the job always ends."""
+    newest state before it, and the event log says so. If no remedy helps against NaN or Inf, the job always ends."""
     settled_steps: int = 3
     """A fault counts as cured once the ranks are this many steps past the step at which they found it.
 
@@ -189,12 +190,18 @@ def origin(remedy: Remedy) -> Origin:
     }[remedy]
 
 
-def goes_to(answer: Answer, onset: Step, newest: Callable[[int], int], oldest: Callable[[], float]) -> int:
-    """Return the step to rewind to for a fault with this onset; -1: none. newest: returns the newest kept state of a given step or before;
-    oldest: returns the oldest kept state."""
+def goes_to(
+    answer: Answer, finding: Finding, newest: Callable[[int], int], oldest: Callable[[], float]
+) -> tuple[Answer, int]:
+    """Return the answer that is possible, and the step to rewind to; -1: none. If no state is from before a diverged loss, nothing can be
+    undone: the ranks continue from the newest state. newest: returns the newest kept state of a given step or before; oldest: returns the
+    oldest kept state."""
     if answer.remedy is Remedy.GIVE_UP:
-        return -1
+        return answer, -1
     to = newest(answer.at_most)
-    if to < 0 and answer.remedy in EARLIER and (kept := oldest()) < onset:
-        return int(kept)
-    return to if to >= 0 else newest(onset - 1)
+    if to < 0 and answer.remedy in EARLIER and (kept := oldest()) < finding.onset:
+        return answer, int(kept)
+    to = to if to >= 0 else newest(finding.onset - 1)
+    if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:
+        return replace(answer, remedy=Remedy.CONTINUE), newest(finding.seen)
+    return answer, to

@@ -76,7 +76,6 @@ class Page:
     """Number of rewinds in place in this generation; `rewind(ordinal)` returns the last eight."""
     order = _Int(21)
     """An `Order` to the rank; the agent writes it."""
-
     durable = _Int(22)
     """Number of snapshots on disk that the agent has ordered in this generation; the agent writes it."""
     copies = _Int(23)
@@ -109,17 +108,13 @@ class Page:
     """Number of the process's main thread, as stacks show it."""
     tells = _Int(27)
     """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 0: there is neither."""
-
     first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
     """The first step that was finished in this generation. The rank writes it before `stepped_ns`, the time at which that step was
     finished."""
-
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
-    """Number of faults that the ranks found in this generation while they only observe; `sighting(ordinal)` returns the last two."""
-
+    """Number of findings of this generation on which the ranks did not act; `sighting(ordinal)` returns the last two."""
     repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
     """A `Repeated`: whether this rank got the same figures when it computed steps again."""
-
     launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
     """Process that the launcher started as this rank; 0 until the launcher ends its ranks. The launcher writes this and the next two
     fields."""
@@ -192,19 +187,24 @@ class Page:
         return REWINDS.get(self.raw, ordinal)
 
     def sighted(self, found: Sighted) -> None:
-        """Record a fault that the ranks only observe."""
+        """Record a finding on which the ranks do not act."""
         SIGHTINGS.put(self.raw, self.sightings + 1, found)
         self.sightings += 1  # last: from now on the agent reads the record
 
-    def sighted_again(self, step: int, outcome: int = 0) -> None:
-        """Record that the newest finding is still there at `step`; or, with a `loss_level.Outcome`, that its watch has ended there."""
-        place = SIGHTINGS.place(self.sightings) // 8
+    def sighted_again(self, ordinal: int, step: int, outcome: int = 0) -> None:
+        """Record that a finding is still there at `step`; or, with a `loss_level.Outcome`, that its watch has ended there."""
+        place = SIGHTINGS.place(ordinal) // 8
         self.ints[place + 2] = step
         self.ints[place + 3] = outcome  # last: it says that the step is the final one
 
     def sighting(self, ordinal: int) -> Sighted:
-        """Return the `ordinal`-th observed fault, one of the last two."""
+        """Return the `ordinal`-th of these findings, one of the last two."""
         return SIGHTINGS.get(self.raw, ordinal)
+
+    def open_sightings(self) -> dict[int, Sighted]:
+        """Return those of the last two findings whose watch has not ended, by ordinal."""
+        kept = range(max(0, self.sightings - SIGHTINGS.kept) + 1, self.sightings + 1)
+        return {ordinal: told for ordinal in kept if not (told := self.sighting(ordinal)).outcome}
 
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
         """Write the `ordinal`-th row (from 1) for the other ranks of the node. Call it only when all of them have read the row before,

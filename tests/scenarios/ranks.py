@@ -7,6 +7,7 @@ boundaries by the real rule, in the order of `training.boundary.boundary`, keep 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,8 @@ from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, 
 from mt_resilient.resilience.ipc.board_events import Rewound, Sighted
 from mt_resilient.resilience.ipc.handoff import Handoff
 from mt_resilient.resilience.model import data_windows
-from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
-from mt_resilient.resilience.model.rewind import EARLIER, Remedy, Turn
+from mt_resilient.resilience.model.rewind import Remedy, Turn
 from mt_resilient.resilience.model.types import Doing, Order, OrderedBy, RankPhase, Step
 from mt_resilient.resilience.text import sentences
 from mt_resilient.training.boundary.lineage import Course
@@ -394,8 +394,9 @@ class Ranks(Processes):
 
     def _watch_ended(self, outcome: Outcome, step: int) -> None:
         for page in self.pages:
-            if page.sightings:
-                page.sighted_again(step, outcome)
+            for ordinal, told in page.open_sightings().items():
+                if told.remedy is Remedy.WAIT:
+                    page.sighted_again(ordinal, step, outcome)
 
     def _sighted(self, judgement: Judgement, now_s: float) -> None:
         """What `Session` notes where ranks only observe."""
@@ -403,9 +404,13 @@ class Ranks(Processes):
         assert finding
         assert answer
         for page in self.pages:
-            before = page.sighting(page.sightings) if page.sightings else None
-            if before and rewind_ladder.goes_on(before.kind, before.last, finding, self.job.judged_by.ladder):
-                page.sighted_again(finding.seen)
+            again = [
+                ordinal
+                for ordinal, told in page.open_sightings().items()
+                if rewind_ladder.goes_on(told.kind, told.last, finding, self.job.judged_by.ladder)
+            ]
+            if again:
+                page.sighted_again(again[-1], finding.seen)
                 continue
             page.sighted(
                 Sighted(
@@ -462,15 +467,14 @@ class Ranks(Processes):
         assert finding
         assert answer
         sealed = self._sealed()
-        to = -1
-        for tier in (sealed, self.job.disk):
-            to = to if to >= 0 else max((step for step in tier if step <= answer.at_most), default=-1)
-        if to < 0 and answer.remedy in EARLIER:
-            to = min((step for step in {*sealed, *self.job.disk} if step < finding.onset), default=-1)
-        for tier in (sealed, self.job.disk):
-            to = to if to >= 0 else max((step for step in tier if step < finding.onset), default=-1)
-        if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:
-            answer, to = replace(answer, remedy=Remedy.CONTINUE), max(sealed, default=-1)
+
+        def newest(at_most: int) -> int:
+            tiers = (max((step for step in tier if step <= at_most), default=-1) for tier in (sealed, self.job.disk))
+            return next((step for step in tiers if step >= 0), -1)
+
+        answer, to = rewind_ladder.goes_to(
+            answer, finding, newest, lambda: min({*sealed, *self.job.disk}, default=math.inf)
+        )
         if to < 0:
             self.raise_(
                 "InternalError: no snapshot is left to go back to in place; the worker group restarts from disk", now_s

@@ -456,6 +456,18 @@ def test_a_hard_stretch_of_data(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_two_hard_stretches_of_data() -> None:
+    """Each is told, with the state that was kept before it, also if the second follows soon after the first."""
+    policy = replace(PATIENT, ladder=LadderPolicy())
+    job = Job(total=64, hard_steps={*range(26, 31), *range(50, 55)}, judged_by=policy)
+    job.ends()
+    assert job.last_state == without(64)
+    assert [(i.cause, i.onset, i.open) for i in job.incidents.values()] == [
+        ("loss_spike", 26, False),
+        ("loss_spike", 50, False),
+    ]
+
+
 def test_a_high_loss_that_does_not_come_back(golden: Golden) -> None:
     """The state is damaged once. The ranks wait for the loss, then rewind to before it; the replay is clean."""
     job = Job(total=60, spike_at={26: 1}, judged_by=PATIENT)

@@ -1,5 +1,7 @@
 """What the ranks do about a step that is wrong, the first time and each time again."""
 
+import math
+
 import pytest
 
 from mt_resilient.resilience.errors import UsageError
@@ -10,6 +12,7 @@ from mt_resilient.resilience.inprocess.rewind_ladder import (
     answer,
     done,
     goes_on,
+    goes_to,
     origin,
     same_fault,
 )
@@ -160,6 +163,34 @@ def test_what_is_left_out_lies_around_the_onset() -> None:
     assert skip.window(Step(1000), Step(850), [Window(10, 20)]) == Window(909, 1109)
     assert Answer(remedy=S, after=1).window(Step(7), Step(6), []) == Window(6, 7)
     assert Answer(remedy=R).window(Step(7), Step(6), []) is None
+
+
+@pytest.mark.parametrize(
+    ("remedy", "at_most", "kept", "kind", "then", "to"),
+    [
+        (R, 999, [900, 950, 1000], Kind.NON_FINITE, R, 950),
+        (E, 899, [850, 950], Kind.NON_FINITE, E, 850),
+        (E, 899, [950, 960, 1000], Kind.NON_FINITE, E, 950),
+        (E, 899, [1000], Kind.NON_FINITE, E, -1),
+        (S, 899, [950, 960, 1000], Kind.LOSS_DIVERGENCE, S, 960),
+        (S, 899, [1001, 1002, 1003], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, 1002),
+        (S, 999, [1001], Kind.NON_FINITE, S, -1),
+        (R, 999, [], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, -1),
+        (Remedy.GIVE_UP, -1, [900], Kind.NON_FINITE, Remedy.GIVE_UP, -1),
+    ],
+)
+def test_where_the_ranks_rewind_to(
+    remedy: Remedy, at_most: int, kept: list[int], kind: Kind, then: Remedy, to: int
+) -> None:
+    """The fault's onset is step 1000, and the ranks found it at step 1002."""
+
+    def newest(at_most: int) -> int:
+        return max((step for step in kept if step <= at_most), default=-1)
+
+    got, step = goes_to(
+        Answer(remedy=remedy, at_most=Step(at_most)), found(1000, kind), newest, lambda: min(kept, default=math.inf)
+    )
+    assert (got.remedy, step) == (then, to)
 
 
 def test_where_nothing_older_is_kept_an_earlier_replay_is_a_replay() -> None:

@@ -16,7 +16,6 @@ from ...resilience.inprocess.loss_spike import Finding
 from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, blamed, judge, row, tally
 from ...resilience.ipc.board_events import Rewound, Sighted
 from ...resilience.model import data_windows
-from ...resilience.model.cause import Kind
 from ...resilience.model.generation import RewindOrder
 from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
@@ -142,16 +141,16 @@ class Council:
         finding, answer, page = judgement.finding, judgement.answer, self._at.page
         assert finding is not None
         assert answer is not None
-        before = page.sighting(page.sightings) if page.sightings else None
-        if before and rewind_ladder.goes_on(before.kind, before.last, finding, self._policy.ladder):
-            page.sighted_again(finding.seen)
-            return
+        for ordinal, told in page.open_sightings().items():
+            if rewind_ladder.goes_on(told.kind, told.last, finding, self._policy.ladder):
+                page.sighted_again(ordinal, finding.seen)
+                return
         if judgement.waits and not self._policy.observe:
             to = self._common(answer.at_most)
             self._tape.keep(to)
         else:
             kept = self._tape.reachable
-            to = rewind_ladder.goes_to(answer, finding.onset, kept.newest, lambda: kept.oldest(0))
+            answer, to = rewind_ladder.goes_to(answer, finding, kept.newest, lambda: kept.oldest(0))
         page.sighted(
             Sighted(
                 kind=finding.kind,
@@ -201,9 +200,7 @@ class Council:
         assert answer is not None
         started = monotonic_ns()
         ranks = self._culprits(finding)
-        to = rewind_ladder.goes_to(answer, finding.onset, self._common, self._oldest)
-        if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:  # then nothing can be undone
-            answer, to = replace(answer, remedy=Remedy.CONTINUE), self._common(finding.seen)
+        answer, to = rewind_ladder.goes_to(answer, finding, self._common, self._oldest)
         if to < 0:
             raise InternalError("no snapshot is left to go back to in place; the worker group restarts from disk")
         past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
@@ -222,8 +219,12 @@ class Council:
         return to
 
     def _watch_ended(self, outcome: Outcome, step: int) -> None:
-        if self._at.page.sightings:  # otherwise the watch began before these processes did
-            self._at.page.sighted_again(step, outcome)
+        for (
+            ordinal,
+            told,
+        ) in self._at.page.open_sightings().items():  # empty if the watch began before these processes did
+            if told.remedy is Remedy.WAIT:
+                self._at.page.sighted_again(ordinal, step, outcome)
 
     def _culprits(self, finding: Finding | None) -> tuple[Rank, ...]:
         assert finding is not None
