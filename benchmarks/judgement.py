@@ -157,7 +157,6 @@ def main() -> None:
         results += of_healthy("synthetic", [*healthy(np.random.default_rng(1), args.steps)], pool)
         for name in (*SICK, *TOLD):
             results += of_sick(name, args.seeds, pool)
-            say(f"{name}: {[(each.name, each.ours) for each in results[-3:]]}")
     report("judgement", results)
 
 
