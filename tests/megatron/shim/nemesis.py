@@ -1,6 +1,7 @@
 """Faults inside unmodified Megatron loops, and a record of what such a loop computed; ordered through the environment alone.
 
     NEMESIS="nan-grad@5:1,kill@8:0"   what befalls which iteration on which global rank
+    NEMESIS_HARD=1200:1360:0.3        the labels of these samples of a GPT dataset: this share is drawn at random
     NEMESIS_DIR=/tmp/run              where it is written down that a fault has happened: no replay or restarted process repeats it
     NEMESIS_LOSSES=/tmp/run/losses    <prefix>.<rank>: a line "iteration loss grad_norm" per step, as it comes; read the last of each
     NEMESIS_DIGEST=/tmp/run/digest    <prefix>.<rank>: SHA-256 of the model and optimizer state that `train` ended with
@@ -8,7 +9,7 @@
 Iteration N (from 1) is the step that turns iteration N-1 into N. `nan-grad@N:R` puts NaN into one element of one gradient of rank R
 right before its data-parallel reduction, once; `nan-grad*K@N:R` does so in the first K passes over that step (Megatron's own rerun and
 a replay both count as passes). `kill@N:R` is SIGKILL at the same place: after backward (with --overlap-grad-reduce: within it), before
-the optimizer; `term@N:R` is SIGTERM, for which Megatron has --exit-signal-handler; `hang@N:R` never returns. Everything depends on
+the optimizer; `term@N:R` is SIGTERM, for which Megatron has --exit-signal-handler; `hang@N:R` never returns; `param@N:R` changes the largest parameter of rank R. Everything depends on
 `megatron.training.training` and `megatron.bridge.training.train`; loops of one's own have neither.
 
 The environment is read when a step runs, not at import: a rank may be forked from a process that was started without it.
@@ -60,10 +61,10 @@ def ordered() -> list[Fault]:
     """What NEMESIS says. Raises ValueError where it cannot be read."""
     faults = []
     for entry in filter(None, os.environ.get("NEMESIS", "").split(",")):
-        match = re.fullmatch(r"(nan-grad|kill|term|hang)(?:\*(\d+))?@(\d+):(\d+)", entry)
+        match = re.fullmatch(r"(nan-grad|kill|term|hang|param)(?:\*(\d+))?@(\d+):(\d+)", entry)
         if match is None:
             raise ValueError(
-                f"NEMESIS: {entry!r} is none of nan-grad[*K]@ITERATION:RANK, and kill, term or hang@ITERATION:RANK"
+                f"NEMESIS: {entry!r} is none of nan-grad[*K]@ITERATION:RANK, and kill, term, hang or param@ITERATION:RANK"
             )
         kind, times, iteration, rank = match.groups()
         faults.append(Fault(kind=kind, iteration=int(iteration), rank=int(rank), times=int(times or 1)))
@@ -111,11 +112,34 @@ def strike_before_reduction(module: Any) -> None:
                     if fault.kind == "term":
                         os.kill(os.getpid(), signal.SIGTERM)
                         continue
+                    if fault.kind == "param":
+                        max(self.buckets[0].params_list, key=lambda param: param.numel()).data.mul_(-8)
+                        continue
                     self.buckets[0].grad_data.view(-1)[0] = float("nan")
         _pass_begins = False
         return start(self, *args, **kwargs)
 
     groups.start_grad_sync = start_grad_sync
+
+
+@after_import("megatron.core.datasets.gpt_dataset")
+def draw_labels(module: Any) -> None:
+    """Samples that no model can learn, and that are the same each time."""
+    get = module.GPTDataset.__getitem__
+
+    @functools.wraps(get)
+    def __getitem__(self: Any, index: int | None) -> dict[str, Any]:
+        sample = get(self, index)
+        first, stop, share = os.environ.get("NEMESIS_HARD", "0:0:0").split(":")
+        if index is not None and int(first) <= index < int(stop):
+            import torch
+
+            chance, labels = torch.Generator().manual_seed(int(index)), sample["labels"]
+            drawn = torch.rand(len(labels), generator=chance) < float(share)
+            sample["labels"] = torch.where(drawn, torch.randint(4000, labels.shape, generator=chance), labels)
+        return sample
+
+    module.GPTDataset.__getitem__ = __getitem__
 
 
 # ----------------------------------------------------------------------------------------------------------------- record
