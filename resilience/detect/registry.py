@@ -40,6 +40,8 @@ class Suspicion:
     """No start can succeed: the script is missing, or is not Python."""
     onset: Step = Step(-1)
     """First step whose state is known to be wrong; -1: the state is not suspected."""
+    advice: str = ""
+    """What to do if the detector is wrong."""
 
 
 _SENT = (signal.SIGKILL, signal.SIGTERM)
@@ -183,9 +185,10 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
         at_s=stall.at_s,
         evidence=text,
         started=stall.started,
-        signature=f"{Cause.RANK_HUNG}:{stall.stage}:{stall.place}:{stall.site}",
+        signature=f"{Cause.RANK_HUNG}:{stall.place}:{stall.site}",
         step=stall.step,
         details=details,
+        advice=sentences.no_hang(stall),
     )
 
 

@@ -69,6 +69,10 @@ class Place(StrEnum):
     """The rank destroys its process groups, or shuts its interpreter down."""
 
 
+OWN_WORK = (Place.ELSEWHERE, Place.DATA)
+"""Places at which a rank waits for no other rank."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankStall:
     """A rank that has been silent for longer than its budget, and the results of two inspections. A status reports all living ranks of its
