@@ -81,6 +81,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         how = f"was killed by signal {-gone.code}" if gone.code else "ended, and its exit code is not known"
         if gone.out_of_memory:
             how = "was killed by the kernel, because memory ran out (OOM killer)"
+        elif gone.oom_killer_active and gone.code in (None, -signal.SIGKILL):
+            how += "; it is not known by whom (the OOM killer was active on this machine at that time)"
         of_itself = gone.through and gone.code is not None and -gone.code not in _SENT
         cause, text = Cause.SCRIPT_RAISED if of_itself else Cause.RANK_KILLED, f"{who} on {node} {how}"
     else:

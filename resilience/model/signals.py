@@ -26,6 +26,8 @@ class RankExit:
     traceback: str = ""
     out_of_memory: bool = False
     """Whether the kernel killed the rank because memory ran out."""
+    oom_killer_active: bool = False
+    """Whether the kernel had just killed a process for lack of memory, and it is not known which one."""
     started: bool = False
     """Whether the rank had finished a step in this generation."""
     through: bool = False

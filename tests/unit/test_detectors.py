@@ -39,6 +39,11 @@ def suspicion(exited: RankExit) -> Suspicion:
             Cause.RANK_KILLED,
             "rank 1 on a was killed by the kernel, because memory ran out (OOM killer)",
         ),
+        (
+            gone(1, code=-9, oom_killer_active=True),
+            Cause.RANK_KILLED,
+            "rank 1 on a was killed by signal 9; it is not known by whom (the OOM killer was active on this machine at that time)",
+        ),
         (gone(1, code=3), Cause.SCRIPT_RAISED, "rank 1 on a exited with code 3"),
         (
             gone(1, code=1, error="KeyError: 'x'"),
