@@ -170,7 +170,7 @@ def hung_ranks(world: World) -> list[Suspicion]:
     files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
     details = (*formatting.few(others), *formatting.few([*files]))
     if not judgement.blamed:
-        first = min(stalls, key=lambda s: s.at_s)
+        first = replace(min(stalls, key=lambda s: s.rank), at_s=min(s.at_s for s in stalls))
         return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]
     return [
         _of_stall(s, node, s.rank, f"rank {s.rank} on {node} hangs ({s.words}), silent for {s.silent_s:.0f} s", details)

@@ -30,7 +30,7 @@ from ..model.rewind import BLIND
 from ..model.state_machine import Event
 from ..model.types import NodeId
 from ..text import formatting, sentences
-from .last_attempts import hung_there_before, may_begin_anew
+from .last_attempts import may_begin_anew, most_hangs, same_hangs
 from .restart_history import (
     NO_LIFE,
     ONE,
@@ -175,11 +175,16 @@ def plan(
         return restart
     stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, size.trained > 0)
     spent = sum(0.5 if explained(nodes, shut_out) else 1.0 for nodes in stuck)
-    hung = hung_there_before(verdict, restarts) if stuck else None
+    hangs = same_hangs(verdict, restarts, reached)
+    hung = len(hangs) >= most_hangs(verdict, policy.max_without_progress)
     if spent >= policy.max_without_progress or hung:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         said = f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}"
-        said = f"the same hang as in incident {int(hung.id)} ({hung.summary}), and {said}" if hung else said
+        said = (
+            f"the same hang after the same step as in incident {int(hangs[0].id)} ({hangs[0].summary})"
+            if hung
+            else said
+        )
         if not verdict.started and size.another:
             return _leave(said, restart, size)
         return _give_up(BudgetSpent, ". ".join(filter(None, (said, verdict.advice))))

@@ -2,13 +2,14 @@
 
 NaN     The ranks have tried every remedy in place. A variable of the script that no rewind restores may hold a NaN. New processes begin
         without it, so they get one attempt.
-hang    A rank has hung again at the place of the script where it hung before, and no snapshot lies in between. The second time, the agent
-        had waited for a multiple of the first silence (`hang_rules.patient`), so a third attempt would hardly end otherwise.
+hang    A rank has hung again after the same step and at the same place. In the script's own code, the agent waits there for a multiple of
+        the first silence the second time (`hang_rules.patient`). So a third attempt would hardly end otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from ..diagnose.root_cause import Verdict
 from ..model.cause import Cause
@@ -29,9 +30,15 @@ def may_begin_anew(verdict: Verdict, restarts: Sequence[Incident], reached: int,
     )
 
 
-def hung_there_before(verdict: Verdict, restarts: Sequence[Incident]) -> Incident | None:
-    """Return the last incident if it was the same hang of the same nodes, in the script's own code."""
-    before = restarts[-1] if restarts else None
-    own = any(f":{place}:" in verdict.signature for place in OWN_WORK)
-    same = before and (before.signature, before.nodes) == (verdict.signature, verdict.nodes)
-    return before if same and own and verdict.cause is Cause.RANK_HUNG else None
+def same_hangs(verdict: Verdict, restarts: Sequence[Incident], reached: int) -> list[Incident]:
+    """Return the last incidents, newest first, that were the same hang after the same step as this one. Snapshots may lie in between: the
+    job came no further."""
+    if verdict.cause is not Cause.RANK_HUNG or reached < 0:
+        return []
+    here = verdict.signature, verdict.nodes, reached
+    return [*takewhile(lambda each: (each.signature, each.nodes, each.step_at_fault) == here, reversed(restarts))]
+
+
+def most_hangs(verdict: Verdict, otherwise: int) -> int:
+    """Return after how many restarts because of the same hang the next one ends the job. otherwise: for a rank that waits for others."""
+    return 1 if any(f":{place}:" in verdict.signature for place in OWN_WORK) else otherwise

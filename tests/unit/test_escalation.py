@@ -442,27 +442,29 @@ OWN = "rank_hung:elsewhere:train.py line 3"
 
 
 @pytest.mark.parametrize(
-    ("signature", "before", "kept", "event"),
+    ("signature", "before", "times", "reached", "event"),
     [
-        (OWN, OWN, 10, Event.GIVE_UP),
-        (OWN, OWN, 11, Event.FAULT),  # the job has come further
-        (OWN, "rank_hung:elsewhere:train.py line 4", 10, Event.FAULT),
-        (HANG, HANG, 10, Event.FAULT),  # the network may be back: the agents do not wait longer there
+        (OWN, OWN, 1, 200, Event.GIVE_UP),
+        (OWN, OWN, 1, 201, Event.FAULT),  # the job has come further
+        (OWN, "rank_hung:elsewhere:train.py line 4", 1, 200, Event.FAULT),
+        (HANG, HANG, 2, 200, Event.FAULT),  # the network may be back: the agents do not wait longer there
+        (HANG, HANG, 3, 200, Event.GIVE_UP),
     ],
 )
-def test_the_script_s_own_work_is_taken_for_a_hang_once(signature: str, before: str, kept: int, event: Event) -> None:
+def test_a_hang_after_the_same_step_at_the_same_place_is_no_progress(
+    signature: str, before: str, times: int, reached: int, event: Event
+) -> None:
+    """Whatever snapshots lie in between. The script's own work is taken for a hang once: the second time, the agent waits longer."""
     hung = verdict(Cause.RANK_HUNG, signature=signature)
     hung = replace(hung, blamed=(replace(hung.blamed[0], advice="Raise this", rank=Rank(0)),))
-    past = [
-        replace(each, signature=before, nodes=(NodeId("a"),), summary="rank 0 hangs, silent for 660 s")
-        for each in killed(10)
-    ]
-    answer = plan(hung, 200, kept, past, POLICY)
+    said = {"signature": before, "nodes": (NodeId("a"),), "summary": "rank 0 hangs, silent for 660 s"}
+    past = [replace(each, **said) for each in killed(*range(10, 10 + times))]
+    answer = plan(hung, reached, 190, past, POLICY)
     assert answer.event is event
     assert answer.reason.endswith("Raise this")
     if event is Event.GIVE_UP:
         assert answer.exit_code == BudgetSpent.exit_code
-        assert "the same hang as in incident 1 (rank 0 hangs, silent for 660 s)" in answer.reason
+        assert f"as in incident {times} (rank 0 hangs, silent for 660 s)" in answer.reason
 
 
 HOUR = 3600.0

@@ -148,6 +148,7 @@ def test_where_a_rank_stands(stack: list[tuple[str, int, str]], place: Place, wo
         ("", Place.ELSEWHERE),
         ("x = compute(y)", Place.ELSEWHERE),
         ("loss = total.item()", Place.PERHAPS),
+        ("time.sleep(float(pause))", Place.ELSEWHERE),
         ("work.wait()", Place.PERHAPS),
         ("print(float(loss))", Place.PERHAPS),
         ("batch = batch.to(device)", Place.PERHAPS),
