@@ -180,8 +180,9 @@ class Look:
     stack: tuple[Frame, ...] | None = None
     """Stack of the rank's main thread; None: the rank has not answered."""
     spot: Spot
-    muted: bool = False
-    """Whether the rank waits until its output is read: by a terminal that Ctrl-S has stopped, or by the reader of a pipe."""
+    person: str = ""
+    """What the rank waits for, if it waits for a person at a terminal or for the reader of a pipe; otherwise empty. A terminal may be
+    stopped by Ctrl-S, and a debugger may wait for a command."""
 
 
 _WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
@@ -209,8 +210,8 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return True, False, "it moves"
     if "t" in (first.state, second.state):
         return True, False, "a debugger has stopped it"
-    if first.muted and second.muted:
-        return True, False, "it waits until its output is read"
+    if first.person and second.person:
+        return True, False, second.person
     if not second.state:
         return True, False, "it has just ended"
     if second.spot.place is Place.HALTED and second.state == "T":
