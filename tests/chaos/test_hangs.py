@@ -110,7 +110,7 @@ def test_a_rank_that_uploads_while_the_others_wait_is_told_once_and_left_alone(t
 def test_an_upload_that_was_taken_for_a_hang_is_waited_for_the_next_time(tmp_path: Path) -> None:
     script = str(ROOT / "tests" / "chaos" / "evaluates.py")
     job = Job(tmp_path, ["--nproc-per-node", "2", script], *QUICK, UPLOADS="1")
-    assert job.agent.wait(200) == 0, job.said()
+    assert job.agent.wait(400) == 0, job.said()
     (incident,) = job.incidents()
     assert (incident.cause, incident.rung) == ("rank_hung", 2)
     assert "raise hang.floor_s and hang.idle_s" in incident.plan
