@@ -37,6 +37,7 @@ _MAY_WAIT = re.compile(r"\.(item|tolist|cpu|wait|synchronize|nonzero|to)\(|\bflo
 _OWN_WAIT = re.compile(r"\b(sleep|input)\(")
 _LIBRARY = re.compile(
     r"/torch(_musa)?/|/lib/python3[^/]*/(?!(site|dist)-packages/)|^<"
+    r"|mt_resilient/training/data/\w+\.py$"
     r"|(training/(boundary/(allreduce|consensus|boundary)|session|loops/base)|resilience/ipc/board_layout)\.py$"
 )
 _MEASURED = re.compile(r"training/boundary/step_timer\.py$")
