@@ -14,8 +14,9 @@ from typing import Protocol
 from ...resilience.detect import hang_rules
 from ...resilience.detect.hang_rules import Answer, HangPolicy, Look, Progress, Stage
 from ...resilience.ipc.board_layout import Page
-from ...resilience.model.signals import Place, RankStall
+from ...resilience.model.signals import OWN_WORK, Place, RankStall
 from ...resilience.model.types import RankPhase, Step
+from ...resilience.text import sentences
 from ..ranks.worker_group import Watched, WorkerGroup
 from .rank_progress import Hearing
 
@@ -45,6 +46,11 @@ class Lookout:
         self._policy, self._eyes, self._observe = policy, eyes, observe
         self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
+        self._silent_s: dict[str, float] = {}
+        """By place of the script: the longest silence of a rank that worked or waited there by itself. The silence ended, or it was taken
+        for a hang."""
+        self.stalls: tuple[RankStall, ...] = ()
+        """For the status: one entry for each living rank, while all of them are silent for too long."""
         self.begin(tells=False)
 
     def begin(self, tells: bool) -> None:
@@ -54,8 +60,10 @@ class Lookout:
         self._rest()
 
     def _rest(self) -> None:
-        self.stalls: tuple[RankStall, ...] = ()
-        """For the status: one entry for each living rank, while all of them are silent for too long."""
+        for stall in self.stalls:
+            if stall.place in OWN_WORK and not stall.moved:
+                self._silent_s[stall.site] = max(stall.silent_s, self._silent_s.get(stall.site, 0.0))
+        self.stalls = ()
         self.teardown = ""
         """How ranks whose training loops are over hang in their teardown; empty: they do not."""
         self._told: set[Answer] = set()
@@ -144,7 +152,8 @@ class Lookout:
         if news and judgement.answer is Answer.SUSPECTED:
             self._say(
                 "warn",
-                f"slow, and not certain to hang: {judgement.reason}; the agent leaves it alone. Stacks: {stacks}",
+                f"slow, and not certain to hang: {judgement.reason}; the agent leaves it alone. "
+                f"{sentences.no_hang((judgement.blamed or stalls)[0])}. Stacks: {stacks}",
             )
         elif news and not self._policy.act:
             self._say("bad", f"{judgement.reason}; hang.act is off, so the agent does nothing. Stacks: {stacks}")
@@ -152,7 +161,9 @@ class Lookout:
     def _stall(self, local_rank: int, page: Page, rank: Progress, before: Look, wall_s: float) -> RankStall:
         look, awake_s = self._looks[local_rank], self._hearing.awake_s
         unmoved_s = awake_s - self._unmoved_since_s[local_rank]
-        moved, busy, why = hang_rules.compare(before, look, unmoved_s, self._policy)
+        own_s = self._silent_s.get(look.spot.site, 0.0) if look.spot.place in OWN_WORK else 0.0
+        policy = hang_rules.patient(self._policy, own_s)
+        moved, busy, why = hang_rules.compare(before, look, unmoved_s, policy)
         if moved:
             self._unmoved_since_s[local_rank] = awake_s
         return RankStall(

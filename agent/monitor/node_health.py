@@ -19,7 +19,7 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import Complaint
 from ..ranks.worker_group import WorkerGroup
 from . import nvidia_smi
-from .kernel_log import KernelLog
+from .kernel_log import KernelLog, OutOfMemory
 from .memory_monitor import Reserves
 from .step_times import Strides
 
@@ -59,7 +59,7 @@ class Vitals:
         the first two has ended. helpers: further processes whose memory use to read, by name. ended: processes of the worker group have
         just ended. now_s: monotonic."""
         known = len(self.complaints)
-        self._hear(group, ended, pages, wall_s)
+        self._hear(group, ended, pages, now_s, wall_s)
         self._look_at_devices(pages, now_s, wall_s)
         ranks = {f"rank {pages[n].rank}": process.pid for n, process in (group.ranks if group else {}).items()}
         news = self.reserves.look({**ranks, "the agent": os.getpid(), **helpers}, now_s, wall_s)
@@ -74,17 +74,19 @@ class Vitals:
             "complaints": self.complaints,
         }
 
-    def _hear(self, group: WorkerGroup | None, ended: bool, pages: Sequence[Page], wall_s: float) -> None:
+    def _hear(self, group: WorkerGroup | None, ended: bool, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
         """Read drivers' complaints from the kernel's log. If ranks have just ended, find out whether the OOM killer killed one of them."""
         lines = self.kernel.news()
+        self.kernel.hear(lines, now_s)
         for device, words in device_health.xids(lines):
             self._complain(device, words, pages, wall_s)
         if not ended or group is None:
             return
-        killed, named = self.kernel.out_of_memory(lines)
         for process in group.watched():
-            if killed and process.ended_s and process.code in (None, -9) and (not named or process.pid in named):
-                process.out_of_memory = True
+            if process.ended_s and process.code in (None, -9) and not process.out_of_memory:
+                found = self.kernel.out_of_memory(process.pid)
+                process.out_of_memory = found is OutOfMemory.CERTAIN
+                process.oom_killer_active = found is OutOfMemory.PERHAPS
 
     def _look_at_devices(self, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
         if self._asked and self._asked.done():

@@ -27,6 +27,8 @@ _MOST_BYTES = 1 << 20
 """The most bytes of stacks that are read, enough for 100 threads of 100 frames. A script may write to the same file."""
 _WRITES = {"x86_64": ("1", "20"), "aarch64": ("64", "66")}
 """Numbers of the system calls `write` and `writev`."""
+_READS = {"x86_64": ("0", "23", "270"), "aarch64": ("63", "72")}
+"""Numbers of the system calls `read`, `select` and `pselect6`. The latter two get the highest descriptor plus 1."""
 _STATES = {
     psutil.STATUS_STOPPED: "T",
     psutil.STATUS_TRACING_STOP: "t",
@@ -75,7 +77,7 @@ class Witness:
             io_bytes=io.read_chars + io.write_chars,
             stack=stack,
             spot=spot,
-            muted=_waits_for_a_reader(process.pid),
+            person=_waits_for_a_person(process.pid),
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:
@@ -130,14 +132,20 @@ def _cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def _waits_for_a_reader(pid: int) -> bool:
-    """Return whether the main thread of `pid` is writing to stdout or stderr, and that is a terminal or a pipe."""
+def _waits_for_a_person(pid: int) -> str:
+    """Return for what the main thread of `pid` waits, if it is writing to a terminal or a pipe as stdout or stderr, or reading from a
+    terminal as stdin; otherwise empty."""
     with suppress(OSError, ValueError):
         call, first, *_ = Path(f"/proc/{pid}/syscall").read_text(encoding="utf-8").split()
-        if call in _WRITES.get(platform.machine(), ()) and int(first, 16) in (1, 2):
-            mode = os.stat(f"/proc/{pid}/fd/{int(first, 16)}").st_mode
-            return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
-    return False
+        number, machine = int(first, 16), platform.machine()
+        if call in _WRITES.get(machine, ()) and number in (1, 2):
+            mode = os.stat(f"/proc/{pid}/fd/{number}").st_mode
+            return "it waits until its output is read" if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) else ""
+        reads = _READS.get(machine, ())
+        if call in reads and number == (0 if call == reads[0] else 1):
+            mode = os.stat(f"/proc/{pid}/fd/0").st_mode
+            return "it waits for input from a terminal" if stat.S_ISCHR(mode) else ""
+    return ""
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -62,6 +62,7 @@ def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
                 at_s=launcher.ended_s,
                 code=-told_signal or launcher.code,
                 out_of_memory=launcher.out_of_memory,
+                oom_killer_active=launcher.oom_killer_active,
                 started=started,
                 error=group.unimportable or _any_word(pages),
                 kind="no torch" if group.unimportable else "exit",
@@ -124,6 +125,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         error=process.nonsense or str(words.get("error", f"{process.missing} is not there" if process.missing else "")),
         traceback=str(words.get("traceback", "")),
         out_of_memory=process.out_of_memory,
+        oom_killer_active=process.oom_killer_active,
         started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # there may have been no step left to compute
         through=page.phase == RankPhase.FINISHED,
         kind=kind,

@@ -29,6 +29,8 @@ class Watched:
     code: int | None = None
     out_of_memory: bool = False
     """The kernel has killed the process because memory ran out."""
+    oom_killer_active: bool = False
+    """The kernel has killed a process because memory ran out, and it is not known which one."""
     fenced: bool = False
     """The agent has ended the process because the agent's lease had expired."""
     missing: str = ""

@@ -65,6 +65,7 @@ class Replicas:
         self._parted: Stamp | None = None
         """The first snapshot in which every optimizer moment (such as Adam's averages) differed between ranks, and no rank was in a
         minority."""
+        self._agreed_replays = 0
         self.left = Step(-1)
         """Step from which replicas are no longer compared, because the script trains each rank independently; -1: they are compared."""
         self._stillness = Stillness()
@@ -139,7 +140,8 @@ class Replicas:
 
     def _on_purpose(self, stamp: Stamp, found: Sequence[Apart]) -> bool:
         """Return whether all optimizer moments differ again after the ranks went back and replayed the same steps. Then the script trains
-        each rank independently, as local SGD does after its warm-up. A bit flip affects one tensor, and seldom happens twice."""
+        each rank independently, as local SGD does after its warm-up. A bit flip affects one tensor, and seldom happens twice. If replays
+        agree, and all moments differ for the third time, each rank computes its steps a little differently by chance."""
         if any(replica_agreement.wrong(each.words) is not None for each in found):
             return False
         first = self._parted
@@ -148,8 +150,8 @@ class Replicas:
             return False
         later = (seen for seen, agreed in self._agreed.items() if agreed and seen[:2] > first[:2])
         if any(seen.step >= first.step for seen in later):  # the replay agreed
-            self._parted = stamp
-            return False
+            self._parted, self._agreed_replays = stamp, self._agreed_replays + 1
+            return self._agreed_replays > 1
         return True
 
     def _layout(self, tables: tuple[bytes, ...], wait: bool) -> _Layout | None:

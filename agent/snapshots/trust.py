@@ -29,7 +29,7 @@ from .storage_worker import Errands
 _NEVER = sys.maxsize
 _LEFT = (
     "at step {} every optimizer moment differs between the ranks, as it did before they went back. The script seems to train each rank "
-    "independently. The agent no longer compares replicas"
+    "independently, or its kernels are not deterministic. The agent no longer compares replicas"
 )
 _APART = "data-parallel replicas had diverged when it was taken"
 

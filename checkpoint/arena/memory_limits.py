@@ -32,11 +32,14 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min([free, *_left_in_groups(root)])
 
 
-def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes the kernel has killed for lack of memory, on this machine and in this process's control groups. A counter
-    that the kernel does not provide counts as 0."""
-    files = [root / "proc/vmstat"]
-    files += [directory / name for directory, *_ in _groups(root) for name in ("memory.events", "memory.oom_control")]
+def oom_kills(root: Path = Path("/")) -> tuple[int, int]:
+    """Return how many processes the kernel has killed for lack of memory: in this process's own control group, and on the whole machine. A
+    counter that the kernel does not provide counts as 0."""
+    own = next((directory for directory, *_ in _groups(root) if directory.is_dir()), root)
+    return _counted(own / "memory.events", own / "memory.oom_control"), _counted(root / "proc/vmstat")
+
+
+def _counted(*files: Path) -> int:
     found = 0
     for file in files:
         with suppress(OSError, ValueError):

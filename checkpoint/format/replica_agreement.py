@@ -13,7 +13,9 @@ changed identically. Then these tensors are compared, and the parameters that op
 
 A tensor is trusted once it has had TRUSTED different values in a row, each equal on all ranks. A tensor that differs earlier differs on
 purpose (statistics of a batch, parameters that are gathered later) and is never compared again. So a finding always means: the bits were
-the same and no longer are. Not detected: tensors that never change, and faults in a tensor that is not trusted yet.
+the same and no longer are. If a moment of the optimizer differs so early, the ranks train independently, as in local SGD. Then none of
+these ranks' tensors is trusted: parameters may be equal at some snapshots only. Not detected: tensors that never change, and faults in a
+tensor that is not trusted yet.
 """
 
 from __future__ import annotations
@@ -283,6 +285,8 @@ class Ledger:
     def _trusted(self, number: int) -> NDArray[np.bool_]:
         trusted = (self._values[number] >= TRUSTED) & ~self._apart[number]
         telling = self.comparisons[number].telling
+        if (self._apart[number] & self.comparisons[number].moments).any():
+            return np.zeros_like(trusted)
         if telling is not None and not (telling.any() and trusted[telling].all()):
             return np.zeros_like(trusted)
         return trusted

@@ -103,11 +103,12 @@ def _answer(
         if move is Move.REOPEN and answer.rung == REWIND_IN_PLACE:
             seen_s = max(s.at_s for s in verdict.blamed)
             return turn_back(world, replace(incident, at_s=seen_s), recoverable_state.sound(world, verdict.onset))
+        tried = in_vain(world, verdict, policy.ladder)
         if move is Move.REOPEN:
-            return next_generation.reopen(world, now, incident, seats)
+            opened = next_generation.reopen(world, now, incident, seats)
+            return replace(opened, incidents=(*tried, *opened.incidents))
         reason = f"{incident.summary}; {answer.reason}"
         record = replace(present, phase=phase, exit_code=answer.exit_code, reason=reason, onset=_wrong_since(world))
-        tried = in_vain(world, verdict, policy.ladder)
         return Decision(record=record, incidents=(*tried, incident), reason=answer.reason)
     if answer:
         record = replace(

@@ -10,12 +10,12 @@ not move.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from statistics import median
 
 from ..errors import UsageError
-from ..model.signals import Place, RankStall
+from ..model.signals import OWN_WORK, Place, RankStall
 from ..model.types import Doing, Rank, RankPhase
 from .stack_traces import Frame, Spot
 
@@ -66,7 +66,8 @@ class HangPolicy:
     A rank that waits for a device may spin."""
     idle_s: float = 600.0
     """For how many seconds a rank that uses no processor may stay at one place of the script's code or of its data loader,
-    while the other ranks wait for it. It may upload a file, or wait for a lock or for storage.
+    while the other ranks wait for it. It may upload a file, or wait for a lock or for storage. If ranks have been silent there
+    before, `factor` times that silence is allowed, if that is more.
 
     By default, NCCL also lets the other ranks wait for 600 s."""
 
@@ -179,8 +180,9 @@ class Look:
     stack: tuple[Frame, ...] | None = None
     """Stack of the rank's main thread; None: the rank has not answered."""
     spot: Spot
-    muted: bool = False
-    """Whether the rank waits until its output is read: by a terminal that Ctrl-S has stopped, or by the reader of a pipe."""
+    person: str = ""
+    """What the rank waits for, if it waits for a person at a terminal or for the reader of a pipe; otherwise empty. A terminal may be
+    stopped by Ctrl-S, and a debugger may wait for a command."""
 
 
 _WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
@@ -194,6 +196,13 @@ def same_place(first: Look, second: Look) -> bool:
     return (first.spot, first.stack) == (second.spot, second.stack)
 
 
+def patient(policy: HangPolicy, before_s: float) -> HangPolicy:
+    """Return the policy for a place of the script at which ranks have been silent for `before_s` seconds before. Perhaps the script always
+    takes so long there."""
+    longer_s = policy.factor * before_s
+    return replace(policy, idle_s=max(policy.idle_s, longer_s), busy_s=max(policy.busy_s, longer_s))
+
+
 def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> tuple[bool, bool, str]:
     """Return the second signal: whether the rank has moved, whether it is busy, and the evidence in words. unmoved_s: for how many seconds
     the rank has been seen at the same place."""
@@ -201,8 +210,8 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return True, False, "it moves"
     if "t" in (first.state, second.state):
         return True, False, "a debugger has stopped it"
-    if first.muted and second.muted:
-        return True, False, "it waits until its output is read"
+    if first.person and second.person:
+        return True, False, second.person
     if not second.state:
         return True, False, "it has just ended"
     if second.spot.place is Place.HALTED and second.state == "T":
@@ -211,9 +220,9 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
     at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
     at_work += ["is ready to run"] if not at_work and "R" in (first.state, second.state) else []
-    waits = second.stack is not None and second.spot.place in (Place.ELSEWHERE, Place.DATA)
+    waits = second.stack is not None and second.spot.place in OWN_WORK
     if not at_work and waits and unmoved_s < policy.idle_s:
-        return False, True, f"it waits, but for no other rank; hang.idle_s allows this for {policy.idle_s:g} s"
+        return False, True, f"it waits, but for no other rank; this is allowed for {policy.idle_s:.0f} s (hang.idle_s)"
     if not at_work:
         return False, False, "it does not move and uses no processor"
     words = "it " + " and ".join(at_work)
@@ -254,7 +263,7 @@ def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
     other ranks are ahead; the few ranks in another collective than most."""
     last = min(s.step for s in stalls)
     behind = [s for s in stalls if s.step == last]
-    for places in ((Place.HALTED,), (Place.ELSEWHERE, Place.DATA, Place.TEARDOWN)):
+    for places in ((Place.HALTED,), (*OWN_WORK, Place.TEARDOWN)):
         if found := tuple(s for s in behind if s.place in places):
             return found
     if len(behind) < len(stalls):

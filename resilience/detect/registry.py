@@ -40,6 +40,8 @@ class Suspicion:
     """No start can succeed: the script is missing, or is not Python."""
     onset: Step = Step(-1)
     """First step whose state is known to be wrong; -1: the state is not suspected."""
+    advice: str = ""
+    """What to do if the detector is wrong."""
 
 
 _SENT = (signal.SIGKILL, signal.SIGTERM)
@@ -79,6 +81,8 @@ def _of_exit(node: NodeId, gone: RankExit) -> Suspicion:
         how = f"was killed by signal {-gone.code}" if gone.code else "ended, and its exit code is not known"
         if gone.out_of_memory:
             how = "was killed by the kernel, because memory ran out (OOM killer)"
+        elif gone.oom_killer_active and gone.code in (None, -signal.SIGKILL):
+            how += "; it is not known by whom (the OOM killer was active on this machine at that time)"
         of_itself = gone.through and gone.code is not None and -gone.code not in _SENT
         cause, text = Cause.SCRIPT_RAISED if of_itself else Cause.RANK_KILLED, f"{who} on {node} {how}"
     else:
@@ -166,7 +170,7 @@ def hung_ranks(world: World) -> list[Suspicion]:
     files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
     details = (*formatting.few(others), *formatting.few([*files]))
     if not judgement.blamed:
-        first = min(stalls, key=lambda s: s.at_s)
+        first = replace(min(stalls, key=lambda s: s.rank), at_s=min(s.at_s for s in stalls))
         return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]
     return [
         _of_stall(s, node, s.rank, f"rank {s.rank} on {node} hangs ({s.words}), silent for {s.silent_s:.0f} s", details)
@@ -183,9 +187,10 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
         at_s=stall.at_s,
         evidence=text,
         started=stall.started,
-        signature=f"{Cause.RANK_HUNG}:{stall.stage}:{stall.place}:{stall.site}",
+        signature=f"{Cause.RANK_HUNG}:{stall.place}:{stall.site}",
         step=stall.step,
         details=details,
+        advice=sentences.no_hang(stall),
     )
 
 

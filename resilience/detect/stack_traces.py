@@ -34,8 +34,10 @@ _DEVICE = re.compile(r"/torch(_musa)?/.*:synchronize$")
 _BACKWARD = re.compile(r"/torch/autograd/.*:_engine_run_backward$")
 _MAY_WAIT = re.compile(r"\.(item|tolist|cpu|wait|synchronize|nonzero|to)\(|\bfloat\(")
 """A line of code that may wait in C for the device or for a collective, so that no Python frame shows it."""
+_OWN_WAIT = re.compile(r"\b(sleep|input)\(")
 _LIBRARY = re.compile(
     r"/torch(_musa)?/|/lib/python3[^/]*/(?!(site|dist)-packages/)|^<"
+    r"|mt_resilient/training/data/\w+\.py$"
     r"|(training/(boundary/(allreduce|consensus|boundary)|session|loops/base)|resilience/ipc/board_layout)\.py$"
 )
 _MEASURED = re.compile(r"training/boundary/step_timer\.py$")
@@ -96,7 +98,7 @@ def locate(frames: Sequence[Frame], code: str = "") -> Spot:
         words = what or f"in {(names or [matching[-1].function])[-1]}"
         return Spot(place=place, words=words if place is Place.BOUNDARY else f"{words}, {site}", site=str(site))
     innermost = "" if site is frames[0] else f"in {frames[0].function}, "
-    place = Place.PERHAPS if _MAY_WAIT.search(code) else Place.ELSEWHERE
+    place = Place.PERHAPS if _MAY_WAIT.search(code) and not _OWN_WAIT.search(code) else Place.ELSEWHERE
     return Spot(place=place, words=f"{innermost}at {site}", site=str(site))
 
 

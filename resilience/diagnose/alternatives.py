@@ -31,7 +31,11 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
     ]
     found += agreement(world.statuses()) if verdict.cause is not Cause.FINGERPRINT_MISMATCH else []
     killed = [e for s in world.uncalm_statuses() for e in s.exits if e.code == _KILLED]
-    if verdict.cause is Cause.RANK_KILLED and killed and not any(e.out_of_memory for e in killed):
+    if (
+        verdict.cause is Cause.RANK_KILLED
+        and killed
+        and not any(e.out_of_memory or e.oom_killer_active for e in killed)
+    ):
         found.append(Weighed(cause=Cause.MEMORY_SHORT, because=Because.NOT_COUNTED))
     return tuple(found)
 

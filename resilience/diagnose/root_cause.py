@@ -90,6 +90,10 @@ class Verdict:
     def signature(self) -> str:
         return self.blamed[0].signature
 
+    @property
+    def advice(self) -> str:
+        return self.blamed[0].advice
+
     def describe(self) -> str:
         return "; ".join(
             formatting.few([*dict.fromkeys(s.evidence for s in self.blamed)])

@@ -26,6 +26,8 @@ class RankExit:
     traceback: str = ""
     out_of_memory: bool = False
     """Whether the kernel killed the rank because memory ran out."""
+    oom_killer_active: bool = False
+    """Whether the kernel had just killed a process for lack of memory, and it is not known which one."""
     started: bool = False
     """Whether the rank had finished a step in this generation."""
     through: bool = False
@@ -67,6 +69,10 @@ class Place(StrEnum):
     """The rank waits in our own code between two steps."""
     TEARDOWN = "teardown"
     """The rank destroys its process groups, or shuts its interpreter down."""
+
+
+OWN_WORK = (Place.ELSEWHERE, Place.DATA)
+"""Places at which a rank waits for no other rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,11 +30,14 @@ from ..model.rewind import BLIND
 from ..model.state_machine import Event
 from ..model.types import NodeId
 from ..text import formatting, sentences
+from .last_attempts import may_begin_anew, most_hangs, same_hangs
 from .restart_history import (
     NO_LIFE,
     ONE,
     RANKS_ENDED,
     Size,
+    explained,
+    failed_alike,
     failed_behind,
     failed_starts,
     since_ordered,
@@ -126,13 +129,12 @@ def plan(
     is none). past: all earlier incidents of the job; incidents that were only observed are ignored. in_place: all ranks are alive and can
     rewind in place. shut_out: nodes that no longer train; the script is not blamed for faults on them."""
     past = [incident for incident in past if incident.would is None]
-    restart = Plan(event=Event.FAULT, rung=RESTART_GROUP, reason="restart the worker group")
+    reason = ". ".join(filter(None, ("restart the worker group", verdict.advice)))
+    restart = Plan(event=Event.FAULT, rung=RESTART_GROUP, reason=reason)
     begun = [i for i in since_ordered(past) if i.rung in RESTARTS]
     restarts = [i for i in begun if i.cause != Cause.MOVED]
     if verdict.cause in tuple(Kind):
-        blind = bool(past) and past[-1].remedy in BLIND
-        what = "the model, its settings and its data" if blind else "the model and its settings"
-        return _give_up(BudgetSpent, f"the ranks have tried every remedy. Check {what}")
+        return _answer_to_wrong_steps(verdict, past, restart, may_begin_anew(verdict, restarts, reached, kept))
     if verdict.cause is Cause.FINGERPRINT_MISMATCH:
         return _answer_to_mismatch(verdict, past, policy, in_place, shut_out)
     if verdict.cause is Cause.STATE_REFUSED and not verdict.started:
@@ -149,7 +151,7 @@ def plan(
         and not verdict.started
         and (verdict.broken or not size.trained)
     ):
-        alike = _alike(verdict, restarts, policy, shut_out)
+        alike = failed_alike(verdict, restarts, policy.unwatched_progress_s, shut_out)
         if alike >= policy.same_failure_at_start:
             what = "hung" if verdict.cause is Cause.RANK_HUNG else "failed"
             said = f"the script {what} {alike} times in the same way before it reported a step"
@@ -172,13 +174,20 @@ def plan(
     if verdict.cause in NO_LIFE:
         return restart
     stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, size.trained > 0)
-    spent = sum(0.5 if _explained(nodes, shut_out) else 1.0 for nodes in stuck)
-    if spent >= policy.max_without_progress:
+    spent = sum(0.5 if explained(nodes, shut_out) else 1.0 for nodes in stuck)
+    hangs = same_hangs(verdict, restarts, reached)
+    hung = len(hangs) >= most_hangs(verdict, policy.max_without_progress)
+    if spent >= policy.max_without_progress or hung:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
-        said = f"{len(stuck)} restarts in a row brought no {newer}"
+        said = f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}"
+        said = (
+            f"the same hang after the same step as in incident {int(hangs[0].id)} ({hangs[0].summary})"
+            if hung
+            else said
+        )
         if not verdict.started and size.another:
             return _leave(said, restart, size)
-        return _give_up(BudgetSpent, said)
+        return _give_up(BudgetSpent, ". ".join(filter(None, (said, verdict.advice))))
     return restart
 
 
@@ -195,6 +204,16 @@ def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
     return replace(answer, rung=rung, pause_s=pause_s, reason=reason)
 
 
+def _answer_to_wrong_steps(verdict: Verdict, past: Sequence[Incident], restart: Plan, anew: bool) -> Plan:
+    """Return the answer to a fault for which the ranks have no remedy left. anew: new processes have not been tried yet."""
+    if anew:
+        said = "no rewind has helped: perhaps a variable that rewinds do not restore holds NaN. New processes begin without it"
+        return replace(restart, reason=f"{restart.reason}; {said}")
+    blind = next((incident.remedy for incident in reversed(past) if incident.remedy), "") in BLIND
+    what = "the model, its settings and its data" if blind else "the model and its settings"
+    return _give_up(BudgetSpent, f"the ranks have tried every remedy. Check {what}")
+
+
 def _answer_to_mismatch(
     verdict: Verdict, past: Sequence[Incident], policy: RecoveryPolicy, in_place: bool, shut_out: Set[NodeId]
 ) -> Plan:
@@ -206,7 +225,7 @@ def _answer_to_mismatch(
     def counts(before: Incident) -> bool:
         if before.signature == verdict.signature or before.onset >= verdict.onset >= 0:
             return True
-        return not (before.nodes and {*here}.isdisjoint(before.nodes)) and not _explained(before.nodes, shut_out)
+        return not (before.nodes and {*here}.isdisjoint(before.nodes)) and not explained(before.nodes, shut_out)
 
     before = [i for i in past if i.cause == Cause.FINGERPRINT_MISMATCH and i.at_s >= since_s and counts(i)]
     if len(before) + 1 < policy.max_mismatches:
@@ -242,19 +261,6 @@ def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy,
     return replace(restart, pause_s=min(5.0 ** min(failed - 2, 4), _LONGEST_PAUSE_S), reason=reason)
 
 
-def _alike(verdict: Verdict, restarts: Sequence[Incident], policy: RecoveryPolicy, shut_out: Set[NodeId]) -> int:
-    """Return how many starts in a row have failed in this way before the first step, the present one included."""
-    alike, at_s = 1, verdict.at_s
-    for incident in reversed(restarts):
-        lived_s = at_s - incident.at_s  # since that restart
-        if incident.started or incident.signature != verdict.signature:
-            break
-        if lived_s >= policy.unwatched_progress_s and verdict.cause is Cause.SCRIPT_RAISED:
-            break
-        alike, at_s = alike + (not _explained(incident.nodes, shut_out)), incident.at_s
-    return alike
-
-
 def _leave(said: str, restart: Plan, size: Size) -> Plan:
     """Return a restart on another number of nodes, because the script does not start on the present one. The restart waits if the job had
     already left the present number and came back to it, because no other number was available."""
@@ -288,8 +294,3 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
         why = f"the state is wrong from step {onset} on, no older snapshot is left, {unasked}. {anew}"
         return _give_up(SnapshotError, f"{why}. Keep more snapshots (snapshots.keep)")
     return None
-
-
-def _explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
-    """Whether a fault on these nodes cannot recur, because none of them trains any more."""
-    return bool(nodes) and shut_out >= {*nodes}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
@@ -48,6 +48,26 @@ def failed_behind(restarts: Sequence[Incident], signature: str, reached: int) ->
     """Return how often the script has failed in this way after its last step, the present failure included."""
     behind = takewhile(lambda incident: incident.step_at_fault >= reached, reversed(restarts))
     return 1 + sum(incident.signature == signature and not _began_earlier(incident) for incident in behind)
+
+
+def failed_alike(
+    verdict: Verdict, restarts: Sequence[Incident], unwatched_progress_s: float, shut_out: Set[NodeId]
+) -> int:
+    """Return how many starts in a row have failed in this way before the first step, the present one included."""
+    alike, at_s = 1, verdict.at_s
+    for incident in reversed(restarts):
+        lived_s = at_s - incident.at_s  # since that restart
+        if incident.started or incident.signature != verdict.signature:
+            break
+        if lived_s >= unwatched_progress_s and verdict.cause is Cause.SCRIPT_RAISED:
+            break
+        alike, at_s = alike + (not explained(incident.nodes, shut_out)), incident.at_s
+    return alike
+
+
+def explained(nodes: Sequence[NodeId], shut_out: Set[NodeId]) -> bool:
+    """Whether a fault on these nodes cannot recur, because none of them trains any more."""
+    return bool(nodes) and shut_out >= {*nodes}
 
 
 def _failed(incident: Incident) -> bool:

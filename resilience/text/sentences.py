@@ -12,7 +12,7 @@ from ..model.generation import Seats
 from ..model.incident import Incident
 from ..model.request import Request, Wish
 from ..model.rewind import BLIND, SKIPS, Remedy
-from ..model.signals import Complaint, Lost, Mismatch, Parted, Shortage, Straggler
+from ..model.signals import OWN_WORK, Complaint, Lost, Mismatch, Parted, RankStall, Shortage, Straggler
 from ..model.types import Rank
 from . import formatting
 
@@ -216,6 +216,15 @@ def on_purpose(signature: str) -> str:
     if not signature.startswith(_PARTED):
         return ""
     return ". If the nodes diverge on purpose, as in local SGD, use --set stability.compare_nodes=false"
+
+
+def no_hang(stall: RankStall) -> str:
+    """Return what to do if the rank that makes the others wait did not hang, but took long."""
+    stage = "step" if stall.stage == "start" and stall.started else stall.stage
+    raised = "raise hang.floor_s" if stage == "step" else f"raise hang.{stage}_s"
+    if stall.place in OWN_WORK and stage == "step":
+        raised = 'put this work into session.pausing("evaluation"), or raise hang.floor_s and hang.idle_s'
+    return f"If the script is meant to take so long there, {raised}; with hang.act=false, hangs are only reported"
 
 
 def straggler(found: Straggler, node: str) -> str:

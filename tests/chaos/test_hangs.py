@@ -102,8 +102,18 @@ def test_a_rank_that_uploads_while_the_others_wait_is_told_once_and_left_alone(t
     script = str(ROOT / "tests" / "chaos" / "evaluates.py")
     job = Job(tmp_path, ["--nproc-per-node", "2", script], *options, UPLOADS="1")
     assert job.agent.wait(120) == 0, job.said()
-    assert job.said().count("hang.idle_s allows this for 600 s") == 1
+    assert job.said().count("this is allowed for 600 s (hang.idle_s)") == 1
     assert job.incidents() == []
+
+
+@pytest.mark.variant
+def test_an_upload_that_was_taken_for_a_hang_is_waited_for_the_next_time(tmp_path: Path) -> None:
+    script = str(ROOT / "tests" / "chaos" / "evaluates.py")
+    job = Job(tmp_path, ["--nproc-per-node", "2", script], *QUICK, UPLOADS="1")
+    assert job.agent.wait(400) == 0, job.said()
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.rung) == ("rank_hung", 2)
+    assert "raise hang.floor_s and hang.idle_s" in incident.plan
 
 
 @pytest.mark.variant

@@ -43,5 +43,5 @@ def test_a_rank_killed_for_want_of_memory(group: Path, tmp_path: Path) -> None:
     (incident,) = job.incidents()
     assert (incident.cause, incident.rung) == ("rank_killed", 2)
     assert "rank 1" in incident.summary
-    assert "because memory ran out (OOM killer)" in incident.summary
+    assert "OOM killer" in incident.summary, "that it was the victim is certain only where the kernel's log can be read"
     assert "counted no kill" not in cli("explain", "--run-dir", str(job.directory)).stdout

@@ -146,6 +146,22 @@ def test_before_a_rank_is_there_its_launcher_is_looked_at(tmp_path: Path) -> Non
         assert (look.stack, look.spot.place, moved, busy) == (None, Place.HALTED, False, True)
 
 
+@pytest.mark.parametrize("code", ["input()", "import pdb; pdb.set_trace()", "import time; time.sleep(60)"])
+def test_one_that_waits_for_a_person(code: str, tmp_path: Path) -> None:
+    keyboard, terminal = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=terminal, stdout=terminal, stderr=terminal)
+    page, witness = Page(memoryview(bytearray(PAGE_BYTES))), Witness(1, tmp_path)
+    try:
+        time.sleep(2.0)
+        person = witness.take(0, page, Watched(process.pid, -1), 1.0).person
+        assert person == ("" if "sleep" in code else "it waits for input from a terminal")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(keyboard)
+        os.close(terminal)
+
+
 def test_what_is_kept_does_not_pile_up(tmp_path: Path) -> None:
     witness = Witness(1, tmp_path)
     for number in range(30):

@@ -129,6 +129,14 @@ def test_nan_persists(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_nan_that_only_new_processes_cure(golden: Golden) -> None:
+    """NaN has come into a variable of the script, which no rewind restores: the ranks start again from the state before it, once."""
+    job = Job(nan_at={5: 6})
+    job.to_the_end()
+    assert job.rungs == [1, 1, 1, 1, 1, 2]
+    golden(job.transcript())
+
+
 def test_nan_while_stopping(golden: Golden) -> None:
     """A step gives NaN just when the ranks are to leave: they go back first, and the last snapshot is a finite one."""
     job = Job(nan_at={6: 1})

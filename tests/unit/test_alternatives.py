@@ -47,6 +47,8 @@ def test_nothing_is_said_against_what_was_the_case_or_is_not_known() -> None:
     verdict = judge(suspect(world(status={A: status(exits=(killed,))})))
     assert verdict
     assert "OOM killer" in verdict.describe()
+    perhaps = replace(gone(1), oom_killer_active=True)
+    assert weighed(world(status={A: status(exits=(perhaps,))})) == {}
 
 
 @pytest.mark.parametrize(

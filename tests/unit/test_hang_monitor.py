@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from mt_resilient.agent.monitor.hang_monitor import PAUSE_S, Lookout
 from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 from mt_resilient.resilience.detect.hang_rules import HangPolicy, Look
@@ -134,6 +136,29 @@ def test_a_launcher_that_outlives_its_ranks_is_over() -> None:
         process.ended_s = 1.0
     training.seconds(60)
     assert not training.lookout.teardown
+
+
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("place", [Place.ELSEWHERE, Place.COLLECTIVE])
+def test_where_the_script_was_silent_before_it_may_be_silent_for_longer(place: Place, killed: bool) -> None:
+    """Whether the first silence ended by itself, or was taken for a hang."""
+    played = Played(place)
+
+    def seconds_to_a_hang() -> int:
+        for second in range(1, 400):
+            played.seconds(1)
+            if any(s.rank == 1 and not s.moved and not s.busy for s in played.lookout.stalls):
+                return second
+        raise AssertionError
+
+    first = seconds_to_a_hang()
+    if killed:
+        played.lookout.begin(tells=True)
+    played.pages[1].beat(2, 1.0, 1.0, 20)
+    played.seconds(1)
+    played.pages[1].beat(3, 1.0, 1.0, 20)
+    second = seconds_to_a_hang()
+    assert (second > 4 * first) == (place is Place.ELSEWHERE)
 
 
 def test_new_ranks_begin_with_nothing_held_against_them() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.monitor.kernel_log import KernelLog
+from mt_resilient.agent.monitor.kernel_log import KernelLog, OutOfMemory
 from mt_resilient.agent.monitor.memory_monitor import SAMPLE_S, Reserves
 from mt_resilient.resilience.detect.memory_pressure import Reading, over, short
 
@@ -93,28 +93,35 @@ def test_snapshots_are_asked_for_while_it_lasts_and_not_faster_than_they_are_wri
 
 
 @pytest.mark.parametrize(
-    "where",
+    ("where", "found"),
     [
-        "proc/vmstat",
-        "sys/fs/cgroup/job/memory.events",
-        "sys/fs/cgroup/memory/job/memory.oom_control",
+        ("proc/vmstat", OutOfMemory.PERHAPS),  # of any process of the machine
+        ("sys/fs/cgroup/memory.events", OutOfMemory.NO),  # of a group above, with other jobs in it
+        ("sys/fs/cgroup/job/memory.events", OutOfMemory.CERTAIN),
+        ("sys/fs/cgroup/memory/job/memory.oom_control", OutOfMemory.CERTAIN),
     ],
 )
-def test_a_kill_for_want_of_memory_is_counted(where: str, tmp_path: Path) -> None:
+def test_a_kill_for_want_of_memory_is_counted(where: str, found: OutOfMemory, tmp_path: Path) -> None:
     group = "0::/job" if "memory.events" in where else "4:memory:/job"
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(group + "\n")
     file = tmp_path / where
     file.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True, exist_ok=True)
     file.write_text("low 0\noom_kill 2\n")
     log = KernelLog(tmp_path)
     assert not log.readable
-    assert log.out_of_memory([]) == (False, set())
+    assert log.out_of_memory(7) is OutOfMemory.NO
     file.write_text("low 0\noom_kill 3\n")
-    assert log.out_of_memory([]) == (True, set())
-    assert log.out_of_memory([]) == (False, set())
+    for now_s in (100.0, 101.0, 109.9):  # a big process takes long to end
+        log.hear([], now_s)
+        assert log.out_of_memory(7) is found
+    log.hear([], 120.0)
+    assert log.out_of_memory(7) is OutOfMemory.NO, "that kill was long ago"
 
 
 def test_the_log_names_whom_it_has_killed(tmp_path: Path) -> None:
     log = KernelLog(tmp_path)
-    assert log.out_of_memory(["oom-kill: task=python", "Out of memory: Killed process 4711 (python)"]) == (True, {4711})
+    log.hear(["oom-kill: task=python", "Out of memory: Killed process 4711 (python)"], 100.0)
+    log.hear([], 101.0)
+    assert (log.out_of_memory(4711), log.out_of_memory(7)) == (OutOfMemory.CERTAIN, OutOfMemory.PERHAPS)

@@ -237,6 +237,15 @@ def test_ranks_that_train_each_by_themselves_are_left_alone(ranks: Ranks, replic
     assert not ranks.compare(13, odd=APART, moments=APART, generation=2)
 
 
+def test_moments_that_all_differ_now_and_then_are_no_third_fault(ranks: Ranks, replicas: Replicas) -> None:
+    """Kernels that seldom give other last bits: a replay mostly agrees. The third finding would end the job."""
+    ranks.trusted()
+    for generation, step in enumerate((14, 24, 34), 1):
+        assert ranks.compare(step, moments=APART, generation=generation) == (generation < 3)
+        assert not ranks.compare(step, generation=generation + 1)
+    assert (replicas.left, len(replicas.mismatches)) == (34, 2)
+
+
 @pytest.mark.parametrize(
     ("first", "again", "agreed"),
     [

@@ -1,0 +1,44 @@
+"""Faults for which one more restart can help, or no longer can, and why. Pure.
+
+NaN     The ranks have tried every remedy in place. A variable of the script that no rewind restores may hold a NaN. New processes begin
+        without it, so they get one attempt.
+hang    A rank has hung again after the same step and at the same place. In the script's own code, the agent waits there for a multiple of
+        the first silence the second time (`hang_rules.patient`). So a third attempt would hardly end otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from ..diagnose.root_cause import Verdict
+from ..model.cause import Cause
+from ..model.incident import Incident
+from ..model.signals import OWN_WORK
+
+SAME_NAN_STEPS = 200
+"""A NaN at most this many steps after one for which new processes started is the same fault, as `ladder.same_fault_steps` has it."""
+
+
+def may_begin_anew(verdict: Verdict, restarts: Sequence[Incident], reached: int, kept: int) -> bool:
+    """Whether new processes can begin from a kept state, and have not been tried yet against this NaN."""
+    tried = [i for i in restarts if i.cause == Cause.NON_FINITE]
+    return (
+        kept >= 0
+        and verdict.cause is Cause.NON_FINITE
+        and not any(reached - i.step_at_fault <= SAME_NAN_STEPS for i in tried)
+    )
+
+
+def same_hangs(verdict: Verdict, restarts: Sequence[Incident], reached: int) -> list[Incident]:
+    """Return the last incidents, newest first, that were the same hang after the same step as this one. Snapshots may lie in between: the
+    job came no further."""
+    if verdict.cause is not Cause.RANK_HUNG or reached < 0:
+        return []
+    here = verdict.signature, verdict.nodes, reached
+    return [*takewhile(lambda each: (each.signature, each.nodes, each.step_at_fault) == here, reversed(restarts))]
+
+
+def most_hangs(verdict: Verdict, otherwise: int) -> int:
+    """Return after how many restarts because of the same hang the next one ends the job. otherwise: for a rank that waits for others."""
+    return 1 if any(f":{place}:" in verdict.signature for place in OWN_WORK) else otherwise
