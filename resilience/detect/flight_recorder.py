@@ -13,7 +13,7 @@ In each group, the ranks number their collectives alike. So the first collective
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -139,14 +139,15 @@ def _call(entry: Mapping[str, Any]) -> str:
 # -- in the leader ---------------------------------------------------------------------------------------------------------
 
 
-def judge(told: Mapping[Rank, Sequence[GroupCalls]]) -> Finding | None:
-    """Return where the ranks parted; None: no collective is open, or no recorder tells. told: for each rank, its groups. A rank that is
-    missing because it waits in another group is a consequence: the finding then names no rank."""
+def judge(told: Mapping[Rank, Sequence[GroupCalls]], ranks: Collection[Rank]) -> Finding | None:
+    """Return where the ranks parted; None: no collective is open, or no recorder tells. told: for each rank that has a recorder,
+    its groups. ranks: all ranks of the job. A rank that is missing because it waits in another group is a consequence: the finding then
+    names no rank."""
     groups: dict[tuple[str, tuple[Rank, ...]], dict[Rank, GroupCalls]] = {}
     for rank, calls in told.items():
         for each in calls:
             groups.setdefault((each.group, each.ranks), {})[rank] = each
-    found = [each for calls in groups.values() if (each := _part(calls, told))]
+    found = [part for calls in groups.values() if (part := _part(calls, told, ranks))]
     order = [*Kind]
 
     def waits(finding: Finding) -> bool:
@@ -158,22 +159,22 @@ def judge(told: Mapping[Rank, Sequence[GroupCalls]]) -> Finding | None:
     )
 
 
-def _part(calls: Mapping[Rank, GroupCalls], told: Mapping[Rank, Sequence[GroupCalls]]) -> Finding | None:
-    """Return where the ranks of one group parted. calls: by rank; told: all ranks that have a recorder."""
+def _part(calls: Mapping[Rank, GroupCalls], told: Collection[Rank], ranks: Collection[Rank]) -> Finding | None:
+    """Return where the ranks of one group parted. calls: by rank; told: the ranks that have a recorder; ranks: all ranks."""
     number = min((each.open for each in calls.values() if each.open), default=0)
     if not number:
         return None
     at = {rank: each for rank, each in calls.items() if each.open == number}
     first = next(iter(at.values()))
-    members = {*told} if first.about == _ALL else {*first.ranks} or {*calls}
-    where = _name(first, members, told)
+    members = {*ranks} if first.about == _ALL else {*first.ranks}  # empty: not known
+    where = _name(members or {*calls}, ranks)
     by_call: dict[str, list[Rank]] = {}
     for rank, each in sorted(at.items()):
         by_call.setdefault(each.call, []).append(rank)
     if len(by_call) > 1:
         most = max(by_call.values(), key=len)
         few = sorted({*at} - {*most}) if 2 * len(most) > len(at) else []
-        does = ", and ".join(f"{formatting.ranks(ranks)} called {call}" for call, ranks in by_call.items())
+        does = ", and ".join(f"{formatting.ranks(who)} called {call}" for call, who in by_call.items())
         return Finding(
             kind=Kind.MISMATCH, ranks=tuple(few), sentence=f"the ranks differ at collective {number} of {where}: {does}"
         )
@@ -196,7 +197,7 @@ def _part(calls: Mapping[Rank, GroupCalls], told: Mapping[Rank, Sequence[GroupCa
             sentence=f"the {whom} of {formatting.ranks(behind)} did not reach {whose}, which the other devices have begun: work "
             "that was queued before it does not end",
         )
-    if members - {*told}:
+    if not members or members - {*told}:
         return None
     return Finding(
         kind=Kind.LINK,
@@ -205,7 +206,5 @@ def _part(calls: Mapping[Rank, GroupCalls], told: Mapping[Rank, Sequence[GroupCa
     )
 
 
-def _name(calls: GroupCalls, members: Iterable[Rank], told: Mapping[Rank, Any]) -> str:
-    if {*members} >= {*told}:
-        return "the group of all ranks"
-    return f"the group of {formatting.ranks(sorted(members))}"
+def _name(members: Collection[Rank], ranks: Collection[Rank]) -> str:
+    return "the group of all ranks" if {*members} >= {*ranks} else f"the group of {formatting.ranks(sorted(members))}"

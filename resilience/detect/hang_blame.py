@@ -34,7 +34,7 @@ class Judgement:
 
 def recorders(stalls: Sequence[RankStall]) -> Finding | None:
     """Return what the ranks' flight recorders show together; None: nothing."""
-    return flight_recorder.judge({s.rank: s.calls for s in stalls if s.calls})
+    return flight_recorder.judge({s.rank: s.calls for s in stalls if s.calls}, [s.rank for s in stalls])
 
 
 def explained(stalls: Sequence[RankStall]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.detect.flight_recorder import Kind, judge, line, read, summary
+from mt_resilient.resilience.detect import flight_recorder
+from mt_resilient.resilience.detect.flight_recorder import Finding, Kind, line, read, summary
 from mt_resilient.resilience.model.collectives import GroupCalls
 from mt_resilient.resilience.model.types import Rank
 
@@ -55,6 +56,11 @@ def recorded(*entries: dict[str, Any], groups: dict[str, str] | None = None) -> 
 def told(*texts: str) -> dict[Rank, tuple[GroupCalls, ...]]:
     """Of rank 0, rank 1, …, by the way that they take: the rank, a line among stacks, the agent."""
     return {Rank(n): read(f"Thread 0x1\n\n{line(summary([text]))}\n") for n, text in enumerate(texts)}
+
+
+def judge(told: dict[Rank, tuple[GroupCalls, ...]], *silent: int) -> Finding | None:
+    """silent: further ranks, which tell nothing."""
+    return flight_recorder.judge(told, [*told, *map(Rank, silent)])
 
 
 def test_two_ranks_in_different_collectives() -> None:
@@ -118,7 +124,7 @@ def test_of_several_groups_the_one_whose_missing_rank_waits_nowhere() -> None:
 def test_a_rank_that_is_missing_because_it_waits_elsewhere_is_not_accused() -> None:
     groups = {"1": "[0, 1]", "2": "[1, 2]"}
     waiting = recorded(entry(4, group=("1", "TP")), waits(7, group=("2", "DP")), groups=groups)
-    found = judge(told(recorded(waits(5, group=("1", "TP")), groups=groups), waiting))  # rank 2 tells nothing
+    found = judge(told(recorded(waits(5, group=("1", "TP")), groups=groups), waiting), 2)
     assert found
     assert found.ranks == ()
 
@@ -138,6 +144,10 @@ def test_what_all_have_called_and_completes_nowhere() -> None:
     found = judge(told(recorded(waits(2)), recorded(waits(2))))
     assert found
     assert (found.kind, found.ranks) == (Kind.LINK, ())
+
+
+def test_a_rank_that_tells_nothing_may_be_the_missing_one() -> None:
+    assert judge(told(recorded(waits(2)), recorded(waits(2))), 2) is None
 
 
 def test_calls_that_are_not_collectives_and_those_that_are_complete_show_nothing() -> None:
