@@ -252,7 +252,7 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return False, True, f"it waits, but for no other rank; hang.idle_s allows this for {policy.idle_s:g} s"
     if not at_work:
         why = f"its device has finished nothing for {second.device_still_s:.0f} s" if stuck else "uses no processor"
-        return False, False, f"it does not move, and {why}"
+        return False, False, f"it does not move and {why}"
     words = "it " + " and ".join(at_work)
     if unmoved_s < policy.busy_s:
         return False, True, words

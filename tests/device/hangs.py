@@ -1,6 +1,6 @@
 """On a machine with two devices: how soon each kind of hang is found, who is named, and whether healthy work is left alone.
 
-    python tests/device/hangs.py [--device cuda] [--seconds 530] [--repeat 1] [case …]
+    python tests/device/hangs.py [--device cuda] [--seconds 530] [--limit 100] [--repeat 1] [case …]
 
 Needs torch, this package on PYTHONPATH, and etcd (on PATH, or named by $MT_RESILIENT_ETCD). Each case is a job of its own (`train.py`), with
 hang.floor_s=5, confirm_s=2. A case that takes too long is ended, and its output's tail is in the result. Prints what it does to
@@ -31,12 +31,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FLOOR_S, CONFIRM_S = 5, 2
-LIMITS_S = {"healthy": 240}
-"""Seconds that a case may take; 100 for those that are not named."""
+HEALTHY_S = 240
+"""Seconds that the healthy case may take."""
 OPTIONS = {"sleep": {"hang.idle_s": "3"}}
 EXTRA = {"timed": {"TORCH_NCCL_ENABLE_TIMING": "1"}}
-"""Environment variables by case. With this one, the flight recorder also sees which device has not begun a collective."""
-CASES = ("collective", "kernel", "stop", "sleep", "healthy", "forward", "timed")
+"""Environment variables by case. With this one, the flight recorder also sees which device has not begun a collective.
+`behind` is the same case without it."""
+CASES = ("collective", "kernel", "stop", "sleep", "healthy", "timed", "forward", "behind")
 """In the order of their weight: if time runs out, the last ones are skipped."""
 
 
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case", help=f"of {', '.join(CASES)}")
     parser.add_argument("--device", default="cuda", choices=("cuda", "musa", "cpu"))
     parser.add_argument("--seconds", type=float, default=530.0, help="for all cases together")
+    parser.add_argument("--limit", type=float, default=100.0, help="seconds for one hang, start and recovery included")
     parser.add_argument("--repeat", type=int, default=1, help="how often to play each hang")
     options = parser.parse_args()
     until_s = time.time() + options.seconds
@@ -165,7 +167,7 @@ def main() -> None:
     names = [case for case in options.cases for _ in range(1 if case == "healthy" else options.repeat)]
     place = Path(tempfile.mkdtemp(prefix="spin-"))
     for number, case in enumerate(names):
-        limit_s = min(LIMITS_S.get(case, 100), until_s - time.time() - 15)
+        limit_s = min(HEALTHY_S if case == "healthy" else options.limit, until_s - time.time() - 15)
         key = case if case not in results else f"{case}-{number}"
         if limit_s < 30:
             results[key] = "skipped: no time left"

@@ -72,6 +72,14 @@ def kernel() -> None:
     torch.ones(1, device=device).item()
 
 
+def behind() -> None:
+    """A kernel never ends, and the rank goes on: it calls the collective that its device will not reach."""
+    if module:
+        module._sleep(10**15)
+    else:
+        time.sleep(1e6)
+
+
 def forward() -> None:
     """As `kernel`, but the rank goes on to queue work, until the queue of its device is full."""
     module._sleep(10**15)
@@ -89,7 +97,15 @@ def stop() -> None:
     os.kill(os.getpid(), 19)  # SIGSTOP
 
 
-HANGS = {"collective": collective, "kernel": kernel, "timed": kernel, "forward": forward, "sleep": sleep, "stop": stop}
+HANGS = {
+    "collective": collective,
+    "kernel": kernel,
+    "behind": behind,
+    "timed": behind,
+    "forward": forward,
+    "sleep": sleep,
+    "stop": stop,
+}
 
 
 # -- what is healthy, and takes long: on all ranks --------------------------------------------------------------------------

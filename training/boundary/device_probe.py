@@ -9,6 +9,7 @@ spread over a long queue show that the device advances in it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,7 +36,12 @@ class DeviceProbe:
     def begin(self) -> bool:
         """Call on the thread that will call `put`. Return False if the runtime lacks what the probe needs: then nothing is known of the
         device. A copy to memory that is not pinned would wait for the device."""
-        self._module.set_device(self._device)
+        with suppress(RuntimeError):
+            self._module.set_device(self._device)
+            return self._begin()
+        return False
+
+    def _begin(self) -> bool:
         copy, captured = device.copy_rows(self._kind), device.captures(self._kind)
         if copy is None or captured is None or not device.allow_capture(self._kind):
             return False
