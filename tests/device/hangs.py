@@ -2,9 +2,9 @@
 
     python tests/device/hangs.py [--device cuda] [--seconds 530] [--limit 100] [--repeat 1] [case …]
 
-Needs torch, this package on PYTHONPATH, and etcd (on PATH, or named by $MT_RESILIENT_ETCD). Each case is a job of its own (`train.py`), with
-hang.floor_s=5, confirm_s=2. A case that takes too long is ended, and its output's tail is in the result. Prints what it does to
-stderr, and one line of JSON to stdout:
+Needs torch, this package on PYTHONPATH, and etcd (on PATH, or named by $MT_RESILIENT_ETCD). Each case is a job of its own (`train.py`) with
+hang.floor_s=5 and confirm_s=2. A case that takes too long is ended, and its output's tail is in the result. Prints what it does to stderr,
+and one line of JSON to stdout:
 
     found_s      from the fault to the agent's decision; limit: floor + 3 x confirm = 11 s
     back_s       from the fault to the next finished step

@@ -1,4 +1,4 @@
-"""The marks by which a device shows that it advances, on the stand-in. Each test runs in a process of its own: the stand-in changes torch."""
+"""The marks by which a device shows that it advances, on the stand-in. Each test runs in a process of its own."""
 
 from __future__ import annotations
 
