@@ -31,7 +31,7 @@ from .loop_start import first_boundary, restore, tell, tell_of_what_is_missing, 
 from .repetition import Repetition
 from .step_metrics import Figures
 from .step_timer import OwnTime
-from .watch_thread import watch
+from .watch_threads import watch
 
 _LAST_SNAPSHOT_S = 60.0
 """The most seconds that the last snapshot waits for a slot that is still being written to disk."""
