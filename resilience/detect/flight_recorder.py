@@ -201,8 +201,8 @@ def _part(calls: Mapping[Rank, GroupCalls], told: Collection[Rank], ranks: Colle
         return None
     return Finding(
         kind=Kind.LINK,
-        sentence=f"all its ranks have called {whose}, and it completes on none of {formatting.ranks(sorted(at))}: the link between "
-        "them is gone, or work that was queued before it on a device does not end",
+        sentence=f"{formatting.ranks(sorted(at))} called {whose}, as all ranks of the group did, and it does not complete: the link "
+        "between them is gone, or work that was queued before it on a device does not end",
     )
 
 
