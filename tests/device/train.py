@@ -112,9 +112,11 @@ HANGS = {
 
 
 def waits_for_rank_0(work) -> None:
-    if rank == 0:
-        work()
-    distributed.barrier()
+    try:
+        if rank == 0:
+            work()
+    finally:
+        distributed.barrier()
 
 
 def evaluates() -> None:
@@ -140,7 +142,7 @@ def saves() -> None:
     def work() -> None:
         until = time.monotonic() + 12
         while time.monotonic() < until:
-            torch.save(model.state_dict(), folder / "saved.pt")
+            torch.save([each.detach().cpu().numpy() for each in model.parameters()], folder / "saved.pt")
 
     waits_for_rank_0(work)
 
