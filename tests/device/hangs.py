@@ -167,7 +167,7 @@ def main() -> None:
     names = [case for case in options.cases for _ in range(1 if case == "healthy" else options.repeat)]
     place = Path(tempfile.mkdtemp(prefix="spin-"))
     for number, case in enumerate(names):
-        limit_s = min(HEALTHY_S if case == "healthy" else options.limit, until_s - time.time() - 15)
+        limit_s = min(max(HEALTHY_S, options.limit) if case == "healthy" else options.limit, until_s - time.time() - 15)
         key = case if case not in results else f"{case}-{number}"
         if limit_s < 30:
             results[key] = "skipped: no time left"

@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -108,6 +109,8 @@ class DefaultStream(Stream):
 
     until_s = 0.0
     """When the last `_sleep` ends."""
+    ends: ClassVar[deque[float]] = deque(maxlen=1024)
+    """The ends of the last kernels. A queue takes no more of them."""
     later: Stream | None = None
     """Where work goes until then."""
 
@@ -125,8 +128,13 @@ class DefaultStream(Stream):
 
 
 def _sleep(cycles: int) -> None:
+    """Wait while the queue is full, as launching a kernel does."""
+    ends = _default_stream.ends
+    while len(ends) == ends.maxlen and ends[0] > time.monotonic():
+        time.sleep(0.001)
     _default_stream.later = _default_stream.later or Stream()
     _default_stream.until_s = max(time.monotonic(), _default_stream.until_s) + cycles / 1e9
+    ends.append(_default_stream.until_s)
 
 
 _streams = threading.local()
