@@ -4,7 +4,7 @@ With these patches, `is_available` and `current_device` return misleading result
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +15,8 @@ _PORTABLE = 1
 """Flag of cudaHostRegister and musaHostRegister: pinned for every context."""
 _TO_DEVICE, _TO_HOST = 1, 2
 """The kinds of copies of cudaMemcpy and musaMemcpy."""
+_RELAXED = 2
+"""The mode of cudaThreadExchangeStreamCaptureMode in which a thread and the captures of others do not disturb each other."""
 _ROWS = (*(ctypes.c_void_p, ctypes.c_size_t) * 2, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
 """Types of cudaMemcpy2DAsync's arguments."""
 
@@ -62,7 +64,7 @@ def populate(memory: memoryview) -> None:
 def copy_rows(kind: str) -> CopyRows | None:
     """Return a function that copies many rows between a device and pinned memory with one call, without waiting. Return None if the runtime
     has no such call. The function raises RuntimeError if the runtime refuses."""
-    function = _runtime_call(kind, "Memcpy2DAsync")
+    function = _runtime_call(kind, "Memcpy2DAsync", _ROWS)
     if function is None:
         return None
 
@@ -75,6 +77,28 @@ def copy_rows(kind: str) -> CopyRows | None:
             raise RuntimeError(f"{kind}Memcpy2DAsync gave the error {code} for {rows} rows of {width} bytes")
 
     return copy
+
+
+def allow_capture(kind: str) -> bool:
+    """Let other threads capture graphs while the calling thread uses the runtime. Otherwise its calls would make their captures fail.
+    Return False if the runtime has no such call."""
+    function = _runtime_call(kind, "ThreadExchangeStreamCaptureMode", (ctypes.c_void_p,))
+    return function is not None and int(function(ctypes.byref(ctypes.c_int(_RELAXED)))) == 0
+
+
+def captures(kind: str) -> Callable[[Any], bool] | None:
+    """Return a function that tells whether a stream's work is being captured as a graph, or it is not known. Return None if the runtime has
+    no such call."""
+    function = _runtime_call(kind, "StreamIsCapturing", (ctypes.c_void_p, ctypes.c_void_p))
+    if function is None:
+        return None
+
+    def captured(stream: Any) -> bool:
+        status = ctypes.c_int()
+        code = function(getattr(stream, f"{kind}_stream"), ctypes.byref(status))
+        return int(code) != 0 or status.value != 0
+
+    return captured
 
 
 def address(memory: memoryview) -> int:
@@ -102,8 +126,9 @@ def _runtime(kind: str) -> Any:
     return None if runtime is None else runtime()
 
 
-def _runtime_call(kind: str, name: str) -> Any:
-    """Return a function of the runtime. If torch does not bind it, take it from the library that torch has loaded."""
+def _runtime_call(kind: str, name: str, types: Sequence[Any]) -> Any:
+    """Return a function of the runtime, whose arguments have these types. If torch does not bind it, take it from the library that torch
+    has loaded. Other threads run during its calls."""
     shown = getattr(_runtime(kind), f"{kind}{name}", None)
     if shown is not None:
         return shown
@@ -115,6 +140,6 @@ def _runtime_call(kind: str, name: str) -> Any:
     for library in sorted(mapped):
         with suppress(OSError, AttributeError):
             function = getattr(ctypes.CDLL(library), f"{kind}{name}")
-            function.argtypes, function.restype = _ROWS, ctypes.c_int
+            function.argtypes, function.restype = types, ctypes.c_int
             return function
     return None

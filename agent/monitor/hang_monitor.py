@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ...resilience.detect import hang_rules
-from ...resilience.detect.hang_rules import Answer, HangPolicy, Look, Progress, Stage
+from ...resilience.detect import hang_blame, hang_rules
+from ...resilience.detect.hang_blame import Answer
+from ...resilience.detect.hang_rules import HangPolicy, Look, Progress, Stage
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import OWN_WORK, Place, RankStall
 from ...resilience.model.types import RankPhase, Step
@@ -136,7 +137,7 @@ class Lookout:
             self._unmoved_since_s = dict.fromkeys(seen, self._hearing.awake_s)
             return
         stalls = [self._stall(n, pages[n], ranks[n], before[n], wall_s) for n in seen]
-        judgement, tail = hang_rules.judge(stalls), all(stall.stage == Stage.TAIL for stall in stalls)
+        judgement, tail = hang_blame.judge(stalls), all(stall.stage == Stage.TAIL for stall in stalls)
         if tail or judgement.answer is not Answer.CERTAIN:
             self._confirm_s = min(2 * self._confirm_s, LONGEST_IN_TAIL_S if tail else LONGEST_CONFIRM_S)
         news = judgement.answer not in self._told
@@ -180,6 +181,8 @@ class Lookout:
             busy=busy,
             why=why,
             started=page.stepped_ns > 0,
+            device=hang_rules.device_state(before, look, self._policy),
+            calls=look.calls,
         )
 
     def _judge_tail(self, stalls: Sequence[RankStall], answer: Answer, news: bool, stacks: str) -> None:

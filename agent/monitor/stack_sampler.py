@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from ...resilience.detect import flight_recorder
 from ...resilience.detect.hang_rules import Look
 from ...resilience.detect.stack_traces import Frame, Spot, locate, parse
 from ...resilience.ipc.board_layout import Page
@@ -78,6 +79,11 @@ class Witness:
             stack=stack,
             spot=spot,
             person=_waits_for_a_person(process.pid),
+            device_done=page.device_reached if page.device_queued or page.device_reached else None,
+            device_waits=bool(page.device_since_ns) and page.device_queued != page.device_reached,
+            device_still_s=max(0.0, now_s - page.device_since_ns / 1e9) if page.device_since_ns else 0.0,
+            device_answers=page.device_called == page.device_answered,
+            calls=flight_recorder.read(self._texts[local_rank]),
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:

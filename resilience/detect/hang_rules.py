@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import StrEnum
 from statistics import median
 
 from ..errors import UsageError
-from ..model.signals import OWN_WORK, Place, RankStall
+from ..model.collectives import GroupCalls
+from ..model.signals import OWN_WORK, DeviceState, Place
 from ..model.types import Doing, Rank, RankPhase
 from .stack_traces import Frame, Spot
 
@@ -38,7 +39,8 @@ class HangPolicy:
     These steps compile and fill caches."""
     floor_s: float = 60.0
     """No step is overdue before this many seconds, however short steps usually are. A garbage collection or a short
-    outage of the storage is then no hang.
+    outage of the storage is then no hang. A device must also have finished nothing for as long. Raise it if a single kernel
+    takes longer.
 
     A garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
     start_s: float = 1800.0
@@ -163,6 +165,8 @@ BUSY_SHARE = 0.05
 below 1 %)."""
 BUSY_BYTES = 1 << 20
 """A rank that reads and writes more bytes than this between two looks is busy."""
+BACKLOG_S = 1.0
+"""A device that takes longer than this to finish what is queued has work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,15 +187,28 @@ class Look:
     person: str = ""
     """What the rank waits for, if it waits for a person at a terminal or for the reader of a pipe; otherwise empty. A terminal may be
     stopped by Ctrl-S, and a debugger may wait for a command."""
+    device_done: int | None = None
+    """Number of the last mark in its queue that the rank's device has reached; None: the device is not followed."""
+    device_waits: bool = False
+    """Whether the rank has queued work that the device has not finished."""
+    device_still_s: float = 0.0
+    """For how many seconds the device has finished nothing of that work."""
+    device_answers: bool = True
+    """Whether the device works on a stream that waits for no other work."""
+    calls: tuple[GroupCalls, ...] = ()
+    """The rank's collectives, if it has a flight recorder of torch."""
 
 
-_WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
+_MAY_WAIT = frozenset(Place) - {Place.DATA, Place.HALTED, Place.TEARDOWN}
+"""Places at which a rank may wait for its device. Any operation of a model waits if the device's queue is full, also one of the script's
+own code."""
+WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
 
 
 def same_place(first: Look, second: Look) -> bool:
     """Whether the rank has not moved between the two looks. While it waits for other ranks, only the spots are compared: in a polling wait,
     the innermost frames change."""
-    if first.spot.place in _WAITING:
+    if first.spot.place in WAITING:
         return first.spot == second.spot
     return (first.spot, first.stack) == (second.spot, second.stack)
 
@@ -201,6 +218,21 @@ def patient(policy: HangPolicy, before_s: float) -> HangPolicy:
     takes so long there."""
     longer_s = policy.factor * before_s
     return replace(policy, idle_s=max(policy.idle_s, longer_s), busy_s=max(policy.busy_s, longer_s))
+
+
+def device_state(first: Look, second: Look, policy: HangPolicy) -> DeviceState:
+    """Return what the rank's device did between the two looks.
+
+    A device that waits in a collective of NCCL finishes nothing while another rank works, for up to NCCL's 600 s. That other rank moves,
+    uses a processor, or has a device that finishes work: the agents see it, and leave all ranks alone. Otherwise each rank waits for its
+    device, and no device finishes anything. Then the only healthy explanation is a single piece of work: one kernel, or the thousand
+    operations that a queue takes, all put there at once. These take milliseconds to seconds, so `floor_s` (60 s) is long for them. Marks in
+    a queue do not tell a kernel that takes 70 s from one that never ends: a job that has such kernels needs a larger `hang.floor_s`."""
+    if first.device_done is None or first.device_done != second.device_done:
+        return DeviceState.UNKNOWN
+    if not (first.device_waits and second.device_waits) or second.device_still_s < policy.floor_s:
+        return DeviceState.UNKNOWN
+    return DeviceState.STUCK if first.device_answers or second.device_answers else DeviceState.DEAD
 
 
 def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> tuple[bool, bool, str]:
@@ -218,68 +250,19 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
         return False, False, "it cannot move"
     share = (second.cpu_s - first.cpu_s) / max(1e-9, second.at_s - first.at_s)
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
-    at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
     at_work += ["is ready to run"] if not at_work and "R" in (first.state, second.state) else []
-    waits = second.stack is not None and second.spot.place in OWN_WORK
-    if not at_work and waits and unmoved_s < policy.idle_s:
+    elsewhere = second.stack is not None and second.spot.place in OWN_WORK
+    stuck = device_state(first, second, policy) and second.spot.place in _MAY_WAIT and bool(at_work or not elsewhere)
+    at_work = [] if stuck else at_work  # a rank that waits for its device may poll it
+    at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
+    if first.device_still_s > BACKLOG_S and first.device_done != second.device_done:
+        at_work += ["waits for its device, which finishes work"]
+    if not at_work and elsewhere and not stuck and unmoved_s < policy.idle_s:
         return False, True, f"it waits, but for no other rank; this is allowed for {policy.idle_s:.0f} s (hang.idle_s)"
     if not at_work:
-        return False, False, "it does not move and uses no processor"
+        why = f"its device has finished nothing for {second.device_still_s:.0f} s" if stuck else "uses no processor"
+        return False, False, f"it does not move and {why}"
     words = "it " + " and ".join(at_work)
     if unmoved_s < policy.busy_s:
         return False, True, words
     return False, False, f"{words}, but has not moved for {unmoved_s:.0f} s"
-
-
-class Answer(Enum):
-    NO = "no"
-    SUSPECTED = "suspected"
-    CERTAIN = "certain"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    answer: Answer
-    blamed: tuple[RankStall, ...] = ()
-    """The ranks that hold up the others; empty: it is not known which ranks do."""
-    reason: str = ""
-
-
-def judge(stalls: Sequence[RankStall]) -> Judgement:
-    """Return the judgement from the looks at all living ranks of the job."""
-    if not stalls:
-        return Judgement(answer=Answer.NO)
-    blamed = blame(stalls)
-    lively = [s for s in stalls if s.moved] or [s for s in blamed or stalls if s.busy]
-    if lively:
-        reason = "; ".join(f"rank {s.rank} is {s.words}: {s.why}" for s in lively[:3])
-        return Judgement(answer=Answer.SUSPECTED, blamed=blamed, reason=reason)
-    return Judgement(answer=Answer.CERTAIN, blamed=blamed, reason=_sentence(blamed, stalls))
-
-
-def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
-    """Return the ranks that hold up the others; empty: it is not known which ranks do. The suspects are the ranks at the lowest step. The
-    first of these groups that is not empty is blamed: suspects that cannot run; suspects that do not wait for other ranks; all suspects, if
-    other ranks are ahead; the few ranks in another collective than most."""
-    last = min(s.step for s in stalls)
-    behind = [s for s in stalls if s.step == last]
-    for places in ((Place.HALTED,), (*OWN_WORK, Place.TEARDOWN)):
-        if found := tuple(s for s in behind if s.place in places):
-            return found
-    if len(behind) < len(stalls):
-        return tuple(behind)
-    sites = [s.site for s in stalls if s.place is Place.COLLECTIVE]
-    most = max(sites, key=sites.count, default="")
-    if len(sites) == len(stalls) and 2 * sites.count(most) > len(sites):
-        return tuple(s for s in stalls if s.site != most)
-    return ()
-
-
-def _sentence(blamed: Sequence[RankStall], stalls: Sequence[RankStall]) -> str:
-    if not blamed:
-        return (
-            f"all {len(stalls)} ranks wait, and none stands out: the cause may be the network, a device, or a rank whose stack "
-            "does not show it"
-        )
-    who = ", ".join(str(s.rank) for s in blamed)
-    return f"rank{'s' if len(blamed) > 1 else ''} {who} hang{'s' if len(blamed) == 1 else ''}"

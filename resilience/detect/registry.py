@@ -18,7 +18,7 @@ from ..model.state_machine import Phase
 from ..model.types import NodeId, OrderedBy, Rank, Step
 from ..text import formatting, sentences
 from . import node_divergence
-from .hang_rules import Answer, judge
+from .hang_blame import Answer, explained, judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,8 @@ def hung_ranks(world: World) -> list[Suspicion]:
     blamed = {s.rank for s in judgement.blamed}
     others = [f"rank {s.rank} on {of_node[s.rank]} {verb} ({s.words})" for s in stalls if s.rank not in blamed]
     files = dict.fromkeys(f"the stacks of {of_node[s.rank]}: {s.stacks}" for s in stalls if s.stacks)
-    details = (*formatting.few(others), *formatting.few([*files]))
+    known = explained(stalls)
+    details = (*formatting.few(others), *([known] if known and judgement.blamed else []), *formatting.few([*files]))
     if not judgement.blamed:
         first = replace(min(stalls, key=lambda s: s.rank), at_s=min(s.at_s for s in stalls))
         return [_of_stall(first, of_node[first.rank], None, judgement.reason, details)]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from ..inprocess.tally import ROW
+from ..text import formatting
 from .board_events import PAGE_BYTES, REWINDS, REWINDS_AT, SIGHTINGS, Rewound, Sighted
 
 _UNSAVED_AT = 280
@@ -22,10 +23,12 @@ _ROW_AT = 1344
 _ROW, _SAID = struct.Struct(f"{ROW}d"), struct.Struct(f"q{ROW}d")
 _PLACES = _ROW_AT, _ROW_AT + _SAID.size
 _ASKED, _ASKED_AT = struct.Struct("5q"), 19 * 8
-_FAREWELL_AT, _FAREWELL_END = 1600, 3824
-_SPENT_AT = _FAREWELL_END
+_FAREWELL_AT, _FAREWELL_END = 1600, 3776
+_DEVICE_AT, _SPENT_AT = _FAREWELL_END // 8, 3824
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
 _LIVED, _CODES = 1, 1000
+MARKS = 256
+"""Marks in the queue of a device are numbered from 0 to 255, and begin anew."""
 
 
 class _Int:
@@ -115,6 +118,14 @@ class Page:
     """Number of findings of this generation on which the ranks did not act; `sighting(ordinal)` returns the last two."""
     repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
     """A `Repeated`: whether this rank got the same figures when it computed steps again."""
+    device_queued = _Int(_DEVICE_AT)
+    """Number of the last mark that the rank has put behind the work of its stream on the device."""
+    device_reached = _Int(_DEVICE_AT + 1)
+    """Number of the last mark that the device has reached. The device itself writes it."""
+    device_since_ns = _Int(_DEVICE_AT + 2)
+    """When the oldest mark that the device has not reached was put there; 0: it has reached all marks, or there is none."""
+    device_called, device_answered = _Int(_DEVICE_AT + 3), _Int(_DEVICE_AT + 4)
+    """The same two numbers for a stream of our own, which waits for no other work."""
     launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
     """Process that the launcher started as this rank; 0 until the launcher ends its ranks. The launcher writes this and the next two
     fields."""
@@ -238,7 +249,7 @@ class Page:
 
     @unsaved.setter
     def unsaved(self, why: str) -> None:
-        data = _cut(why, REWINDS_AT - _UNSAVED_AT - 8)
+        data = formatting.cut(why, REWINDS_AT - _UNSAVED_AT - 8)
         self.ints[_UNSAVED_AT // 8] = 0
         self.raw[_UNSAVED_AT + 8 : _UNSAVED_AT + 8 + len(data)] = data
         self.ints[_UNSAVED_AT // 8] = len(data)
@@ -285,13 +296,3 @@ class Page:
         self.ints.release()
         self.floats.release()
         self.raw.release()
-
-
-def _cut(said: str, most: int) -> bytes:
-    """Return the text in UTF-8, in at most `most` bytes. A longer text is cut at the end of a word and ends in three dots."""
-    data = said.encode(errors="backslashreplace")
-    if len(data) <= most:
-        return data
-    kept = data[: most - len("…".encode())].decode(errors="ignore")
-    words = kept.rpartition(" ")[0]
-    return f"{words if len(words) > len(kept) // 2 else kept}…".encode()

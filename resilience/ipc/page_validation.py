@@ -13,7 +13,7 @@ from ..model.cause import Kind
 from ..model.signals import Repeated
 from ..model.types import Doing, RankPhase
 from .board_events import REWINDS, SIGHTINGS, Noted, Rewound, Sighted
-from .board_layout import Page
+from .board_layout import MARKS, Page
 
 MOST = 1 << 48
 """A larger number of steps, or snapshots, than any training has."""
@@ -43,8 +43,19 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "launched_pid": (0, MOST_PIDS),
     "seen": (0, 2000),
     "launcher_signal": (0, 64),
+    **dict.fromkeys(("device_queued", "device_reached", "device_called", "device_answered"), (0, MARKS - 1)),
     **dict.fromkeys(
-        ("beat_ns", "attached_ns", "built_ns", "restored_ns", "stepped_ns", "replayed_ns", "stall_ns"), (0, MOST_NS)
+        (
+            "beat_ns",
+            "attached_ns",
+            "built_ns",
+            "restored_ns",
+            "stepped_ns",
+            "replayed_ns",
+            "stall_ns",
+            "device_since_ns",
+        ),
+        (0, MOST_NS),
     ),
 }
 """For each field that ranks write: the least and the greatest possible value."""

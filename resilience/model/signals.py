@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TypeAlias
 
+from .collectives import GroupCalls
 from .data_windows import Window
 from .types import Generation, NodeId, Rank, Step
 
@@ -75,10 +76,21 @@ OWN_WORK = (Place.ELSEWHERE, Place.DATA)
 """Places at which a rank waits for no other rank."""
 
 
+class DeviceState(StrEnum):
+    """What a silent rank's device does with the work that the rank has queued."""
+
+    UNKNOWN = ""
+    """The device works, has nothing to do, or cannot be followed."""
+    STUCK = "stuck"
+    """The device finishes nothing."""
+    DEAD = "dead"
+    """The device finishes nothing, not even on a stream that waits for no other work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankStall:
     """A rank that has been silent for longer than its budget, and the results of two inspections. A status reports all living ranks of its
-    node, or none: only together they show which rank makes the others wait (`hang_rules.judge`)."""
+    node, or none: only together they show which rank makes the others wait (`hang_blame.judge`)."""
 
     rank: Rank
     at_s: float
@@ -106,6 +118,9 @@ class RankStall:
     """Whether the rank had finished a step in this generation."""
     stacks: str = ""
     """File with the stacks of all threads of the rank."""
+    device: DeviceState = DeviceState.UNKNOWN
+    calls: tuple[GroupCalls, ...] = ()
+    """The rank's collectives, if it has a flight recorder of torch."""
 
 
 @dataclass(frozen=True, kw_only=True)

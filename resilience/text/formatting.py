@@ -37,6 +37,16 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else _escaped(letter) for letter in text)
 
 
+def cut(said: str, most: int) -> bytes:
+    """Return the text in UTF-8, in at most `most` bytes. A longer text is cut at the end of a word and ends in three dots."""
+    data = said.encode(errors="backslashreplace")
+    if len(data) <= most:
+        return data
+    kept = data[: most - len("…".encode())].decode(errors="ignore")
+    words = kept.rpartition(" ")[0]
+    return f"{words if len(words) > len(kept) // 2 else kept}…".encode()
+
+
 def _escaped(letter: str) -> str:
     number = ord(letter)
     return f"\\x{number - 0xDC00:02x}" if 0xDC80 <= number <= 0xDCFF else letter.encode("unicode_escape").decode()

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+from torch import distributed
 from torch.utils.data import DataLoader, Dataset
 
 _sleep = time.sleep
@@ -58,7 +60,12 @@ def is_busy() -> None:
         sum(range(100_000))
 
 
+def calls_another_collective() -> None:
+    distributed.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1))
+
+
 WAYS = {
+    "collective": calls_another_collective,
     "sleep": sleeps_for_ever,
     "gil": keeps_the_gil,
     "loader": waits_for_its_loader,

@@ -78,6 +78,19 @@ def test_a_rank_that_hangs_is_named_and_started_again(
 
 
 @pytest.mark.variant
+def test_of_ranks_in_different_collectives_each_is_named_with_its_call(
+    tmp_path: Path, expected: tuple[str, list[str]]
+) -> None:
+    """gloo records its calls from torch 2.13 on."""
+    job = hanging(tmp_path, "collective")
+    job.until_said("recovered (rung 2")
+    same(job, expected)
+    (incident,) = job.incidents()
+    assert "flight recorder shows that the ranks differ at collective" in incident.summary
+    assert "rank 1 called all_gather" in incident.summary
+
+
+@pytest.mark.variant
 def test_a_rank_that_computes_for_long_is_told_once_and_left_alone(
     tmp_path: Path, expected: tuple[str, list[str]]
 ) -> None:

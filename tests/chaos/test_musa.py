@@ -38,6 +38,18 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
     assert (rewind.rung, restart.rung, restart.launch) == (1, 2, "warm")
 
 
+@pytest.mark.timing
+def test_a_rank_whose_kernel_never_ends_is_named_although_it_spins(tmp_path: Path) -> None:
+    """It polls its device, so its processor is busy. `hang.busy_s` would leave it alone for half an hour."""
+    script = [str(MUSA / "train.py"), "20", str(tmp_path / "marker")]
+    quick = ["--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", "--set", "hang.warmup_steps=1"]
+    job = Job(tmp_path, ["--nproc-per-node", "2", *script], *quick, PYTHONPATH=on_musa(), ENDLESS="once")
+    assert job.finish() == 0, job.said()
+    (incident,) = job.incidents()
+    assert (incident.cause, incident.rung) == ("rank_hung", 2)
+    assert incident.summary.startswith("rank 1 on ")
+
+
 @pytest.mark.variant
 def test_the_last_snapshot_waits_for_two_whose_copies_outlast_the_loop(tmp_path: Path) -> None:
     """Of three slots, one holds the newest snapshot, and two hold those that are under way."""

@@ -1,5 +1,6 @@
 """A loop of one's own on a MUSA device, with the stand-in for torch_musa: dropout on the device, gradients added up over ADDED steps and
-averaged over the ranks. With EVALUATES_S, it only computes the loss, and its fourth step takes so much longer."""
+averaged over the ranks. With EVALUATES_S, it only computes the loss, and its fourth step takes so much longer. With ENDLESS, a
+kernel on rank 1 never ends, once."""
 
 import hashlib
 import os
@@ -39,6 +40,10 @@ for step in session.steps(steps):
     if step == 11 and rank == 1 and "POISON" in os.environ and not marker.exists():
         marker.touch()
         model[0].weight.grad[0, 0] = float("nan")
+    if step == 11 and rank == 1 and not marker.exists() and "ENDLESS" in os.environ:
+        marker.touch()
+        torch.musa._sleep(10**15)
+        loss.item()
     if step % ADDED == ADDED - 1 and not evaluates_s:
         for parameter in model.parameters():
             distributed.all_reduce(parameter.grad)

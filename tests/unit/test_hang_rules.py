@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mt_resilient.resilience.detect.hang_blame import Answer, blame, explained, judge
 from mt_resilient.resilience.detect.hang_rules import (
-    Answer,
     HangPolicy,
     Look,
     Progress,
     Stage,
-    blame,
     budget_s,
     compare,
-    judge,
+    device_state,
     overdue,
     stage,
 )
 from mt_resilient.resilience.detect.stack_traces import Frame, Spot
 from mt_resilient.resilience.errors import UsageError
-from mt_resilient.resilience.model.signals import Place
+from mt_resilient.resilience.model.collectives import GroupCalls
+from mt_resilient.resilience.model.signals import DeviceState, Place
 from mt_resilient.resilience.model.types import Doing, Rank, RankPhase
 
 from .stalls import stall
@@ -159,6 +159,60 @@ def test_whether_a_rank_moved_or_was_busy_between_two_looks(
     assert compare(first, then, unmoved_s, POLICY)[:2] == (moved, busy)
 
 
+HUNG = {"device_done": 7, "device_waits": True, "device_still_s": 69.0}
+"""A device that has finished nothing for longer than the floor, which is 60 s."""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "moved", "busy"),
+    [
+        # A rank that polls a device which finishes nothing does not work, wherever in the model that is.
+        (look(place=Place.PERHAPS, **HUNG), second(place=Place.PERHAPS, cpu_s=9.9, **HUNG), False, False),
+        (look(place=Place.COLLECTIVE, **HUNG), second(place=Place.COLLECTIVE, cpu_s=9.9, **HUNG), False, False),
+        (look(place=Place.BOUNDARY, **HUNG), second(place=Place.BOUNDARY, cpu_s=9.9, **HUNG), False, False),
+        (look(place=Place.PERHAPS, **HUNG), second(place=Place.PERHAPS, state="R", **HUNG), False, False),
+        (look(**HUNG), second(cpu_s=9.9, **HUNG), False, False),  # the queue of its device is full
+        # It may still do something else.
+        (look(place=Place.PERHAPS, **HUNG), second(place=Place.PERHAPS, io_bytes=2 << 20, **HUNG), False, True),
+        (look(place=Place.DATA, **HUNG), second(place=Place.DATA, cpu_s=9.9, **HUNG), False, True),
+        (look(**HUNG), second(**HUNG), False, True),  # an upload, as long as `idle_s` allows
+        (look(**HUNG), second(cpu_s=9.9, stack=(THERE,), **HUNG), True, False),
+        # The device finishes something, has nothing to do, or has waited for less than the floor; or nobody follows it.
+        (
+            look(place=Place.PERHAPS, **HUNG),
+            second(place=Place.PERHAPS, cpu_s=9.9, **HUNG | {"device_done": 8}),
+            False,
+            True,
+        ),
+        (
+            look(place=Place.PERHAPS, **HUNG),
+            second(place=Place.PERHAPS, cpu_s=9.9, **HUNG | {"device_waits": False}),
+            False,
+            True,
+        ),
+        (
+            look(place=Place.PERHAPS, **HUNG),
+            second(place=Place.PERHAPS, cpu_s=9.9, **HUNG | {"device_still_s": 59.0}),
+            False,
+            True,
+        ),
+        (look(place=Place.PERHAPS), second(place=Place.PERHAPS, cpu_s=9.9), False, True),
+        # A device that finishes work is a sign of life, also if its rank sleeps meanwhile. An idle device is none.
+        (look(place=Place.PERHAPS, **HUNG), second(place=Place.PERHAPS, **HUNG | {"device_done": 8}), False, True),
+        (look(place=Place.PERHAPS, device_done=7), second(place=Place.PERHAPS, device_done=8), False, False),
+    ],
+)
+def test_a_processor_that_polls_a_device_is_no_sign_of_life(first: Look, then: Look, moved: bool, busy: bool) -> None:
+    assert compare(first, then, 5, POLICY)[:2] == (moved, busy)
+
+
+def test_a_device_is_dead_if_it_does_not_even_do_work_that_waits_for_nothing() -> None:
+    mute = HUNG | {"device_answers": False}
+    assert device_state(look(**mute), second(**mute), POLICY) is DeviceState.DEAD
+    assert device_state(look(**mute), second(**HUNG), POLICY) is DeviceState.STUCK
+    assert device_state(look(**HUNG), second(**HUNG | {"device_done": 8}), POLICY) is DeviceState.UNKNOWN
+
+
 # -- who it is -------------------------------------------------------------------------------------------------------------
 
 COLLECTIVE, EXCHANGE, BOUNDARY = Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY
@@ -198,6 +252,40 @@ def test_the_rank_in_another_collective_than_most_is_blamed() -> None:
     assert blame([*most, other]) == (other,)
     assert blame([most[0], other]) == ()
     assert blame([*most, replace(other, place=EXCHANGE)]) == ()
+
+
+def called(number: int, *, open_: bool = False, call: str = "all_reduce") -> tuple[GroupCalls, ...]:
+    return (
+        GroupCalls(group="0", about="default_pg", last=number, open=number if open_ else 0, call=call if open_ else ""),
+    )
+
+
+def test_the_flight_recorders_and_the_devices_show_whom_stacks_do_not_show() -> None:
+    stuck, dead = DeviceState.STUCK, DeviceState.DEAD
+    waits = stall(0, PERHAPS, device=stuck, calls=called(41, open_=True))
+    missing = stall(1, PERHAPS, device=stuck, calls=called(40))
+    assert blame([waits, missing]) == (missing,)
+    assert "flight recorder shows that rank 1 has not called collective 41" in explained([waits, missing])
+    other = stall(2, PERHAPS, device=stuck, calls=called(41, open_=True, call="all_gather"))
+    assert blame([waits, replace(waits, rank=Rank(1)), other]) == (other,)
+    assert blame([waits, other]) == ()
+    assert "the ranks differ at collective 41" in judge([waits, other]).reason
+    gone = stall(1, PERHAPS, device=dead, calls=called(41, open_=True))
+    assert blame([waits, gone]) == (gone,)
+    assert "rank 1: its device finished nothing" in explained([waits, gone])
+    alone = stall(1, ELSEWHERE, device=stuck)
+    assert blame([stall(0, COLLECTIVE), alone]) == (alone,)
+    assert blame([stall(0, COLLECTIVE, device=stuck), stall(1, PERHAPS)]) == ()
+    launching = stall(0, ELSEWHERE, device=stuck)  # it would put a kernel into a full queue
+    assert blame([launching, stall(1, DATA)]) == (stall(1, DATA),)
+
+
+def test_a_recorder_accuses_nobody_while_a_further_rank_works() -> None:
+    waits, missing = stall(0, PERHAPS, calls=called(41, open_=True)), stall(1, PERHAPS, calls=called(40))
+    works = stall(2, ELSEWHERE, busy=True)
+    assert blame([waits, missing, works]) == (works,)
+    assert judge([waits, missing, works]).answer is Answer.SUSPECTED
+    assert judge([waits, replace(missing, busy=True)]).answer is Answer.SUSPECTED
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from ...resilience.ipc.descriptor_client import opened
 from ...resilience.ipc.file_descriptors import high
 
 _TRIED = 8
+answers = -1
+"""Descriptor of the file with this process's stacks; -1: there is none."""
 
 
 def listen(page: Page, path: str) -> None:
@@ -22,6 +24,7 @@ def listen(page: Page, path: str) -> None:
     without another handler, because schedulers use the other signals."""
     for number in range(signal.SIGRTMAX - 2, signal.SIGRTMAX - 2 - _TRIED, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
+            global answers
             answers = high(opened(path, os.O_WRONLY | os.O_APPEND))  # stays open
             faulthandler.register(number, file=answers, all_threads=True, chain=False)
             page.main_thread = threading.main_thread().ident or 0

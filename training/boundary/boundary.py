@@ -31,6 +31,7 @@ from .loop_start import first_boundary, restore, tell, tell_of_what_is_missing, 
 from .repetition import Repetition
 from .step_metrics import Figures
 from .step_timer import OwnTime
+from .watch_threads import watch
 
 _LAST_SNAPSHOT_S = 60.0
 """The most seconds that the last snapshot waits for a slot that is still being written to disk."""
@@ -71,8 +72,6 @@ class Boundaries:
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
-        self._council: Council
-        """Created by `begin`."""
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
         chunks = (chunk for model in self._models for chunk in model.chunks)
         self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
@@ -80,7 +79,7 @@ class Boundaries:
         others = [source for source in self._sources.values() if isinstance(source, Values)]
         self._accumulation = Accumulation(self._models, optimizers, others, self._tell)
         self._tape.alone.gradients = self._accumulation
-        self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.on_device else None
+        self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.kind else None
         """None if a rank's own time can't be measured: with a single rank, or on a device."""
 
     def _tell(self, sentence: str) -> None:
@@ -116,6 +115,7 @@ class Boundaries:
             model.excuse()
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
+        watch(self._at, self._tape.kind)
         self._page.tells = 1 if self.fixed_data else 2
         self._rescue.turn(self._course.careful(step))
         first = self._tape.owed  # set if the job begins with another job's state

@@ -53,7 +53,9 @@ class Tape:
         self._stager = Stager()
         models = {name: source for name, source in sources.items() if isinstance(source, Modules)}
         kinds = device.kinds(tensor for name, model in models.items() for tensor in tensors_of(name, model))
-        self._offload = Offload(next(iter(kinds)), self._arena) if kinds else None
+        self.kind = next(iter(kinds), "")
+        """The kind of device that holds the models; empty: the CPU."""
+        self._offload = Offload(self.kind, self._arena) if kinds else None
         self.alone = Alone(Randomness(kinds))
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
         self._handing_over = HandingOver(self._stager, self._sources)
@@ -72,10 +74,6 @@ class Tape:
         self.rewinds = 0
         self.owed = Wanted.NOWHERE
         """Where a snapshot is due that no attempt in progress will provide."""
-
-    @property
-    def on_device(self) -> bool:
-        return self._offload is not None
 
     # -- recording ---------------------------------------------------------------------------------------------------------
 

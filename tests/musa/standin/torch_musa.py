@@ -6,6 +6,9 @@ Factories, `.to("musa")`, autograd, nn, optimizers and collectives (carried by g
 musa tensor unwraps it, computes on the CPU, and wraps what comes out. Computing is synchronous, random numbers come from the CPU's
 generator, and there is no C++ DistributedDataParallel.
 
+`torch.musa._sleep(cycles)` is a kernel of a nanosecond a cycle: what is put on the default stream after it comes after it, and whoever
+needs a number from the device, or synchronizes, spins until then. (Computing itself does not wait: its result is the same.)
+
 Copies to the host with `non_blocking` on a stream of one's own are not synchronous: they run COPY_DELAY_S later, one after the other, and
 read the source as it is then. So whoever writes into it too early, or reads the copy too early, gets the wrong bytes, as on hardware.
 """
@@ -13,12 +16,14 @@ read the source as it is then. So whoever writes into it too early, or reads the
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import queue
 import sys
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -102,11 +107,34 @@ class DefaultStream(Stream):
     def __init__(self) -> None:
         pass
 
+    until_s = 0.0
+    """When the last `_sleep` ends."""
+    ends: ClassVar[deque[float]] = deque(maxlen=1024)
+    """The ends of the last kernels. A queue takes no more of them."""
+    later: Stream | None = None
+    """Where work goes until then."""
+
     def put(self, work: Callable[[], Any]) -> None:
-        work()
+        if time.monotonic() < self.until_s or (self.later and self.later._work.unfinished_tasks):
+            assert self.later
+            self.later.put(lambda: (time.sleep(max(0.0, self.until_s - time.monotonic())), work()))
+        else:
+            work()
 
     def synchronize(self) -> None:
-        pass
+        """Spin in C, without the GIL, as cudaStreamSynchronize does."""
+        while (left_s := self.until_s - time.monotonic()) > 0:
+            hashlib.pbkdf2_hmac("sha256", b"spin", b"spin", min(int(left_s * 5e5) + 1, (1 << 31) - 1))
+
+
+def _sleep(cycles: int) -> None:
+    """Wait while the queue is full, as launching a kernel does."""
+    ends = _default_stream.ends
+    while len(ends) == ends.maxlen and ends[0] > time.monotonic():
+        time.sleep(0.001)
+    _default_stream.later = _default_stream.later or Stream()
+    _default_stream.until_s = max(time.monotonic(), _default_stream.until_s) + cycles / 1e9
+    ends.append(_default_stream.until_s)
 
 
 _streams = threading.local()
@@ -161,6 +189,14 @@ class Runtime:
         on.put(copy)
         if kind == 1:
             on.synchronize()
+        return 0
+
+    @staticmethod
+    def musaThreadExchangeStreamCaptureMode(mode: Any) -> int:
+        return 0
+
+    @staticmethod
+    def musaStreamIsCapturing(stream: int, status: Any) -> int:
         return 0
 
 
@@ -220,6 +256,10 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return value.raw
         return torch.device("cpu") if isinstance(value, torch.device) and value.type == "musa" else value
 
+    if func in (aten._local_scalar_dense.default, aten._to_copy.default) and any(
+        isinstance(arg, MusaTensor) for arg in args
+    ):
+        _default_stream.synchronize()
     wanted = kwargs.get("device")
     raw_args, raw_kwargs = tree_map(unwrap, args), tree_map(unwrap, kwargs)
     if func is aten.copy_.default and not isinstance(args[0], MusaTensor) and (raw_args[2:3] or (False,))[0]:
@@ -300,7 +340,8 @@ def _module() -> types.ModuleType:
         get_device_name=lambda device=None: "stand-in",
         current_device=lambda: 0,
         set_device=lambda device: None,
-        synchronize=lambda device=None: _use(),
+        synchronize=lambda device=None: (_use(), _default_stream.synchronize()),
+        _sleep=_sleep,
         Stream=Stream,
         Event=Event,
         current_stream=current_stream,
