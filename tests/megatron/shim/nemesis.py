@@ -9,9 +9,9 @@
 Iteration N (from 1) is the step that turns iteration N-1 into N. `nan-grad@N:R` puts NaN into one element of one gradient of rank R
 right before its data-parallel reduction, once; `nan-grad*K@N:R` does so in the first K passes over that step (Megatron's own rerun and
 a replay both count as passes). `kill@N:R` is SIGKILL at the same place: after backward (with --overlap-grad-reduce: within it), before
-the optimizer; `term@N:R` is SIGTERM, for which Megatron has --exit-signal-handler; `hang@N:R` never returns; `param@N:R` changes the largest
-parameter of rank R. Everything depends on `megatron.training.training` and `megatron.bridge.training.train`; loops of one's own have neither.
-
+the optimizer; `term@N:R` is SIGTERM, for which Megatron has --exit-signal-handler; `hang@N:R` never returns; `param@N:R` changes the
+largest parameter of rank R. Everything depends on `megatron.training.training` and `megatron.bridge.training.train`; loops of one's own
+have neither.
 
 The environment is read when a step runs, not at import: a rank may be forked from a process that was started without it.
 """
