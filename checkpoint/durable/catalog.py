@@ -69,9 +69,9 @@ def find(where: str) -> Place:
 
 
 def at(place: Place) -> list[Place]:
-    """Return the snapshot at this place. If the place contains `snapshots/`, return the committed snapshots in it, the newest first. Raises
-    UsageError if there is none, MachineError if the storage does not answer."""
-    if Attempt.parse(place.name) is not None and commit.committed(place):
+    """Return the snapshot at this place, also if an ordered rewind has left it. If the place contains `snapshots/`, return the committed
+    snapshots in it, the newest first. Raises UsageError if there is none, MachineError if the storage does not answer."""
+    if Attempt.parse(place.name) is not None and (commit.committed(place) or place.there(paths.LEFT)):
         return [place]
     found = committed(place)
     if not found:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from mt_resilient.agent.cli import explain
-from mt_resilient.agent.cli.send_request import UNDER_WAY
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
@@ -30,9 +29,9 @@ def minimal(place: Path, *options: str) -> Job:
 
 
 def order(job: Job, *words: str) -> tuple[int, str]:
-    """Exit code, and what was printed, but for the word that it takes longer."""
+    """Exit code, and the answer; an error if there is none."""
     done = cli(*words, "--run-dir", str(job.directory))
-    return done.returncode, (done.stdout + done.stderr.removeprefix(f"{UNDER_WAY}\n")).strip()
+    return done.returncode, (done.stdout or done.stderr).strip()
 
 
 def on_disk(job: Job) -> int:
@@ -72,6 +71,34 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
     assert clean.finish() == 0
     assert digest_of(job.printed()) == digest_of(clean.printed())
     assert step_lines(job.printed()) == step_lines(clean.printed())
+
+
+def test_an_ordered_snapshot_is_come_back_to_after_a_rewind_before_it(tmp_path: Path) -> None:
+    """The batches that were left out meanwhile are used again; then a rank is killed, and the lineage stays that of the snapshot."""
+    expected, _ = undisturbed(MINIMAL, "--steps", STEPS)
+    job = minimal(tmp_path / "back", "--set", "snapshots.slots=3")
+    job.until_step(45)
+    code, said = order(job, "snapshot", "now")
+    ordered = Path(said.partition(" is on disk: ")[2])
+    assert (code, ordered.is_dir()) == (0, True)
+    step = int(ordered.name[:10])
+    job.until_step(step + 3)
+    done = cli("rewind", "--to", "20", "--skip", "200", "--run-dir", str(job.directory))
+    assert (done.returncode, done.stdout) == (0, "all ranks have restored step 20, and skip batches 20 to 219\n")
+    assert f"and {step}. To come back: mt-resilient rewind --to " in done.stderr or f"{step}, " in done.stderr, (
+        done.stderr
+    )
+    job.until(lambda now: 20 in now.durable_steps and step not in now.durable_steps)
+    assert (ordered / "LEFT").exists()
+    assert (ordered / "ORDERED").exists()
+    assert f"{ordered.name}  set aside at " in order(job, "snapshots", "ls", "--all")[1]
+    assert order(job, "rewind", "--to", ordered.name) == (0, f"all ranks have restored step {step}")
+    assert order(job, "snapshots", "rm", ordered.name)[0] == 2, "the ranks have begun there"
+    assert job.until_step(step + 3).generation == 2
+    job.kill_rank(1)
+    assert job.finish() == 0, job.said()[-3000:]
+    assert digest_of(job.printed()) == expected
+    assert [(i.cause, i.rung) for i in job.incidents()] == [("ordered", 1), ("ordered", 2), ("rank_killed", 2)]
 
 
 @pytest.mark.variant
