@@ -75,8 +75,9 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
 
 def test_an_ordered_snapshot_is_come_back_to_after_a_rewind_before_it(tmp_path: Path) -> None:
     """The batches that were to be left out are used; then a rank is killed, and the lineage stays that of the snapshot."""
-    expected, _ = undisturbed(MINIMAL, "--steps", STEPS)
-    job = minimal(tmp_path / "back")
+    expected, _ = undisturbed(MINIMAL, "--steps", "260")
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "260", "--step-delay", "0.1"]
+    job = Job(tmp_path, command, "--durable-every", "10", "--set", "snapshots.keep=50")
     job.until_step(45)
     assert order(job, "pause")[0] == 0
     code, said = order(job, "snapshot", "now")
