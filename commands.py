@@ -15,14 +15,13 @@ from .resilience.errors import MachineError, UsageError
 
 def order(options: argparse.Namespace) -> int:
     """Send an order to a running job. Each `Wish` (kind of order) is a command of the same name."""
-    from .agent.cli import explain, send_request
+    from .agent.cli import explain, rewind_notice, send_request
     from .resilience.model.request import Request, Wish
-    from .resilience.model.types import Step
 
     directory = explain.find_directory(options.run_dir)
     match Wish(options.command):
         case Wish.REWIND:
-            request = Request(kind=Wish.REWIND, step=Step(options.to), skip=options.skip)
+            request = rewind_notice.request(directory, options.to, options.skip)
         case Wish.DRAIN | Wish.READMIT as wish:
             request = Request(kind=wish, node=options.node)
         case Wish.STOP:
@@ -46,11 +45,18 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _snapshots(options: argparse.Namespace) -> int:
-    from .agent.cli import explain
+    from .agent.cli import explain, snapshots
 
     if options.action in _FORMATS:
         return _FORMATS[options.action](options)
-    return explain.snapshots(_named(options), options.action, getattr(options, "whole", False))
+    if options.action == "keep":
+        return snapshots.keep(explain.find_directory(options.run_dir), options.snapshot, options.undo)
+    if options.action == "rm":
+        return snapshots.remove(explain.find_directory(options.run_dir), options.snapshot)
+    if not getattr(options, "all", False):
+        return snapshots.snapshots(_named(options), options.action, getattr(options, "whole", False))
+    kept = _policies()["snapshots"]
+    return snapshots.list_all(options.snapshot, options.run_dir, kept)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -62,9 +68,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _named(options: argparse.Namespace) -> list[Any]:
-    from .agent.cli import explain
+    from .agent.cli import snapshots
 
-    return explain.named(options.snapshot, options.run_dir, _policies()["snapshots"])
+    return snapshots.named(options.snapshot, options.run_dir, _policies()["snapshots"])
 
 
 def _import(options: argparse.Namespace) -> int:

@@ -42,7 +42,10 @@ def parser() -> argparse.ArgumentParser:
     _simulate_options(commands)
     orders = _order_actions(commands)
     snapshots = _command(
-        commands, "snapshots", "list, check, export or import the snapshots on disk", "snapshots verify 1200"
+        commands,
+        "snapshots",
+        "list, check, keep, remove, export or import the snapshots on disk",
+        "snapshots verify 1200",
     )
     for command in (status, explain, *orders, snapshots):
         command.add_argument(
@@ -144,7 +147,11 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
         "rewind --to 1200 --skip 2",
     )
     rewind.add_argument(
-        "--to", required=True, type=_count, metavar="STEP", help="step to go back to: the state after so many steps"
+        "--to",
+        required=True,
+        type=_step_or_name,
+        metavar="STEP|NAME",
+        help="step to go back to: the state after so many steps; or the name of a snapshot that an earlier rewind set aside",
     )
     rewind.add_argument(
         "--skip", type=_count, default=0, metavar="N", help="leave out the next N batches, permanently (default: 0)"
@@ -213,6 +220,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _step_or_name(text: str) -> str:
+    from .checkpoint.backend.paths import Attempt
+
+    if not text.isdecimal() and Attempt.parse(text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor a snapshot's name")
+    return text
+
+
 def _snapshot_actions(actions: Any) -> None:
     ls = _command(actions, "ls", "list the committed snapshots", "snapshots ls")
     verify = _command(actions, "verify", "read every byte, and check every checksum", "snapshots verify")
@@ -222,6 +237,12 @@ def _snapshot_actions(actions: Any) -> None:
         "print the SHA-256 of the training state: equal for two runs that ended in the same bits",
         "snapshots digest 1200",
     )
+    ls.add_argument("--all", action="store_true", help="also list the snapshots that are set aside, and why they are")
+    keep = _command(actions, "keep", "keep a snapshot from being deleted as too old", "snapshots keep 1200")
+    keep.add_argument("snapshot", help="a step, or a snapshot's name")
+    keep.add_argument("--undo", action="store_true", help="let it be deleted again when it is too old")
+    remove = _command(actions, "rm", "delete snapshots", "snapshots rm 1200 1400")
+    remove.add_argument("snapshot", nargs="+", help="a step, or a snapshot's name")
     for action in (ls, verify, digest):
         action.add_argument(
             "snapshot",
@@ -260,6 +281,6 @@ def _snapshot_actions(actions: Any) -> None:
         "--snapshots", metavar="DIR|URL", help="a new place for the snapshot; or name one with --run-dir"
     )
     bring.add_argument("--step", type=int, help="step of the checkpoint, if the checkpoint does not say it")
-    for action in (ls, verify, digest, export, bring):
+    for action in (ls, verify, digest, keep, remove, export, bring):
         # The option is also allowed after the action.
         action.add_argument("--run-dir", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)

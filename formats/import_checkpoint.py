@@ -61,7 +61,7 @@ def import_into(root: Place, foreign: Foreign, step: int | None = None, part_byt
     if not foreign.found:
         raise UsageError("the checkpoint has no tensors; nothing was imported")
     look = catalog.look(root)
-    if look.durable or look.rejected or (root / paths.SNAPSHOTS).there(paths.JOB):
+    if look.durable or look.rejected or look.left or (root / paths.SNAPSHOTS).there(paths.JOB):
         raise UsageError(f"{root} holds snapshots already; nothing was imported. Name a new place for them")
     for left in look.remains:
         raise UsageError(

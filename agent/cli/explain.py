@@ -1,5 +1,5 @@
-"""The commands `explain` and `snapshots`, and functions that `status` shares with them. They always read the run directory, and also etcd
-while an agent runs."""
+"""The command `explain`, and functions that other commands share with it. They always read the run directory, and also etcd while an agent
+runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,7 @@ from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from ...checkpoint.backend import place
-from ...checkpoint.backend.paths import CERTIFIED, Attempt
-from ...checkpoint.backend.place import Place
-from ...checkpoint.durable import catalog, commit
-from ...checkpoint.durable.load_resharded import Saved
-from ...checkpoint.durable.save_interval import SnapshotPolicy
-from ...resilience.errors import FormatError, InternalError, MachineError, SnapshotError, StoreUnavailable, UsageError
-from ...resilience.inprocess.tally import COURSE, RANDOMNESS
+from ...resilience.errors import InternalError, StoreUnavailable, UsageError
 from ...resilience.model.cluster_state import World
 from ...resilience.model.incident import Incident
 from ...resilience.report import explain as story
@@ -45,19 +34,6 @@ def find_directory(given: Path | None) -> RunDirectory:
     if not found:
         raise UsageError(f"there is no run under {Path('mt-runs').absolute()}; name its directory with --run-dir")
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
-
-
-def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
-    """Return the snapshots that `where` names, the newest first. None: all snapshots of the run directory `run_dir`, or of the most
-    recently used one. A step or a snapshot's name: the matching snapshots of that run directory. A path or URL: a run directory, a place
-    that holds `snapshots/`, or one snapshot. Raises UsageError if there are none."""
-    if where is None:
-        return catalog.committed(find_directory(run_dir).kept())
-    if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
-        return _chosen(find_directory(run_dir), where)
-    if (Path(where) / "journal.jsonl").exists():
-        return catalog.at(RunDirectory(Path(where)).kept())
-    return catalog.at(place.at(place.address(where, kept.endpoint, kept.region)))
 
 
 def look(directory: RunDirectory) -> World | None:
@@ -121,83 +97,3 @@ def explain(directory: RunDirectory, which: str | None) -> int:
         f"{len(told)} incident{'s' if len(told) > 1 else ''}, {formatting.steps(lost)} computed again, {formatting.seconds(took)} in all"
     )
     return 0
-
-
-def snapshots(found: list[Place], action: str, whole: bool) -> int:
-    """List, verify or digest the snapshots. Return the exit code: 6 if `verify` finds a damaged snapshot. whole: digest the global
-    tensors."""
-    if not found:
-        print("there is no committed snapshot")
-        return 0
-    if action == "digest" and whole:
-        with commit.reading(found[0]):
-            total = Saved(found[0], proving=True).digest()
-        print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
-        return 0
-    if action == "digest":
-        ours = [f"{COURSE}/", f"{RANDOMNESS}/data/"]
-        print(f"{catalog.digest(found[0], exclude=ours)}  step {_attempt(found[0]).stamp.step}")
-        return 0
-    return _verify(found) if action == "verify" else _list(found)
-
-
-def _chosen(directory: RunDirectory, which: str) -> list[Place]:
-    """Return the snapshots whose step or name is `which`, the newest first. Raises UsageError if there is none."""
-    found = [
-        each for each in catalog.committed(directory.kept()) if which in (each.name, str(_attempt(each).stamp.step))
-    ]
-    if not found:
-        raise UsageError(f"no committed snapshot {which} in {directory.root}; see: mt-resilient snapshots ls")
-    return found
-
-
-def _attempt(snapshot: Place) -> Attempt:
-    attempt = Attempt.parse(snapshot.name)
-    assert attempt
-    return attempt
-
-
-def _list(snapshots: list[Place]) -> int:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading, side in (
-        ("step", "right"),
-        ("generation", "right"),
-        ("ranks", "right"),
-        ("MB", "right"),
-        ("written", "left"),
-        ("certified", "left"),
-        ("directory", "left"),
-    ):
-        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
-    others = []
-    for snapshot in snapshots:
-        stamp = _attempt(snapshot).stamp
-        try:
-            certified = "yes" if snapshot.there(CERTIFIED) else "–"
-            found = commit.read_commit(snapshot)
-        except SnapshotError:  # the snapshot is damaged, or was deleted just now as too old
-            told = "?", "–", "–", "–"
-        except FormatError as error:
-            told = "–", "–", "–", "–"
-            others.append(str(error))
-        else:
-            told = str(found.world), f"{found.figures.bytes / 1e6:.1f}", time_of(found.figures.written_s), certified
-        table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
-    Console(highlight=False, width=200).print(table)
-    for sentence in others:
-        print(sentence)
-    return 0
-
-
-def _verify(found: list[Place]) -> int:
-    codes = set()
-    for snapshot in found:
-        try:
-            problems = catalog.verify(snapshot)
-        except (FormatError, MachineError) as error:  # this snapshot cannot be judged, but others can
-            codes.add(error.exit_code)
-            problems = [str(error)]
-        else:
-            codes |= {SnapshotError.exit_code} if problems else set()
-        print(f"{snapshot.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
-    return max(codes, default=0)

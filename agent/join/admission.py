@@ -16,7 +16,7 @@ from enum import Enum
 from ...resilience.model.cause import Cause
 from ...resilience.model.data_windows import Window, merged
 from ...resilience.model.generation import GenerationRecord
-from ...resilience.model.incident import Incident
+from ...resilience.model.incident import Incident, turns
 from ...resilience.model.node import NodeRecord, Spec
 from ...resilience.model.state_machine import Phase
 from ...resilience.model.types import Generation, NodeId
@@ -50,8 +50,8 @@ class Found:
     @property
     def windows(self) -> tuple[Window, ...]:
         """Return the data windows (skipped batches) of the job. An operator's orders or the ranks' own decisions skipped them."""
-        turns = [*(self.record.turns if self.record else ()), *(incident.turn for incident in self.incidents)]
-        return merged((*self.known.windows, *(turn.window for turn in turns if turn and turn.window)))
+        done = [*(self.record.turns if self.record else ()), *turns(self.incidents)]
+        return merged((*self.known.windows, *(turn.window for turn in done if turn.window)))
 
     def unheard(self, node: NodeId) -> bool:
         """Return whether an open incident says that a member is only cut off from etcd. Then its ranks and the other members' ranks may

@@ -213,7 +213,8 @@ def duty(record: GenerationRecord | None, me: LocalState) -> Action:
 def _order(record: GenerationRecord, me: LocalState) -> Action:
     """Return the action that writes the next missing order on the ranks' pages. An order stays there until another replaces it. Ranks obey
     it once."""
-    if record.rewind is not None and record.rewind.number != me.rewind:
+    order = record.rewind
+    if order is not None and not order.left and order.number != me.rewind:  # else the next ranks begin there
         return Action.ORDER_REWIND
     if record.waits != me.paused:
         return Action.ORDER_PAUSE

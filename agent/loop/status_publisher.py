@@ -84,6 +84,10 @@ class Publisher:
     def _status(self, record: GenerationRecord | None) -> NodeStatus:
         group = self._node.group
         status = self._node.status(group.generation if group else record.number if record else 0)
+        if record and record.snapshot and record.snapshot == status.snapshot and status.seat[:1] == (0,):
+            self._node.held.sound.ordered(record.snapshot, status.snapshot_step)
+        if record and record.rewind and self._node.held.sees(record.rewind.left):
+            status = replace(status, left=record.rewind.left)
         return self._company.fence.pulse(replace(status, often_s=self.pace_s)) if self._company else status
 
     def _reject_unusable(self) -> None:

@@ -31,6 +31,9 @@ class Seen:
     certified: frozenset[str] = frozenset()
     """Names of the certified snapshots."""
     rejected: tuple[Step, ...] = ()
+    """Steps of all snapshots that were set aside."""
+    left: frozenset[str] = frozenset()
+    """Names of the snapshots that ordered rewinds set aside. Their state is good."""
 
 
 class Shelf:
@@ -83,6 +86,6 @@ def _look(root: Place) -> Seen:
     except MachineError:
         return Seen()
     durable = sorted((Step(attempt.stamp.step), str(attempt)) for attempt in found.durable)
-    rejected = sorted({Step(attempt.stamp.step) for attempt in found.rejected})
-    certified = frozenset(map(str, found.certified))
-    return Seen(there=True, durable=tuple(durable), certified=certified, rejected=tuple(rejected))
+    rejected = sorted({Step(attempt.stamp.step) for attempt in (*found.rejected, *found.left)})
+    certified, left = frozenset(map(str, found.certified)), frozenset(map(str, found.left))
+    return Seen(there=True, durable=tuple(durable), certified=certified, rejected=tuple(rejected), left=left)

@@ -12,7 +12,7 @@ from itertools import chain
 
 from ...checkpoint.arena.arena import Slot
 from ...checkpoint.arena.slot_header import Stamp, complete
-from ...checkpoint.backend.paths import SNAPSHOTS, Attempt
+from ...checkpoint.backend.paths import ORDERED, SNAPSHOTS, Attempt
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import commit, load
 from ...resilience.clock import monotonic_s, wall_s
@@ -85,6 +85,13 @@ class Soundness:
                 self._errands.ask(f"read {name}", lambda place=place, stamp=stamp: self._read(place, stamp))  # type: ignore[misc]
             elif stamp in certified and name not in self._shelf.seen.certified:
                 self._errands.ask(f"certify {name}", lambda place=place: commit.certify(place))  # type: ignore[misc]
+
+    def ordered(self, request: str, step: int) -> None:
+        """Mark the snapshot that a person ordered, once it is on disk. request: the order's id; step: the first step that satisfies it."""
+        there = [(stamp.step, name) for name, stamp in self._durable() if stamp.step >= step]
+        if there and step >= 0:
+            place = self._root / SNAPSHOTS / min(there)[1]
+            self._errands.ask(f"ordered {request}", lambda: commit.mark(place, ORDERED))
 
     def _read(self, place: Place, stamp: Stamp) -> Sight:
         """Return fingerprints from disk of a snapshot whose memory was overwritten before the agent compared it."""

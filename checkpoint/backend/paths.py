@@ -5,6 +5,7 @@
         rank-00000.json                               its manifest, written after the slab
         COMMIT                                        written after all manifests: only now the snapshot exists
         CERTIFIED                                     many clean steps have followed, and its replicas agreed
+        ORDERED, KEPT                                 a person ordered it; a person keeps it from being deleted
 
 All nodes of a job give an attempt the same name without communication. The name ends with the run's number (agreed when the run starts) and
 the count of rewinds. So attempts of the same name have the same bytes. A node whose own part is complete need not write it again. The next
@@ -28,7 +29,13 @@ mounted."""
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"
 """COMMIT is renamed to REJECTED when the snapshot failed to restore. If both exist, only REJECTED counts."""
+LEFT = "LEFT"
+"""COMMIT is renamed to LEFT when a person ordered a rewind to an earlier step. The state is good, but no longer belongs to the lineage, and
+only another order may use it. If both exist, only LEFT counts."""
 REASON = "REASON"
+"""Why and when the snapshot was set aside. The file stays if an order comes back to the snapshot."""
+ORDERED = "ORDERED"
+KEPT = "KEPT"
 CERTIFIED = "CERTIFIED"
 """An additional file beside COMMIT: the state has proved stable. Its content does not matter. Without COMMIT, or with REJECTED, it is
 ignored."""

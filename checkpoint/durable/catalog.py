@@ -33,7 +33,9 @@ class Catalog:
     certified: frozenset[Attempt]
     """The committed attempts whose state has proved stable."""
     rejected: tuple[Attempt, ...]
-    """The attempts that were set aside."""
+    """The attempts that were set aside because they are wrong, or because the ranks went back by themselves."""
+    left: tuple[Attempt, ...]
+    """The attempts that were set aside because an ordered rewind left their lineage. Their state is good."""
     remains: tuple[Attempt, ...]
     """The attempts that are neither committed nor set aside: still being written, or left over."""
 
@@ -42,13 +44,18 @@ def look(root: Place) -> Catalog:
     """Return the catalog of `root`. Raises MachineError."""
     found = _attempts(root)
     rejected = [attempt for attempt, marks in found.items() if paths.REJECTED in marks]
-    durable = [a for a, marks in found.items() if paths.COMMIT in marks and paths.REJECTED not in marks]
+    left = [a for a, marks in found.items() if paths.LEFT in marks and paths.REJECTED not in marks]
+    durable = [a for a, marks in found.items() if paths.COMMIT in marks and not marks & _ASIDE]
     return Catalog(
         certified=frozenset(attempt for attempt in durable if paths.CERTIFIED in found[attempt]),
         durable=tuple(sorted(durable, key=lambda attempt: attempt.stamp, reverse=True)),
         rejected=tuple(rejected),
-        remains=tuple(attempt for attempt, marks in found.items() if not marks & {paths.COMMIT, paths.REJECTED}),
+        left=tuple(left),
+        remains=tuple(attempt for attempt, marks in found.items() if not marks & {paths.COMMIT, *_ASIDE}),
     )
+
+
+_ASIDE = {paths.REJECTED, paths.LEFT}
 
 
 def committed(root: Place) -> list[Place]:
@@ -62,9 +69,9 @@ def find(where: str) -> Place:
 
 
 def at(place: Place) -> list[Place]:
-    """Return the snapshot at this place. If the place contains `snapshots/`, return the committed snapshots in it, the newest first. Raises
-    UsageError if there is none, MachineError if the storage does not answer."""
-    if Attempt.parse(place.name) is not None and commit.committed(place):
+    """Return the snapshot at this place, also if an ordered rewind has left it. If the place contains `snapshots/`, return the committed
+    snapshots in it, the newest first. Raises UsageError if there is none, MachineError if the storage does not answer."""
+    if Attempt.parse(place.name) is not None and (commit.committed(place) or place.there(paths.LEFT)):
         return [place]
     found = committed(place)
     if not found:
@@ -156,13 +163,20 @@ def retire(
     protected: frozenset[Attempt] = frozenset(),
     known: dict[Attempt, Stored] | None = None,
 ) -> list[Going]:
-    """Delete the snapshots that `retention.surplus` names, and return those that were deleted. A snapshot that a process is reading stays,
-    and so does the newest certified one. known: as in `stored`."""
-    seen = look(root)
+    """Delete the snapshots that `retention.surplus` names, and those that an ordered rewind set aside long ago. Return those that were
+    deleted. A snapshot that a process is reading stays, and so do the newest certified one and those that belong to the user. known: as in
+    `stored`."""
+    seen, users, known = look(root), marked(root), {} if known is None else known
     durable = seen.durable
     protected |= frozenset([attempt for attempt in durable if attempt in seen.certified][:1])
-    found = stored(root, durable, {} if known is None else known) if policy.weighs else [*map(Stored.unknown, durable)]
+    protected |= {attempt for attempt, marks in users.items() if paths.KEPT in marks}
+    ordered = stored(root, [a for a in durable if paths.ORDERED in users.get(a, ())], known)
+    protected |= {each.attempt for each in ordered if policy.stays(each.written_s, now_s)}
+    found = stored(root, durable, known) if policy.weighs else [*map(Stored.unknown, durable)]
     going = retention.surplus(found, now_s, policy, protected)
+    for attempt in (attempt for attempt in seen.left if attempt not in protected):
+        if not policy.stays(commit.reason(attempt.under(root)).at_s, now_s):
+            going.append(Going(attempt, f"it was set aside more than {policy.keep_own_h:g} h ago"))
     gone = _delete(root, [each.attempt for each in going])
     return [each for each in going if each.attempt in gone]
 
@@ -174,8 +188,17 @@ def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attemp
 
 
 def _attempts(root: Place) -> dict[Attempt, set[str]]:
-    """Return each attempt with those of its marker files (COMMIT, REJECTED, CERTIFIED) that exist."""
-    found = (root / paths.SNAPSHOTS).holding((paths.COMMIT, paths.REJECTED, paths.CERTIFIED))
+    """Return each attempt with those of its marker files that exist and say what it is."""
+    return _holding(root, (paths.COMMIT, paths.REJECTED, paths.LEFT, paths.CERTIFIED))
+
+
+def marked(root: Place) -> dict[Attempt, set[str]]:
+    """Return each attempt with those of ORDERED and KEPT that exist: it belongs to the user."""
+    return _holding(root, (paths.ORDERED, paths.KEPT))
+
+
+def _holding(root: Place, names: Collection[str]) -> dict[Attempt, set[str]]:
+    found = (root / paths.SNAPSHOTS).holding(names)
     parsed = {Attempt.parse(name): marks for name, marks in found.items()}
     return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
 

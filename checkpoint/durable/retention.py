@@ -1,7 +1,7 @@
 """Decides which snapshots and which remains of attempts are deleted. Pure: names, figures and a policy in; names and reasons out.
 
 newest `keep`        always stay
-protected            stay: the caller needs them
+protected            stay: the caller needs them, or a person ordered or keeps them
 older ones           the first of every `keep_every_steps` stays, unless it is too old, or all that stay are too large together; every
                      other snapshot is deleted
 """
@@ -42,8 +42,15 @@ class RetentionPolicy:
     """While all snapshots on disk together are larger than this many bytes, the oldest of these older snapshots are
     deleted. 0: no limit."""
 
+    keep_own_h: float = 336.0
+    """Number of hours for which a snapshot that a person ordered stays, and for which a snapshot stays that an ordered
+    rewind set aside. 0: until a person removes it (`mt-resilient snapshots rm`). `snapshots keep` keeps one for good.
+
+    Two weeks: whoever ordered it, and was then away for a week, still finds it."""
+
     def __post_init__(self) -> None:
         check_numbers(self, {"keep": 1, "keep_every_steps": 0, "max_bytes": 0}, limit="max_age_h")
+        check_numbers(self, {}, limit="keep_own_h")
         for name in ("max_age_h", "max_bytes"):
             if getattr(self, name) and not self.keep_every_steps:
                 raise UsageError(
@@ -55,6 +62,11 @@ class RetentionPolicy:
     def weighs(self) -> bool:
         """Whether the policy depends on the snapshots' age and size."""
         return bool(self.max_age_h or self.max_bytes)
+
+    def stays(self, since_s: float | None, now_s: float) -> bool:
+        """Whether a snapshot that belongs to the user still stays. since_s: wall-clock seconds when it was ordered or set aside; None: not
+        known."""
+        return not self.keep_own_h or since_s is None or now_s - since_s <= self.keep_own_h * 3600
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from ...resilience import clock
 from ...resilience.errors import MachineError, SiteError, SnapshotError
 from ..arena.arena import Slot, View
 from ..arena.slot_header import Stamp
-from ..backend import paths
 from ..backend.filesystem import Files
 from ..backend.object_store import Objects
 from ..backend.paths import Attempt
@@ -66,8 +65,8 @@ def drain(
     snapshot = attempt.under(root)
     started = clock.monotonic_s()
     try:
-        if snapshot.there(paths.REJECTED):
-            raise SnapshotError(f"{snapshot} was rejected before; it is not written again")
+        if commit.set_aside(snapshot):  # writing it again would first delete it
+            raise SnapshotError(f"{snapshot} was set aside before; it is not written again")
         with holding(slots_by_rank, attempt.stamp) as held:
             if held is None:
                 return None

@@ -27,7 +27,7 @@ from . import next_generation, node_exclusion, observe_only, planned_move
 from .events import calm, event_of
 from .operator_requests import cut_short, leaving, rule
 from .policy import Policy
-from .rewind_orders import turn_back, unheeded
+from .rewind_orders import coming_back, turn_back, unheeded
 
 
 def decide(world: World, now: float, policy: Policy) -> Decision:
@@ -79,7 +79,7 @@ def _answer(
 ) -> Decision:
     """Return what to write about the event, and about requests if there is no event."""
     present = world.present
-    late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s)
+    late = None if leaving(world, now) else unheeded(world, now, policy.recovery.in_place_s) or coming_back(world)
     if late and present.phase in (Phase.LAUNCH, Phase.RUN):
         seats = rank_assignment.again(world, now)
         if not rank_assignment.will_do(world, seats.members, now):

@@ -11,7 +11,7 @@ from ..membership import buddy_sources, quarantine, rank_assignment
 from ..membership.rank_assignment import NodesPolicy
 from ..model.cluster_state import World
 from ..model.generation import Decision, GenerationRecord, Seats
-from ..model.incident import Incident
+from ..model.incident import Incident, turns
 from ..model.request import Answer, Wish
 from ..model.rewind import Turn
 from ..model.state_machine import Event, Phase
@@ -49,12 +49,15 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
     record = replace(world.present, phase=phase)
     if event is Event.READY:
         order = pending(world)
-        there = recoverable_state.ordered(world, order.to) if order else None
+        there = recoverable_state.ordered(world, order) if order else None
         point = there or (observe_only.beginning() if observe else recoverable_state.point(world))
         chief = world.members[0]
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
-        sources = {n: found[point.step] for n, found in buddy_sources.fetchable(world).items() if point.step in found}
-        record = replace(record, resume_step=point.step, launched_s=now, turns=_turns(world), **where)  # type: ignore[arg-type]
+        back = order is not None and there is not None and order.left != ""
+        lent = {} if back else buddy_sources.fetchable(world)
+        sources = {n: found[point.step] for n, found in lent.items() if point.step in found}
+        done = () if back else _turns(world)
+        record = replace(record, resume_step=point.step, launched_s=now, turns=done, **where)  # type: ignore[arg-type]
         record = replace(
             record, sources=sources, holders=buddy_sources.apart(world), onset=recoverable_state.onset(world)
         )
@@ -151,6 +154,6 @@ def _next(
 def _turns(world: World) -> tuple[Turn, ...]:
     """Return all rewinds in place: first those that only the record contains, because etcd may have lost their incidents; then those of
     incidents."""
-    told = [turn for incident in world.incidents if (turn := incident.turn)]
+    told = turns(world.incidents)
     known = Counter(world.record.turns if world.record else ())
     return (*(known - Counter(told)).elements(), *told)

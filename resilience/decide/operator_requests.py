@@ -117,7 +117,7 @@ def rule(world: World, now: float, reached: Step) -> Decision:
         return drained
     for request in (goes_on or [request for request in asked if request.kind != Wish.DRAIN])[:1]:
         return _JUDGES[Wish(request.kind)](request, world, now, reached)
-    return given_up(world)
+    return given_up(world, now)
 
 
 def _misled(request: Request, world: World) -> str:

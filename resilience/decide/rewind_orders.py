@@ -18,6 +18,9 @@ from ..plan.restart_history import unreadable
 from ..plan.resume_point import common_steps
 from ..text import formatting, sentences
 
+SEEN_S = 30.0
+"""Seconds within which every agent must see the snapshot to come back to. An agent lists an object store every five seconds."""
+
 
 def pending(world: World) -> RewindOrder | None:
     """Return the rewind order that the ranks have not obeyed yet, or None."""
@@ -50,11 +53,13 @@ def ordered(request: Request, world: World, now: float, reached: Step) -> Decisi
         return answered(request, sentences.gone_back(incident), request.step)
     if not incident.open:
         return answered(request, incident.plan, exit_code=SnapshotError.exit_code)
-    return given_up(world)
+    return given_up(world, now)
 
 
 def _cannot(request: Request, world: World) -> str:
     """Return why the ranks cannot rewind as requested; empty: they can."""
+    if request.left:
+        return ""  # the order waits until all agents see the snapshot
     there = sorted(common_steps(recoverable_state.said(world), unreadable(world.incidents)))
     if request.step not in there:
         near = [*[s for s in there if s < request.step][-1:], *[s for s in there if s > request.step][:1]]
@@ -72,7 +77,7 @@ def _cannot(request: Request, world: World) -> str:
 
 def _order(request: Request, world: World, record: GenerationRecord, now: float, reached: Step) -> Decision:
     ident = next_id(world)
-    live = record.phase is not Phase.GATHER
+    live = record.phase is not Phase.GATHER and not request.left
     incident = Incident(
         id=ident,
         generation=record.number,
@@ -84,8 +89,9 @@ def _order(request: Request, world: World, record: GenerationRecord, now: float,
         step_at_fault=reached,
         started=reached >= 0,
         signature=_signature(request),
+        left=request.left,
     )
-    order = RewindOrder(number=int(ident), to=request.step, skip=request.skip)
+    order = RewindOrder(number=int(ident), to=request.step, skip=request.skip, left=request.left)
     return Decision(record=replace(record, rewind=order), incidents=(incident,), reason=incident.plan)
 
 
@@ -93,13 +99,16 @@ def _signature(request: Request) -> str:
     return f"{OrderedBy.OPERATOR}:{request.id}"
 
 
-def given_up(world: World) -> Decision:
-    """Withdraw an operator's order if ranks have reported that they cannot rewind as ordered."""
+def given_up(world: World, now: float) -> Decision:
+    """Withdraw an operator's order if ranks have reported that they cannot rewind as ordered, or if an agent does not see the snapshot to
+    come back to."""
     waits = _waiting(world)
     if waits is None or waits[0].cause is not OrderedBy.OPERATOR:
         return Decision()
     order, incident = waits
-    if world.record is None or not any(said.declined == order.number for said in world.statuses()):
+    waits_s = now - incident.at_s if order.left and world.present.rewind else 0.0
+    unseen = waits_s > SEEN_S and not recoverable_state.sees(world, order)
+    if world.record is None or not (unseen or any(said.declined == order.number for said in world.statuses())):
         return Decision()
     return Decision(record=replace(world.record, rewind=None), incidents=(_lost(order, incident),))
 
@@ -112,6 +121,15 @@ def lost(world: World) -> tuple[Incident, ...]:
 def _lost(order: RewindOrder, incident: Incident) -> Incident:
     why = f"the snapshot of step {order.to} is no longer kept; the training continues without the rewind"
     return replace(incident, open=False, rung=OBSERVE, plan=why)
+
+
+def coming_back(world: World) -> Incident | None:
+    """Return the incident of an order to come back to a snapshot that an earlier order set aside, now that all agents see the snapshot. It
+    is obeyed by a restart: the ranks' memory holds another lineage."""
+    waits, record = _waiting(world), world.record
+    if waits is None or record is None or record.rewind is None or not recoverable_state.sees(world, record.rewind):
+        return None
+    return waits[1]
 
 
 # -- orders after a comparison of replicas ------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def _obeyed(incident: Incident, told: InPlaceRewind) -> Incident:
     return replace(
         incident,
         plan=sentences.turn(told.to, Remedy(told.remedy), told.window, live),
-        step_at_fault=told.reached if live else told.to,
+        step_at_fault=told.reached if live else incident.step_at_fault if incident.left else told.to,
         resume_step=told.to,
         remedy=told.remedy,
         window=told.window,

@@ -26,6 +26,9 @@ class RewindOrder:
     skip: int = 0
     """Number of batches after step `to` to leave out."""
     cause: OrderedBy = OrderedBy.OPERATOR
+    left: str = ""
+    """Name of the snapshot of step `to` to come back to, which an earlier order set aside: the next ranks begin there. Empty: the step of
+    the present lineage."""
 
     @property
     def incident(self) -> str:

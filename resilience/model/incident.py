@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -75,6 +76,8 @@ class Incident:
     """The first step that is known to be wrong, so that the job resumes from an older state; -1: no state is suspected."""
     signature: str = ""
     """Two incidents with equal signatures are the same fault."""
+    left: str = ""
+    """For an order to rewind: name of the snapshot to come back to, which an earlier order set aside."""
     remedy: str = ""
     """For a rewind in place: what the ranks did besides rewinding (`rewind.Remedy`)."""
     window: Window | None = None
@@ -119,7 +122,18 @@ class Incident:
             window=self.window,
         )
 
+    @property
+    def came_back(self) -> bool:
+        """Whether an order came back to a snapshot that an earlier order set aside. Turns before that belong to another lineage."""
+        return bool(self.left and self.remedy)
+
     def with_phase(self, name: str, seconds: float) -> Incident:
         if name in self.phases_s:
             return self
         return replace(self, phases_s={**self.phases_s, name: round(max(0.0, seconds), 4)})
+
+
+def turns(incidents: Sequence[Incident]) -> list[Turn]:
+    """Return the rewinds in place that concern the present lineage."""
+    last = max((at for at, incident in enumerate(incidents) if incident.came_back), default=0)
+    return [turn for incident in incidents[last:] if (turn := incident.turn)]

@@ -73,7 +73,9 @@ class NodeStatus:
     storage: bool = True
     """Whether the directory or object store for snapshots is there."""
     rejected_steps: tuple[Step, ...] = ()
-    """Steps whose snapshot on disk was complete, but was marked as unusable, because a rank could not restore it."""
+    """Steps whose snapshot on disk is complete, but is set aside: it is wrong, or the ranks went back behind it."""
+    left: str = ""
+    """The pending order's `RewindOrder.left`, if this node sees that snapshot and its state is good."""
     launch: str = ""
     """How the ranks of this generation were started: `warm`, or `cold: ` and the reason."""
     stalls: tuple[RankStall, ...] = ()

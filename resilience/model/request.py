@@ -35,6 +35,9 @@ class Request:
     """With REWIND: the step to rewind to."""
     skip: int = 0
     """With REWIND: number of batches after that step to leave out."""
+    left: str = ""
+    """With REWIND: name of the snapshot of that step to come back to, which an earlier order to rewind set aside; empty: the step of the
+    present lineage."""
     node: str = ""
     """With DRAIN and READMIT: the node."""
     instance: str = ""

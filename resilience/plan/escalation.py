@@ -26,10 +26,9 @@ from ..model.cause import Cause, Kind
 from ..model.generation import Seats
 from ..model.incident import Incident
 from ..model.node import NodeStatus
-from ..model.rewind import BLIND
 from ..model.state_machine import Event
 from ..model.types import NodeId
-from ..text import formatting, sentences
+from ..text import formatting, sentences, verdicts
 from .last_attempts import may_begin_anew, most_hangs, same_hangs
 from .restart_history import (
     NO_LIFE,
@@ -162,7 +161,9 @@ def plan(
             said = f"the training is complete, but the script failed {alike} times in the same way after its loop"
             return _give_up(ScriptError, f"{said}: the error is in the script")
     if verdict.cause in RANKS_ENDED and not verdict.started and size.trained:
-        return _answer_to_failed_starts(failed_starts(begun, reached, size.now), restart, policy, size)
+        failed = failed_starts(begun, reached, size.now)
+        causes = [*([i.cause for i in begun if not i.started][-failed + 1 :] if failed > 1 else []), verdict.cause]
+        return _answer_to_failed_starts(failed, causes, restart, policy, size)
     if verdict.cause is Cause.TORCH_MISSING:
         return _give_up(MachineError, "repair the installation, then give the same command again")
     unusable = verdict.cause is Cause.SNAPSHOT_UNUSABLE and not verdict.started
@@ -174,17 +175,15 @@ def plan(
     if verdict.cause in NO_LIFE:
         return restart
     stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, size.trained > 0)
-    spent = sum(0.5 if explained(nodes, shut_out) else 1.0 for nodes in stuck)
+    spent = sum(0.5 if explained(life.nodes, shut_out) else 1.0 for life in stuck)
     hangs = same_hangs(verdict, restarts, reached)
     hung = len(hangs) >= most_hangs(verdict, policy.max_without_progress)
     if spent >= policy.max_without_progress or hung:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
-        said = f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}"
-        said = (
-            f"the same hang after the same step as in incident {int(hangs[0].id)} ({hangs[0].summary})"
-            if hung
-            else said
-        )
+        told = verdicts.tallied([life.cause for life in stuck])
+        said = f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}: {told}"
+        if hung:
+            said = f"the same hang after the same step as in incident {int(hangs[0].id)} ({hangs[0].summary})"
         if not verdict.started and size.another:
             return _leave(said, restart, size)
         return _give_up(BudgetSpent, ". ".join(filter(None, (said, verdict.advice))))
@@ -209,9 +208,7 @@ def _answer_to_wrong_steps(verdict: Verdict, past: Sequence[Incident], restart: 
     if anew:
         said = "no rewind has helped: perhaps a variable that rewinds do not restore holds NaN. New processes begin without it"
         return replace(restart, reason=f"{restart.reason}; {said}")
-    blind = next((incident.remedy for incident in reversed(past) if incident.remedy), "") in BLIND
-    what = "the model, its settings and its data" if blind else "the model and its settings"
-    return _give_up(BudgetSpent, f"the ranks have tried every remedy. Check {what}")
+    return _give_up(BudgetSpent, f"the ranks have tried every remedy. {verdicts.advice(past)}")
 
 
 def _answer_to_mismatch(
@@ -238,15 +235,19 @@ def _answer_to_mismatch(
         if again
         else "perhaps faulty hardware"
     )
+    onsets = sorted({*(i.onset for i in before), verdict.onset})
+    at = f"first seen at {'step' if len(onsets) == 1 else 'steps'} {formatting.listed(onsets)}"
     where = dict.fromkeys((*(node for i in before for node in i.nodes), *here))
     return _give_up(
         SilentCorruption,
-        f"replicas diverged {len(before) + 1} times within {policy.mismatch_window_h:g} h ({who}). Test the memory and the devices of "
-        f"{formatting.listed([*where])}, then give the same command again{sentences.on_purpose(verdict.signature)}",
+        f"replicas diverged {len(before) + 1} times within {policy.mismatch_window_h:g} h, {at} ({who}). Test the memory and the devices "
+        f"of {formatting.listed([*where])}, then give the same command again{sentences.on_purpose(verdict.signature)}",
     )
 
 
-def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy, size: Size) -> Plan:
+def _answer_to_failed_starts(
+    failed: int, causes: Sequence[str], restart: Plan, policy: RecoveryPolicy, size: Size
+) -> Plan:
     """Return the answer to failed starts of a job that has trained. Something that the job needs may be missing only for a while. On
     another number of nodes, the script may refuse the layout or not fit into memory. Then the job tries its old number of nodes, or a third
     one."""
@@ -254,7 +255,8 @@ def _answer_to_failed_starts(failed: int, restart: Plan, policy: RecoveryPolicy,
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)
     if failed >= policy.failed_starts:
-        return _give_up(BudgetSpent, f"{said}, {_BEFORE}. Check what it needs (data, disks, network)")
+        what = f"{said}, {_BEFORE}: {verdicts.tallied(causes)}"
+        return _give_up(BudgetSpent, f"{what}. Check what it needs (data, disks, network)")
     if failed == 1:
         return restart
     reason = f"{restart.reason}; {said}, {_BEFORE}"
@@ -288,7 +290,7 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
         return _give_up(MachineError, why)
     if any(status.rejected_steps for status in statuses):
         return _give_up(
-            SnapshotError, f"every snapshot has been set aside, {unasked}. Find out what damages them. {anew}"
+            SnapshotError, f"every snapshot is set aside, {unasked}. mt-resilient snapshots ls --all says why. {anew}"
         )
     if onset >= 0 and any(status.durable_steps for status in statuses):
         why = f"the state is wrong from step {onset} on, no older snapshot is left, {unasked}. {anew}"

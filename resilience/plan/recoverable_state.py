@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..membership import buddy_sources
 from ..model.cluster_state import World, once, once_said
+from ..model.generation import RewindOrder
 from ..model.node import NodeStatus
 from ..model.state_machine import Phase
 from ..model.types import Step
@@ -47,9 +48,18 @@ def point(world: World) -> ResumePoint:
     return choose(said(world), unreadable(world.incidents), onset(world), skipped_to(world.incidents))
 
 
-def ordered(world: World, step: Step) -> ResumePoint | None:
-    """Return the ordered `step` as the state to start from; None: it is not kept."""
-    return exactly(said(world), step, unreadable(world.incidents))
+def ordered(world: World, order: RewindOrder) -> ResumePoint | None:
+    """Return the ordered step as the state to start from; None: it is not kept."""
+    if not order.left:
+        return exactly(said(world), order.to, unreadable(world.incidents))
+    there = sees(world, order) and order.to not in unreadable(world.incidents)
+    return ResumePoint(step=order.to, reason=f"step {order.to} from {order.left}, as ordered") if there else None
+
+
+def sees(world: World, order: RewindOrder) -> bool:
+    """Whether every member sees the snapshot that an earlier order set aside, and to which this order comes back."""
+    told = world.statuses()
+    return bool(order.left) and len(told) == len(world.members) and all(s.left == order.left for s in told)
 
 
 def newest(world: World) -> Step:

@@ -75,24 +75,26 @@ def _failed(incident: Incident) -> bool:
     return not incident.started and (incident.cause in RANKS_ENDED or incident.pause_s > 0)
 
 
-class _Life(NamedTuple):
-    """One generation of the worker group: the step and the time at which it began, and the nodes on which the generation before it was
-    ended."""
+class Life(NamedTuple):
+    """One generation of the worker group: the step and the time at which it began, and why and on which nodes the generation before it
+    was ended."""
 
     step: int
     at_s: float
     nodes: Sequence[NodeId]
+    cause: str
     after_none: bool = False
     """Whether the start before it had failed."""
 
 
 def without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
-) -> list[Sequence[NodeId]]:
-    """Return the nodes on which each of the last generations without progress was ended. A generation without progress left no newer state
-    than it began with. The present generation is included. If the job has trained, failed starts are not: `failed_starts` counts them."""
+) -> list[Life]:
+    """Return what followed each of the last generations without progress, the newest first. A generation without progress left no newer
+    state than it began with. The present generation is included. If the job has trained, failed starts are not: `failed_starts` counts
+    them."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
-    begun: list[_Life] = []
+    begun: list[Life] = []
     for incident in restarts:
         no_start = trained and _failed(incident)
         if begun and (incident.cause in NO_LIFE or no_start):
@@ -102,12 +104,12 @@ def without_progress(
         if incident.resume_step is not None:
             # After the last step no progress is possible, however far before it the ranks begin.
             since = incident.step_at_fault if incident.loop_skipped else incident.resume_step
-            begun.append(_Life(since, incident.at_s, incident.nodes, no_start))
-    stuck: list[Sequence[NodeId]] = []
-    for life, end in reversed([*pairwise([*begun, _Life(kept, verdict.at_s, verdict.nodes)])]):
+            begun.append(Life(since, incident.at_s, incident.nodes, incident.cause, no_start))
+    stuck: list[Life] = []
+    for life, end in reversed([*pairwise([*begun, Life(kept, verdict.at_s, verdict.nodes, verdict.cause)])]):
         if end.step > life.step or (not told and end.at_s - life.at_s >= unwatched_progress_s):
             break
-        stuck.append(end.nodes)
+        stuck.append(end)
     return stuck
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ..model.cause import Cause
 from ..model.incident import PHASES, Because, Incident, Weighed
-from ..model.rewind import AGAIN, Origin, Remedy
+from ..model.rewind import Remedy
 from ..model.signals import Repeated
 from ..model.types import OrderedBy
 from ..plan.escalation import OBSERVE, RESTARTS, STOP
-from ..text import formatting
+from ..text import formatting, verdicts
 
 _RUNGS = {
     0: "observation",
@@ -47,7 +47,7 @@ def _computed_again(incident: Incident) -> str:
 def recovered(incident: Incident) -> str:
     """Return one line about an incident from which the job has recovered."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
-    why = f"; {concluded(incident)}" if incident.origin else ""
+    why = f"; {verdicts.concluded(incident)}" if incident.origin else ""
     other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
     return f"recovered ({rung(incident.rung)}{start}): {_computed_again(incident)}; {phases(incident)}{why}{other}"
 
@@ -76,29 +76,6 @@ def struck(incident: Incident) -> str:
     return "before the first reported step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"
 
 
-_CONCLUSIONS = {
-    Origin.TRANSIENT: "it did not recur when the same data was replayed: its origin is unknown",
-    Origin.STATE: "it did not recur from an older state: its origin is unknown (the newer state may have been damaged)",
-    Origin.DATA: "it recurred with the data, and not without it",
-    Origin.UNDECIDED: "it did not recur, but the data may have been other data: its origin is unknown",
-    Origin.RESCUED: "it did not recur after a wider skip, with the steps around it computed as [rescue] says: either may have cured it",
-    AGAIN: "it recurred",
-}
-
-
-def concluded(incident: Incident) -> str:
-    """Return where the fault came from, if the remedy has shown it; empty: it has not."""
-    said = _CONCLUSIONS.get(incident.origin, "")
-    if incident.origin == Origin.TRANSIENT and incident.repeated is Repeated.OTHER:
-        return "it did not recur, but the steps before it gave other results too: its origin is unknown"
-    if incident.origin == Origin.TRANSIENT:
-        whose = f" of {formatting.ranks(incident.ranks)}" if incident.ranks else ""
-        return f"{said} (a transient fault of the hardware{whose} is possible)"
-    if incident.ranks and incident.origin == Origin.DATA:
-        return f"{said}: the data of {formatting.ranks(incident.ranks)}"
-    return said
-
-
 def launched(how: str) -> str:
     """Return `warm` or `cold`, without the reason that may follow."""
     return how.partition(":")[0]
@@ -124,7 +101,7 @@ def lines(incident: Incident, when: str, number: str) -> list[str]:
     if incident.rung == OBSERVE and incident.cause in _LASTING:
         lines.append(f"  now        {'it still lasts' if incident.open else 'it is over'}")
     if incident.origin:
-        lines.append(f"  learned    {concluded(incident)}")
+        lines.append(f"  learned    {verdicts.concluded(incident)}")
     if 1 <= incident.rung <= 4:
         start = f", ranks started {incident.launch}" if incident.launch else ""
         not_yet = "not yet" if incident.open else "no: the job ended first"

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from mt_resilient.agent.cli import explain
-from mt_resilient.agent.cli.send_request import UNDER_WAY
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
@@ -30,9 +29,9 @@ def minimal(place: Path, *options: str) -> Job:
 
 
 def order(job: Job, *words: str) -> tuple[int, str]:
-    """Exit code, and what was printed, but for the word that it takes longer."""
+    """Exit code, and the answer; an error if there is none."""
     done = cli(*words, "--run-dir", str(job.directory))
-    return done.returncode, (done.stdout + done.stderr.removeprefix(f"{UNDER_WAY}\n")).strip()
+    return done.returncode, (done.stdout or done.stderr).strip()
 
 
 def on_disk(job: Job) -> int:
@@ -72,6 +71,37 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
     assert clean.finish() == 0
     assert digest_of(job.printed()) == digest_of(clean.printed())
     assert step_lines(job.printed()) == step_lines(clean.printed())
+
+
+def test_an_ordered_snapshot_is_come_back_to_after_a_rewind_before_it(tmp_path: Path) -> None:
+    """The batches that were to be left out are used; then a rank is killed, and the lineage stays that of the snapshot."""
+    expected, _ = undisturbed(MINIMAL, "--steps", "260")
+    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "260", "--step-delay", "0.1"]
+    job = Job(tmp_path, command, "--durable-every", "10", "--set", "snapshots.keep=50")
+    job.until_step(45)
+    assert order(job, "pause")[0] == 0
+    code, said = order(job, "snapshot", "now")
+    ordered = Path(said.partition(" is on disk: ")[2])
+    assert (code, ordered.is_dir()) == (0, True), said
+    step = int(ordered.name[:10])
+    job.until(lambda _: (ordered / "ORDERED").exists())
+    done = cli("rewind", "--to", "20", "--skip", "200", "--run-dir", str(job.directory))
+    assert (done.returncode, done.stdout) == (0, "all ranks have restored step 20, and skip batches 20 to 219\n")
+    comes_back = f" and {step}. To come back: mt-resilient rewind --to {ordered.name} --run-dir {job.directory}\n"
+    assert comes_back in done.stderr
+    job.until(lambda now: 20 in now.durable_steps and step not in now.durable_steps)
+    assert (ordered / "LEFT").exists()
+    assert f"{ordered.name}  set aside at " in order(job, "snapshots", "ls", "--all")[1]
+    assert order(job, "rewind", "--to", str(step)) == (0, f"all ranks have restored step {step}")
+    code, said = order(job, "snapshots", "rm", ordered.name)
+    assert (code, "Nothing was removed" in said) == (2, True), said
+    job.until(lambda now: now.generation == 2 and step in now.durable_steps)
+    job.kill_rank(1)
+    job.until(lambda now: now.generation == 3 and now.paused)
+    assert order(job, "resume")[0] == 0
+    assert job.finish() == 0, job.said()[-3000:]
+    assert digest_of(job.printed()) == expected
+    assert [(i.cause, i.rung) for i in job.incidents()] == [("ordered", 1), ("ordered", 2), ("rank_killed", 2)]
 
 
 @pytest.mark.variant

@@ -94,7 +94,7 @@ def test_where_every_snapshot_is_damaged_nothing_begins_anew_unasked(tmp_path: P
     for _ in range(2):
         job.start()
         assert job.finish() == 6, job.said()
-        assert "every snapshot has been set aside" in job.said().splitlines()[-1]
+        assert "every snapshot is set aside" in job.said().splitlines()[-1]
     kept = [path for path in (job.directory / "snapshots").iterdir() if path.name.startswith("00000000")]
     assert len(kept) == 2  # with all that was in them
 

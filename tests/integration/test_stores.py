@@ -298,6 +298,49 @@ def test_a_rejected_snapshot_is_none_and_stays(node: Node) -> None:
 
 
 @each
+def test_what_belongs_to_the_user_stays_until_its_time_is_over(node: Node) -> None:
+    for step in range(1, 7):
+        node.snapshot(step)
+        node.drain_here(step)
+    places = {attempt.stamp.step: attempt.under(node.root) for attempt in catalog.look(node.root).durable}
+    promised = places[1].read(paths.COMMIT)
+    now_s, policy = wall_s(), RetentionPolicy(keep=1, keep_own_h=10)
+    for _ in ("this node", "another one, which has seen it committed too"):
+        commit.leave(places[1], "an order went back", now_s)
+    commit.leave(places[4], "an order went back", now_s)
+    commit.mark(places[2], paths.ORDERED)
+    commit.mark(places[3], paths.KEPT)
+    commit.mark(places[4], paths.KEPT)
+
+    def retired(later_h: float) -> list[int]:
+        gone = catalog.retire(node.root, policy, now_s + later_h * 3600)
+        return [going.attempt.stamp.step for going in gone]
+
+    assert retired(9) == [5]
+    found = catalog.look(node.root)
+    assert [attempt.stamp.step for attempt in found.durable] == [6, 3, 2]
+    assert {attempt.stamp.step for attempt in found.left} == {1, 4}
+    assert found.rejected == found.remains == ()
+    with pytest.raises(SnapshotError, match="was set aside before"):
+        node.drain_here(1)  # what has not heard of it would write it again
+    assert catalog.verify(places[1]) == []
+    assert retired(11) == [2, 1], "one was ordered, the other set aside"
+    assert not places[1].there("rank-00000.json")
+    commit.take_back(places[4])
+    assert [attempt.stamp.step for attempt in catalog.look(node.root).durable] == [6, 4, 3]
+    assert commit.returned(places[4])
+    assert not commit.returned(places[3])
+    assert promised
+    commit.leave(places[4], "an order went back", now_s)
+    commit.reject(places[4], "rank 1 could not load it")
+    found = catalog.look(node.root)
+    assert (found.left, [attempt.stamp.step for attempt in found.rejected]) == ((), [4])
+    commit.take_back(places[4])
+    assert len(catalog.look(node.root).durable) == 2, "a wrong one cannot be taken back"
+    assert retired(1000) == []
+
+
+@each
 def test_the_old_are_retired_and_remains_are_swept(node: Node) -> None:
     left = Attempt(run="deadbeef", stamp=Stamp(1, 0, 7))
     left.under(node.root).write("rank-00000.json", b"")

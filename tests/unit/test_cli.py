@@ -62,8 +62,8 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["explain"], "there is no run under"),
         (["explain", "--run-dir", "nowhere"], "nowhere is no run directory"),
         (["rewind"], "the following arguments are required: --to"),
-        (["rewind", "--to", "-1"], "argument --to: '-1' is not a whole number of 0 or more"),
-        (["rewind", "--to", "ten"], "argument --to: 'ten' is not a whole number of 0 or more"),
+        (["rewind", "--to", "-1"], "argument --to: '-1' is neither a step nor a snapshot's name"),
+        (["rewind", "--to", "ten"], "argument --to: 'ten' is neither a step nor a snapshot's name"),
         (["rewind", "--to", "10"], "there is no run under"),
         (["snapshot"], "the following arguments are required: when"),
         (["snapshot", "later"], "invalid choice: 'later'"),
@@ -73,6 +73,10 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["snapshots", "frob"], "invalid choice: 'frob'"),
         (["snapshots", "frob"], "see: mt-resilient snapshots --help"),
         (["snapshots", "ls"], "there is no run under"),
+        (["snapshots", "ls", "--all"], "there is no run under"),
+        (["snapshots", "keep", "3"], "there is no run under"),
+        (["snapshots", "rm"], "the following arguments are required: snapshot"),
+        (["snapshots", "rm", "3"], "there is no run under"),
         (["snapshots", "export", "3", "--to", "zip", "out"], "invalid choice: 'zip'"),
         (["snapshots", "export", "3", "--to", "dcp"], "the following arguments are required: DIR"),
         (["snapshots", "export", "3", "--to", "safetensors", "out"], "there is no run under"),
@@ -107,7 +111,7 @@ COMMANDS += [
     "readmit",
     "stop",
     "snapshots",
-    *(f"snapshots {each}" for each in ("ls", "verify", "digest", "export", "import")),
+    *(f"snapshots {each}" for each in ("ls", "verify", "digest", "keep", "rm", "export", "import")),
 ]
 
 

@@ -17,6 +17,7 @@ from mt_resilient.resilience.errors import (
 )
 from mt_resilient.resilience.model.cause import Cause, Kind
 from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.rewind import AGAIN, Origin, Remedy
 from mt_resilient.resilience.model.state_machine import Event
 from mt_resilient.resilience.model.types import NodeId, Rank, Step
 from mt_resilient.resilience.plan.escalation import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan
@@ -130,7 +131,57 @@ def test_restarts_without_progress_are_counted(resumed: tuple[int, ...], kept: i
     if not goes_on:
         assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, 93)
         what = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
-        assert answer.reason == f"3 restarts in a row brought no {what}"
+        assert answer.reason == f"3 restarts in a row brought no {what}: 3 × rank killed"
+
+
+def earlier(origin: str, *onsets: int, ranks: tuple[Rank, ...] = (), remedy: Remedy = Remedy.SKIP) -> list[Incident]:
+    return [
+        incident(at, rung=1, cause=Kind.NON_FINITE, onset=Step(at), origin=origin, ranks=ranks, remedy=remedy)
+        for at in onsets
+    ]
+
+
+@pytest.mark.parametrize(
+    ("past", "sentence"),
+    [
+        ([], "Check the model and its settings"),
+        (earlier(AGAIN, 230), "Check the model and its settings"),
+        (earlier(AGAIN, 230, remedy=Remedy.REWIND), "Check the model, its settings and its data"),
+        (
+            [*earlier(Origin.DATA, 7, 79, 185, ranks=(Rank(1),)), *earlier(AGAIN, 230)],
+            "Check the model, its settings and its data. Earlier faults: at steps 7, 79 and 185 it recurred with the data, and not "
+            "without it: the data of rank 1",
+        ),
+        (
+            [*earlier(Origin.RESCUED, 7), *earlier(AGAIN, 230)],
+            "Check the model, its settings and its data. Earlier faults: at step 7 it did not recur after a wider skip",
+        ),
+        (
+            [*earlier(Origin.UNDECIDED, 7), *earlier(AGAIN, 230)],
+            "Check the model, its settings and its data. Earlier faults: at step 7 it did not recur, but the data may have been other",
+        ),
+        (
+            [*earlier(Origin.TRANSIENT, 7), *earlier(AGAIN, 230)],
+            "Check the model, its settings and the hardware. Earlier faults: at step 7 it did not recur when the same data was replayed",
+        ),
+        (
+            [*earlier(Origin.STATE, 7), *earlier(Origin.DATA, 50), *earlier(AGAIN, 230)],
+            "Check the model, its settings, its data and the hardware. Earlier faults: at step 7 it did not recur from an older state",
+        ),
+    ],
+)
+def test_the_end_names_what_was_concluded_before_and_does_not_contradict_it(
+    past: list[Incident], sentence: str
+) -> None:
+    reason = plan(verdict(Cause(Kind.NON_FINITE)), 231, 230, past, POLICY).reason
+    assert reason.startswith(f"the ranks have tried every remedy. {sentence}")
+
+
+def test_the_end_names_the_causes_of_the_restarts() -> None:
+    past = killed(10, 10, 10)
+    past[1] = replace(past[1], cause=Cause.RANK_HUNG)
+    answer = plan(verdict(Cause.SCRIPT_RAISED), 200, 10, past, POLICY)
+    assert answer.reason.endswith("than that of step 10: 1 × script raised, 1 × rank killed, 1 × rank hung")
 
 
 def test_only_lives_that_ended_in_a_fault_are_counted() -> None:

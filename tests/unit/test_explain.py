@@ -6,7 +6,7 @@ import pytest
 
 from mt_resilient.resilience.model.rewind import Origin
 from mt_resilient.resilience.model.types import Rank
-from mt_resilient.resilience.report import explain
+from mt_resilient.resilience.text import verdicts
 
 from .worlds import incident
 
@@ -14,7 +14,7 @@ from .worlds import incident
 @pytest.mark.parametrize("ranks", [(), (Rank(1),)])
 @pytest.mark.parametrize("origin", [Origin.TRANSIENT, Origin.STATE, Origin.UNDECIDED])
 def test_the_origin_of_what_does_not_come_again_is_unknown(origin: Origin, ranks: tuple[Rank, ...]) -> None:
-    said = explain.concluded(replace(incident(1), origin=origin, ranks=ranks))
+    said = verdicts.concluded(replace(incident(1), origin=origin, ranks=ranks))
     assert "its origin is unknown" in said
     assert "hardware" not in said or said.endswith("is possible)")
     assert ("of rank 1" in said) == (origin is Origin.TRANSIENT and ranks == (Rank(1),))

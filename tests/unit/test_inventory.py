@@ -5,6 +5,8 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 from mt_resilient.agent.run_directory import MARK
 from mt_resilient.agent.snapshots.inventory import FRESH_S, Holdings
 from mt_resilient.checkpoint.arena import arena
@@ -12,10 +14,15 @@ from mt_resilient.checkpoint.arena.arena import Header, RankArena
 from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.checkpoint.format.tensor_table import plan
+from mt_resilient.resilience.model.cause import Kind
+from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
 from mt_resilient.resilience.model.rewind import Remedy
 from mt_resilient.resilience.model.signals import InPlaceRewind
-from mt_resilient.resilience.model.types import Generation, Step
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Generation, OrderedBy, Step
 from mt_resilient.resilience.plan.resume_point import StabilityPolicy
 
 RUN = "5f0c91aa"
@@ -27,6 +34,138 @@ def written(root: Files, name: str) -> Files:
     return snapshot
 
 
+def back(generation: int, ordinal: int, to: int, cause: str = OrderedBy.OPERATOR, order: int = 0) -> InPlaceRewind:
+    return InPlaceRewind(
+        ordinal=ordinal,
+        generation=Generation(generation),
+        cause=cause,
+        onset=Step(to + 1),
+        to=Step(to),
+        reached=Step(to + 30),
+        remedy=Remedy.SKIP,
+        at_s=0.0,
+        restore_s=0.0,
+        order=order,
+    )
+
+
+def comes_back(held: Holdings, generation: int, name: str) -> None:
+    """An order comes back to that snapshot: a generation begins there, and its ranks say so."""
+    attempt = Attempt.parse(name)
+    assert attempt
+    order = RewindOrder(number=generation, to=Step(attempt.stamp.step), left=name)
+    number = Generation(generation)
+    record = GenerationRecord(number=number, phase=Phase.LAUNCH, members={}, resume_step=order.to, begins=order)
+    held.settle(record, 0)
+    held.went_back([back(generation, 1, order.to, order=generation)])
+
+
+def holdings(path: Path) -> tuple[Files, Holdings]:
+    root = Files(path)
+    (root / paths.SNAPSHOTS).write(MARK, b"ours")
+    return root, Holdings((), root, RUN, StabilityPolicy(), None)
+
+
+def marks(root: Files) -> dict[str, str]:
+    """By step, generation and count of rewinds: in use, left or rejected."""
+    said = {**dict.fromkeys(catalog.look(root).durable, "used"), **dict.fromkeys(catalog.look(root).left, "left")}
+    said |= dict.fromkeys(catalog.look(root).rejected, "rejected")
+    return {
+        f"{at.stamp.step} of {at.stamp.generation}.{at.stamp.rewinds}": word
+        for at, word in sorted(said.items(), key=str)
+    }
+
+
+@pytest.mark.parametrize(
+    ("cause", "word"),
+    [(OrderedBy.OPERATOR, "left"), (OrderedBy.COMPARISON, "rejected"), *((kind, "rejected") for kind in Kind)],
+)
+def test_only_what_a_person_has_left_is_good(tmp_path: Path, cause: str, word: str) -> None:
+    root, held = holdings(tmp_path)
+    written(root, f"0000000010-g1-{RUN}0000")
+    written(root, f"0000000020-g1-{RUN}0000")
+    held.went_back([back(1, 1, to=10, cause=cause)])
+    assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": word}
+    assert held.sees(f"0000000020-g1-{RUN}0000") is (word == "left")
+    assert held.durable_steps() == [10]
+
+
+def test_coming_back_takes_one_lineage_and_mixes_in_no_other(tmp_path: Path) -> None:
+    root, held = holdings(tmp_path)
+    for step in (10, 20, 30):
+        written(root, f"00000000{step}-g1-{RUN}0000")
+    held.went_back([back(1, 1, to=10)])
+    for step in (20, 40):  # one of them is of the same step
+        written(root, f"00000000{step}-g1-{RUN}0001")
+    held.shelf.fresh(FRESH_S)
+    comes_back(held, 2, f"0000000030-g1-{RUN}0000")
+    of_first = {"10 of 1.0": "used", "20 of 1.0": "used", "30 of 1.0": "used"}
+    assert marks(root) == {**of_first, "20 of 1.1": "left", "40 of 1.1": "left"}
+    assert held.durable_steps() == [10, 20, 30]
+    written(root, f"0000000015-g1-{RUN}0001")  # by a node that was stopped meanwhile
+    written(root, f"0000000050-g2-{RUN}0001")
+    held.shelf.fresh(FRESH_S)
+    assert held.durable_steps() == [10, 20, 30, 50]
+    # Back to the other one: what an order has taken back since is not of its lineage.
+    comes_back(held, 3, f"0000000040-g1-{RUN}0001")
+    used = {name for name, word in marks(root).items() if word == "used"}
+    assert used == {"10 of 1.0", "15 of 1.1", "20 of 1.1", "40 of 1.1"}
+    assert held.durable_steps() == [10, 15, 20, 40]
+    # An agent that starts now knows only the marks.
+    assert (
+        Holdings((), root, RUN, StabilityPolicy(), None).shelf.fresh(5.0).durable == held.shelf.fresh(FRESH_S).durable
+    )
+
+
+def test_after_coming_back_a_rewind_leaves_it_again(tmp_path: Path) -> None:
+    root, held = holdings(tmp_path)
+    name = f"0000000030-g1-{RUN}0000"
+    written(root, f"0000000010-g1-{RUN}0000")
+    written(root, name)
+    held.went_back([back(1, 1, to=10)])
+    comes_back(held, 2, name)
+    held.went_back([back(2, 2, to=10, cause=Kind.NON_FINITE)])
+    assert marks(root) == {"10 of 1.0": "used", "30 of 1.0": "rejected"}
+    assert not held.sees(name), "it is known to be wrong now"
+
+
+def test_a_snapshot_that_cannot_be_restored_is_not_offered_again(tmp_path: Path) -> None:
+    root, held = holdings(tmp_path)
+    name = f"0000000030-g1-{RUN}0000"
+    written(root, f"0000000010-g1-{RUN}0000")
+    written(root, name)
+    held.went_back([back(1, 1, to=10)])
+    written(root, f"0000000020-g1-{RUN}0001")
+    order = RewindOrder(number=2, to=Step(30), left=name)
+    held.settle(
+        GenerationRecord(number=Generation(2), phase=Phase.LAUNCH, members={}, resume_step=Step(30), begins=order), 0
+    )
+    held.reject(name, "its checksum does not match")
+    assert marks(root) == {"10 of 1.0": "used", "20 of 1.1": "used", "30 of 1.0": "rejected"}
+    assert not held.sees(name)
+    assert held.durable_steps() == [10, 20], "the lineage that was to be left is gone on with"
+
+
+def test_agents_of_several_nodes_come_back_to_the_same(tmp_path: Path) -> None:
+    """One after the other, each with what it has seen."""
+    root, held = holdings(tmp_path)
+    other = Holdings((), root, RUN, StabilityPolicy(), None)
+    for step in (10, 20, 30):
+        written(root, f"00000000{step}-g1-{RUN}0000")
+    for each in (held, other):
+        each.went_back([back(1, 1, to=10)])
+    written(root, f"0000000020-g1-{RUN}0001")
+    for each in (held, other):
+        comes_back(each, 2, f"0000000030-g1-{RUN}0000")
+    expected = {"10 of 1.0": "used", "20 of 1.0": "used", "20 of 1.1": "left", "30 of 1.0": "used"}
+    assert marks(root) == expected
+    for each in (held, other):
+        each.look(30)
+        each.shelf.fresh(FRESH_S)
+        assert each.durable_steps() == [10, 20, 30]
+    assert marks(root) == expected
+
+
 def test_what_is_committed_late_of_a_course_that_was_left_is_refused(tmp_path: Path) -> None:
     """By a node that was stopped while it wrote its part; meanwhile the others have gone back and left data out."""
     root = Files(tmp_path)
@@ -34,24 +173,13 @@ def test_what_is_committed_late_of_a_course_that_was_left_is_refused(tmp_path: P
     held = Holdings((), root, RUN, StabilityPolicy(), None)
     kept = written(root, f"0000000015-g1-{RUN}0000")
     before = written(root, f"0000000045-g2-{RUN}0000")
-    back = InPlaceRewind(
-        ordinal=1,
-        generation=Generation(2),
-        cause="ordered",
-        onset=Step(16),
-        to=Step(15),
-        reached=Step(46),
-        remedy=Remedy.SKIP,
-        at_s=0.0,
-        restore_s=0.0,
-    )
-    held.went_back([back])
+    held.went_back([back(2, 1, to=15)])
     late = written(root, f"0000000030-g1-{RUN}0000")
     newer = written(root, f"0000000020-g2-{RUN}0001")
     held.shelf.fresh(FRESH_S)
     assert held.durable_steps() == [15, 20], "also before it is marked"
     held.look(20)
-    assert [each.there(paths.REJECTED) for each in (kept, before, late, newer)] == [False, True, True, False]
+    assert [each.there(paths.LEFT) for each in (kept, before, late, newer)] == [False, True, True, False]
 
 
 def test_what_was_fetched_from_another_node_is_not_of_the_time_before_one_had_a_part(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ RUNNING = next(
         ({"rewind": BACK}, {}, Action.ORDER_REWIND),
         ({"rewind": BACK}, {"rewind": 6}, Action.ORDER_REWIND),
         ({"rewind": BACK}, {"rewind": 7}, Action.WAIT),
+        ({"rewind": replace(BACK, left="of another lineage")}, {}, Action.WAIT),
         ({"begins": BACK}, {}, Action.WAIT),
         ({"paused": True}, {}, Action.ORDER_PAUSE),
         ({"paused": True}, {"paused": True}, Action.WAIT),

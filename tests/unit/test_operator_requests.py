@@ -13,6 +13,7 @@ from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageErr
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.generation import Decision, Quarantine, RewindOrder
+from mt_resilient.resilience.model.incident import turns
 from mt_resilient.resilience.model.node import AckKind, Spec
 from mt_resilient.resilience.model.request import Answer, Request, Wish
 from mt_resilient.resilience.model.rewind import Remedy, Turn
@@ -113,6 +114,58 @@ def test_a_state_that_has_gone_meanwhile_is_told_and_the_training_goes_on() -> N
     (story,) = given_up.incidents
     assert (story.open, story.resume_step) == (False, None)
     told = decided(after(waiting, given_up))
+    assert told.answers["1"].exit_code == SnapshotError.exit_code
+    assert "step 8 is no longer kept; the training continues without the rewind" in told.answers["1"].sentence
+
+
+LEFT = "0000000008-g1-5f0c91aa0000"
+
+
+def test_an_order_comes_back_to_what_an_earlier_one_left() -> None:
+    """By a restart, once all agents see that snapshot. Data that was left out since is used again, and no memory is."""
+    begun = there(asked(left=LEFT))
+    skipped = incident(1, 1, 1, window=Window(4, 40), remedy="skip", resume_step=Step(4), open=False, cause="ordered")
+    begun = replace(begun, incidents=(skipped,))
+    ordered = decided(begun)
+    order = RewindOrder(number=2, to=Step(8), left=LEFT)
+    assert ordered.record == replace(record(), rewind=order)
+    assert [(i.rung, i.left, i.open) for i in ordered.incidents] == [(2, LEFT, True)]
+    waiting = after(begun, ordered)
+    assert decided(waiting) == Decision(), "not every agent sees it yet"
+    seen = after(waiting, Decision(), {"left": LEFT})
+    reopened = decided(seen)
+    assert reopened.record
+    assert (reopened.record.number, reopened.record.phase, reopened.record.rewind) == (2, Phase.GATHER, order)
+    ready = replace(after(seen, reopened, {"generation": Generation(2)}), acks={A: ack(AckKind.READY, 2, port=1234)})
+    launched = decided(ready)
+    assert launched.record
+    assert (launched.record.resume_step, launched.record.begins, launched.record.rewind) == (8, order, None)
+    assert (launched.record.turns, launched.record.sources) == ((), {})
+    told = gone_back(2, generation=Generation(2))
+    done = after(ready, launched, {"left": "", "rewinds": (told,), "generation": Generation(2)})
+    over = decided(done)
+    assert over.answers["1"] == Answer(sentence="all ranks have restored step 8", step=Step(8))
+    assert [turn.to for turn in turns(after(done, over).incidents)] == [8], (
+        "the batches are not left out by a later restart"
+    )
+
+
+@pytest.mark.parametrize("when", ["it is never seen", "it proves damaged"])
+def test_an_order_to_come_back_in_vain_is_told_and_the_training_goes_on(when: str) -> None:
+    judged = there(asked(left=LEFT))
+    waiting = after(judged, decided(judged))
+    if when == "it is never seen":
+        given_up = decide(waiting, NOW + 31, Policy())
+        assert given_up.record == record()
+        told = decided(after(waiting, given_up))
+    else:
+        seen = after(waiting, Decision(), {"left": LEFT})
+        reopened = after(seen, decided(seen), {"generation": Generation(2), "left": ""})
+        launched = decided(replace(reopened, acks={A: ack(AckKind.READY, 2, port=1234)}))
+        assert launched.record
+        assert (launched.record.resume_step, launched.record.begins) == (10, None)
+        begun = after(reopened, launched)
+        told = decided(after(begun, decided(begun)))
     assert told.answers["1"].exit_code == SnapshotError.exit_code
     assert "step 8 is no longer kept; the training continues without the rewind" in told.answers["1"].sentence
 

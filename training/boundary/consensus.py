@@ -191,6 +191,9 @@ class Council:
         if isinstance(self._rewind, RewindOrder):
             started = monotonic_ns()
             self._go_back(self._rewind.to)
+            self._tape.keep(
+                self._rewind.to
+            )  # an order sets all newer snapshots on disk aside, and this one may be in memory only
             self._obeyed = self._rewind.number
             obey(self._rewind, self._course, self._at, started, known_data=not self._fixed_data)
             self._rescue.turn(self._course.careful(self._rewind.to))

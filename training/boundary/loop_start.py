@@ -60,7 +60,7 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
         started = monotonic_ns()
         while at.page.fetching:
             sleep(_FETCHING_S)
-        tape.go_back(step)
+        tape.go_back(step, handoff.rewind.left if handoff.rewind else "")
         if handoff.rewind is not None:
             tape.rewinds += 1
             obey(handoff.rewind, course, at, started, known_data=known_data)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...checkpoint.arena.fill import destinations, fill
+from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog, commit
@@ -56,12 +57,12 @@ class Restorer:
         self._rank, self._world = rank, world
         self._kept_randomness: Any = None
 
-    def from_store(self, root: Place, step: int) -> None:
-        """Restore this rank's state at `step`. If the job then had another number of ranks, restore this rank's part of the global state.
-        Retry failing storage for a while. Raises Unrestorable, Unreadable, LayoutError or FormatError."""
+    def from_store(self, root: Place, step: int, left: str = "") -> None:
+        """Restore this rank's state at `step`. left: as in `Tape.go_back`. If the job then had another number of ranks, restore this rank's
+        part of the global state. Retry failing storage for a while. Raises Unrestorable, Unreadable, LayoutError or FormatError."""
 
         def ask() -> None:
-            snapshot = _durable(root, step)
+            snapshot = root / paths.SNAPSHOTS / left if left else _durable(root, step)
             try:
                 if commit.read_commit(snapshot).world == self._world:
                     self._from_own(snapshot)

@@ -260,13 +260,14 @@ class Tape:
 
     # -- going back --------------------------------------------------------------------------------------------------------
 
-    def go_back(self, step: int) -> None:
-        """Fill the live state with the state of `step`, from memory or disk. Raises Unrestorable, Unreadable or LayoutError."""
+    def go_back(self, step: int, left: str = "") -> None:
+        """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
+        set aside. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
         self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
-        slot = self._arena.holding(step)
+        slot = None if left else self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
-            self.restorer.from_store(place.at(self._at.handoff.snapshots), step)
+            self.restorer.from_store(place.at(self._at.handoff.snapshots), step, left)
         self._arena.drop_after(step)
 
     def _from_slot(self, slot: Slot) -> bool:

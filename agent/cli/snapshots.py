@@ -1,0 +1,233 @@
+"""The command `snapshots`: lists, verifies, digests, keeps and removes the snapshots on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ...checkpoint.backend import paths, place
+from ...checkpoint.backend.paths import Attempt
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import catalog, commit
+from ...checkpoint.durable.load_resharded import Saved
+from ...checkpoint.durable.save_interval import SnapshotPolicy
+from ...resilience.errors import FormatError, MachineError, SnapshotError, UsageError
+from ...resilience.inprocess.tally import COURSE, RANDOMNESS
+from ...resilience.model.generation import GenerationRecord
+from ...resilience.text import formatting
+from ..run_directory import RunDirectory
+from .explain import find_directory, look, time_of
+
+
+def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
+    """Return the snapshots that `where` names, the newest first. None: all snapshots of the run directory `run_dir`, or of the most
+    recently used one. A step or a snapshot's name: the matching snapshots of that run directory. A path or URL: a run directory, a place
+    that holds `snapshots/`, or one snapshot. Raises UsageError if there are none."""
+    if where is None:
+        return catalog.committed(find_directory(run_dir).kept())
+    if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
+        return _chosen(find_directory(run_dir), where)
+    if (Path(where) / "journal.jsonl").exists():
+        return catalog.at(RunDirectory(Path(where)).kept())
+    return catalog.at(place.at(place.address(where, kept.endpoint, kept.region)))
+
+
+def snapshots(found: list[Place], action: str, whole: bool) -> int:
+    """List, verify or digest the snapshots. Return the exit code: 6 if `verify` finds a damaged snapshot. whole: digest the global
+    tensors."""
+    if not found:
+        print("there is no committed snapshot")
+        return 0
+    if action == "digest" and whole:
+        with commit.reading(found[0]):
+            total = Saved(found[0], proving=True).digest()
+        print(f"{total}  step {_attempt(found[0]).stamp.step}, of the global tensors")
+        return 0
+    if action == "digest":
+        ours = [f"{COURSE}/", f"{RANDOMNESS}/data/"]
+        print(f"{catalog.digest(found[0], exclude=ours)}  step {_attempt(found[0]).stamp.step}")
+        return 0
+    return _verify(found) if action == "verify" else _list(found)
+
+
+def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> int:
+    """Print the committed snapshots, then those that were set aside, each with the reason. Parameters: as for `named`. Return the exit
+    code."""
+    which = where if where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)) else ""
+    if where is None or which:
+        root = find_directory(run_dir).kept()
+    elif (Path(where) / "journal.jsonl").exists():
+        root = RunDirectory(Path(where)).kept()
+    else:
+        root = place.at(place.address(where, kept.endpoint, kept.region))
+    seen, users = catalog.look(root), catalog.marked(root)
+
+    def matching(attempts: Sequence[Attempt]) -> list[Attempt]:
+        asked = (each for each in attempts if not which or which in (str(each), str(each.stamp.step)))
+        return sorted(asked, key=lambda attempt: attempt.stamp, reverse=True)
+
+    snapshots([attempt.under(root) for attempt in matching(seen.durable)], "ls", whole=False)
+    for attempts, verdict in ((seen.left, _GOOD), (seen.rejected, _WRONG)):
+        by_reason: dict[str, list[str]] = {}
+        for attempt in matching(attempts):
+            words, at_s = commit.reason(attempt.under(root))
+            yours = [word for name, word in _YOURS.items() if name in users.get(attempt, ())]
+            when = [f"set aside at {time_of(at_s)}"] if at_s is not None else []
+            by_reason.setdefault(words, []).append(f"    {attempt}  {', '.join((*when, *yours))}".rstrip())
+        for words, lines in by_reason.items():
+            print("\n".join((f"{verdict}: {words}", *lines)))
+    if not matching((*seen.left, *seen.rejected)):
+        print("no snapshot is set aside")
+    return 0
+
+
+def keep(directory: RunDirectory, which: str, undo: bool) -> int:
+    """Keep the snapshot of that step or name from being deleted as too old, or undo that. Print a sentence. Return the exit code."""
+    root = directory.kept()
+    attempt = choose(which, [*_all(catalog.look(root))], directory)
+    snapshot, marks = attempt.under(root), catalog.marked(root).get(attempt, set())
+    if not undo:
+        commit.mark(snapshot, paths.KEPT)
+        print(f"{attempt} stays until you remove it; to undo this: mt-resilient snapshots keep {attempt} --undo")
+        return 0
+    for name in marks:
+        snapshot.delete(name)
+    print(f"{attempt} is deleted when it is too old (snapshots.keep)" if marks else f"{attempt} was not kept")
+    return 0
+
+
+def remove(directory: RunDirectory, names: Sequence[str]) -> int:
+    """Delete the snapshots of those steps or names, unless one of them is needed: then delete none. Return the exit code. Raises
+    UsageError."""
+    root = directory.kept()
+    seen = catalog.look(root)
+    chosen = [*dict.fromkeys(choose(name, [*_all(seen)], directory) for name in names)]
+    world = look(directory)
+    if world is None and directory.agent():
+        raise MachineError(
+            "etcd does not answer, so it is not known which snapshots the running job needs. Nothing was removed"
+        )
+    why = needed(seen, catalog.marked(root), chosen, world.record if world else None)
+    if why:
+        raise UsageError(f"{why}. Nothing was removed")
+    for attempt in chosen:
+        if not commit.delete(attempt.under(root)):
+            raise MachineError(f"a process reads {attempt}; it was not removed. Try again later")
+        print(f"{attempt} is removed")
+    return 0
+
+
+def needed(
+    seen: catalog.Catalog, marked: dict[Attempt, set[str]], chosen: Sequence[Attempt], record: GenerationRecord | None
+) -> str:
+    """Return why one of the chosen snapshots must stay; empty: all may go. record: the job's present generation, if etcd knows one."""
+    for attempt in chosen:
+        if paths.KEPT in marked.get(attempt, ()):
+            return f"{attempt} is kept; first: mt-resilient snapshots keep {attempt} --undo"
+    if seen.durable and {*seen.durable} <= {*chosen}:
+        return f"{seen.durable[0]} is the last snapshot from which this job can continue; to start anew, name another --run-dir"
+    if record is None or record.over:
+        return ""
+    orders = [order.left for order in (record.rewind, record.begins) if order]
+    certified = [attempt for attempt in seen.durable if attempt in seen.certified]
+    for attempt in chosen:
+        if str(attempt) in orders:
+            return f"an order to rewind goes to {attempt}"
+        if attempt in seen.durable and attempt.stamp.step == record.resume_step:
+            return f"the running ranks have started from {attempt}"
+        if attempt in (*seen.durable[:1], *certified[:1]):
+            kind = "newest" if attempt in seen.durable[:1] else "newest certified"
+            return f"after a fault the running job may continue from {attempt}: it is the {kind} snapshot"
+    return ""
+
+
+def _all(seen: catalog.Catalog) -> Collection[Attempt]:
+    return (*seen.durable, *seen.left, *seen.rejected)
+
+
+def choose(which: str, among: Sequence[Attempt], directory: RunDirectory) -> Attempt:
+    """Return the snapshot whose step, name or path is `which`. Raises UsageError unless there is exactly one."""
+    found = [each for each in among if which in (str(each), str(each.stamp.step), str(each.under(directory.kept())))]
+    if len(found) > 1:
+        raise UsageError(
+            f"{len(found)} snapshots are of step {which}; nothing was done. Name one: {formatting.listed([*map(str, found)])}"
+        )
+    if not found:
+        raise UsageError(f"no snapshot {which} in {directory.root}; see: mt-resilient snapshots ls --all")
+    return found[0]
+
+
+def _chosen(directory: RunDirectory, which: str) -> list[Place]:
+    """Return the snapshots whose step or name is `which`, the newest first: those of the lineage, or else those that an ordered rewind set
+    aside. Raises UsageError if there are none."""
+    root = directory.kept()
+    seen = catalog.look(root)
+    for attempts in (seen.durable, seen.left):
+        found = [each.under(root) for each in attempts if which in (str(each), str(each.stamp.step))]
+        if found:
+            return found
+    raise UsageError(f"no snapshot {which} in {directory.root}; see: mt-resilient snapshots ls --all")
+
+
+def _attempt(snapshot: Place) -> Attempt:
+    attempt = Attempt.parse(snapshot.name)
+    assert attempt
+    return attempt
+
+
+def _list(snapshots: list[Place]) -> int:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading, side in (
+        ("step", "right"),
+        ("generation", "right"),
+        ("ranks", "right"),
+        ("MB", "right"),
+        ("written", "left"),
+        ("certified", "left"),
+        ("yours", "left"),
+        ("directory", "left"),
+    ):
+        table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
+    others = []
+    for snapshot in snapshots:
+        stamp = _attempt(snapshot).stamp
+        try:
+            certified = "yes" if snapshot.there(paths.CERTIFIED) else "–"
+            kept = [word for name, word in _YOURS.items() if snapshot.there(name)]
+            found = commit.read_commit(snapshot)
+        except SnapshotError:  # the snapshot is damaged, or was deleted just now as too old
+            told = "?", "–", "–", "–", "–"
+        except FormatError as error:
+            told = "–", "–", "–", "–", "–"
+            others.append(str(error))
+        else:
+            figures, words = found.figures, ", ".join(kept) or "–"
+            told = str(found.world), f"{figures.bytes / 1e6:.1f}", time_of(figures.written_s), certified, words
+        table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
+    Console(highlight=False, width=200).print(table)
+    for sentence in others:
+        print(sentence)
+    return 0
+
+
+_GOOD = "set aside, and good (mt-resilient rewind --to NAME comes back to one)"
+_WRONG = "set aside, and never used again"
+_YOURS = {paths.ORDERED: "ordered", paths.KEPT: "kept"}
+
+
+def _verify(found: list[Place]) -> int:
+    codes = set()
+    for snapshot in found:
+        try:
+            problems = catalog.verify(snapshot)
+        except (FormatError, MachineError) as error:  # this snapshot cannot be judged, but others can
+            codes.add(error.exit_code)
+            problems = [str(error)]
+        else:
+            codes |= {SnapshotError.exit_code} if problems else set()
+        print(f"{snapshot.name}: {'sound, every byte read' if not problems else '; '.join(problems)}")
+    return max(codes, default=0)

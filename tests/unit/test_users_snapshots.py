@@ -1,0 +1,202 @@
+"""What a person asks of the snapshots on disk: list, keep, remove, and what a rewind says before it acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mt_resilient.agent.cli import rewind_notice, snapshots
+from mt_resilient.agent.run_directory import MARK, RunDirectory
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.checkpoint.backend.paths import Attempt
+from mt_resilient.checkpoint.durable import catalog, commit
+from mt_resilient.cli import main
+from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.model.generation import RewindOrder
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import Step
+
+from .worlds import record
+
+RUN = "5f0c91aa"
+
+
+def name(step: int, rewinds: int = 0) -> str:
+    return f"{step:010d}-g1-{RUN}{rewinds:04x}"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """Steps 10 and 20 are used; 30 and 40 were left by an order, of which 30 was ordered; 50 was found wrong."""
+    root = Files(tmp_path)
+    root.write("journal.jsonl", b"")
+    (root / paths.SNAPSHOTS).write(MARK, b"ours")
+    for step in (10, 20, 30, 40, 50):
+        (root / paths.SNAPSHOTS / name(step)).write(paths.COMMIT, b"")
+    commit.mark(root / paths.SNAPSHOTS / name(30), paths.ORDERED)
+    for step in (30, 40):
+        commit.leave(root / paths.SNAPSHOTS / name(step), "an order went back to step 20", 1e9)
+    commit.reject(root / paths.SNAPSHOTS / name(50), "a checksum does not match")
+    return RunDirectory(tmp_path)
+
+
+def command(run: RunDirectory, *words: str) -> int:
+    return main(["snapshots", *words, "--run-dir", str(run.root)])
+
+
+def steps(run: RunDirectory) -> list[int]:
+    seen = catalog.look(run.kept())
+    return sorted(attempt.stamp.step for attempt in (*seen.durable, *seen.left, *seen.rejected))
+
+
+def test_what_is_set_aside_is_listed_with_the_reason(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    assert command(run, "ls") == 0
+    assert name(30) not in capfd.readouterr().out
+    assert command(run, "ls", "--all") == 0
+    told = capfd.readouterr().out
+    good, _, wrong = told.partition("set aside, and never used again: a checksum does not match")
+    assert (
+        "set aside, and good (mt-resilient rewind --to NAME comes back to one): an order went back to step 20" in good
+    )
+    assert f"{name(30)}  set aside at 2001-09-09" in good
+    assert [line.endswith(", ordered") for line in good.splitlines() if name(30) in line or name(40) in line] == [
+        False,
+        True,
+    ]
+    assert name(50) in wrong
+    assert command(run, "ls", "50", "--all") == 0
+    assert name(30) not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["rm", "60"], "no snapshot 60 in"),
+        (["rm", "30", "nonsense"], "no snapshot nonsense in"),
+        (["rm", "10", "20"], "is the last snapshot from which this job can continue"),
+        (["keep", "60"], "no snapshot 60 in"),
+    ],
+)
+def test_a_wrong_removal_is_a_sentence_and_removes_nothing(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    assert command(run, *words) == 2
+    assert sentence in capfd.readouterr().err
+    assert steps(run) == [10, 20, 30, 40, 50]
+
+
+def test_what_is_kept_is_removed_only_after_that_was_undone(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(run, "keep", "30") == 0
+    assert command(run, "rm", "10", "30") == 2
+    assert f"{name(30)} is kept; first: mt-resilient snapshots keep {name(30)} --undo" in capfd.readouterr().err
+    assert steps(run) == [10, 20, 30, 40, 50]
+    assert command(run, "keep", name(30), "--undo") == 0
+    assert command(run, "rm", "10", str(Path(run.root) / paths.SNAPSHOTS / name(30)), "50") == 0
+    assert steps(run) == [20, 40]
+
+
+def test_what_a_process_reads_is_not_removed(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    with commit.reading(run.kept() / paths.SNAPSHOTS / name(30)):
+        assert command(run, "rm", "30") == 3
+    assert f"a process reads {name(30)}" in capfd.readouterr().err
+    assert steps(run) == [10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize(
+    ("where", "kept", "expected"),
+    [
+        ("20", {20}, (20, "")),
+        ("15", {15}, (15, "")),  # it is in memory only
+        ("25", {20}, (25, "")),  # the controller says which are near
+        ("40", {20}, (40, name(40))),
+        ("40", {20, 40}, (40, "")),  # the lineage has it again
+        (name(40), {20, 40}, (40, name(40))),
+        (name(20), {20}, (20, "")),
+    ],
+)
+def test_a_step_is_of_the_lineage_first(
+    run: RunDirectory, where: str, kept: set[Step], expected: tuple[int, str]
+) -> None:
+    step, left = rewind_notice.target(where, catalog.look(run.kept()), kept, run)
+    assert (step, str(left or "")) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ("50", "is never used again: a checksum does not match. Nothing was done"),
+        (name(50), "is never used again: a checksum does not match. Nothing was done"),
+        (name(60), "no snapshot 0000000060"),
+        ("30", "2 snapshots are of step 30; nothing was done. Name one"),
+    ],
+)
+def test_what_must_not_be_used_is_refused(run: RunDirectory, where: str, sentence: str) -> None:
+    other = run.kept() / paths.SNAPSHOTS / name(30, rewinds=1)
+    other.write(paths.COMMIT, b"")
+    commit.leave(other, "an order went back to step 10", 1e9)
+    with pytest.raises(UsageError, match=sentence):
+        rewind_notice.target(where, catalog.look(run.kept()), set(), run)
+
+
+@pytest.mark.parametrize(
+    ("step", "left", "reached", "said"),
+    [
+        (20, "", 20, ["this sets aside no snapshot on disk"]),
+        (
+            10,
+            "",
+            25,
+            [
+                f"this sets aside the snapshot of step 20. To come back: mt-resilient rewind --to {name(20)} --run-dir ",
+                "the training is at step 25, and no snapshot newer than step 20 is on disk: nothing brings that back",
+            ],
+        ),
+        (
+            40,
+            name(40),
+            20,
+            ["this sets aside no snapshot on disk", "the training is at step 20, and no snapshot of it is on"],
+        ),
+    ],
+)
+def test_a_rewind_says_before_what_it_sets_aside(
+    run: RunDirectory, step: int, left: str, reached: int, said: list[str]
+) -> None:
+    told = rewind_notice.notice(Step(step), Attempt.parse(left), catalog.look(run.kept()), Step(reached), run)
+    assert [sentence[: len(begins)] for sentence, begins in zip(told, said, strict=True)] == said
+
+
+AGENT = {"phase": Phase.RUN, "resume_step": Step(10)}
+
+
+@pytest.mark.parametrize(
+    ("step", "job", "sentence"),
+    [
+        (10, None, ""),
+        (10, {**AGENT, "phase": Phase.ENDED}, ""),
+        (10, AGENT, f"the running ranks have started from {name(10)}"),
+        (20, AGENT, f"after a fault the running job may continue from {name(20)}: it is the newest snapshot"),
+        (15, AGENT, f"after a fault the running job may continue from {name(15)}: it is the newest certified snapshot"),
+        (12, AGENT, ""),
+        (30, AGENT, ""),
+        (30, {**AGENT, "rewind": RewindOrder(number=1, to=Step(30), left=name(30))}, "an order to rewind goes to"),
+        (30, {**AGENT, "begins": RewindOrder(number=1, to=Step(30), left=name(30))}, "an order to rewind goes to"),
+    ],
+)
+def test_what_a_running_job_needs_is_not_removed(
+    run: RunDirectory, step: int, job: dict[str, Any] | None, sentence: str
+) -> None:
+    for at in (12, 15):
+        snapshot = run.kept() / paths.SNAPSHOTS / name(at)
+        snapshot.write(paths.COMMIT, b"")
+        commit.certify(snapshot) if at == 15 else None
+    attempt = Attempt.parse(name(step))
+    assert attempt
+    told = snapshots.needed(catalog.look(run.kept()), {}, [attempt], record(**job) if job else None)
+    assert told.startswith(sentence)
+    assert bool(told) == bool(sentence)
