@@ -29,7 +29,7 @@ from ..model.node import NodeStatus
 from ..model.state_machine import Event
 from ..model.types import NodeId
 from ..text import formatting, sentences, verdicts
-from .last_attempts import may_begin_anew, most_hangs, same_hangs
+from .last_attempts import hung_again, may_begin_anew
 from .restart_history import (
     NO_LIFE,
     ONE,
@@ -176,14 +176,11 @@ def plan(
         return restart
     stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, size.trained > 0)
     spent = sum(0.5 if explained(life.nodes, shut_out) else 1.0 for life in stuck)
-    hangs = same_hangs(verdict, restarts, reached)
-    hung = len(hangs) >= most_hangs(verdict, policy.max_without_progress)
+    hung = hung_again(verdict, restarts, reached, policy.max_without_progress)
     if spent >= policy.max_without_progress or hung:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         told = verdicts.tallied([life.cause for life in stuck])
-        said = f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}: {told}"
-        if hung:
-            said = f"the same hang after the same step as in incident {int(hangs[0].id)} ({hangs[0].summary})"
+        said = hung or f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}: {told}"
         if not verdict.started and size.another:
             return _leave(said, restart, size)
         return _give_up(BudgetSpent, ". ".join(filter(None, (said, verdict.advice))))

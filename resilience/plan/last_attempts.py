@@ -30,15 +30,14 @@ def may_begin_anew(verdict: Verdict, restarts: Sequence[Incident], reached: int,
     )
 
 
-def same_hangs(verdict: Verdict, restarts: Sequence[Incident], reached: int) -> list[Incident]:
-    """Return the last incidents, newest first, that were the same hang after the same step as this one. Snapshots may lie in between: the
-    job came no further."""
+def hung_again(verdict: Verdict, restarts: Sequence[Incident], reached: int, most: int) -> str:
+    """Return why another restart would not help: the last ones, as many as can help, answered the same hang after the same step. Snapshots
+    may lie in between: the job came no further. Empty: it may help. most: how many can help if the rank waits for other ranks; in the
+    script's own code, one can."""
     if verdict.cause is not Cause.RANK_HUNG or reached < 0:
-        return []
+        return ""
     here = verdict.signature, verdict.nodes, reached
-    return [*takewhile(lambda each: (each.signature, each.nodes, each.step_at_fault) == here, reversed(restarts))]
-
-
-def most_hangs(verdict: Verdict, otherwise: int) -> int:
-    """Return after how many restarts because of the same hang the next one ends the job. otherwise: for a rank that waits for others."""
-    return 1 if any(f":{place}:" in verdict.signature for place in OWN_WORK) else otherwise
+    same = [*takewhile(lambda each: (each.signature, each.nodes, each.step_at_fault) == here, reversed(restarts))]
+    if len(same) < (1 if any(f":{place}:" in verdict.signature for place in OWN_WORK) else most):
+        return ""
+    return f"the same hang after the same step as in incident {int(same[0].id)} ({same[0].summary})"
