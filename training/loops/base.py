@@ -69,6 +69,8 @@ class HookedLoop:
         """Whether `train_step` returns its figures in a way that is not known."""
         self.session: Boundaries | None = None
         self.counters: Any = None
+        self.data: Any = None
+        """The place of data loaders that are not found by the number of consumed samples, if it can be saved; else None."""
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         """Arguments of the calls that created the data iterators."""
@@ -125,6 +127,7 @@ class HookedLoop:
             return original(*args, **kwargs)
         self.session = Boundaries(**sources)
         self.session.fixed_data = not skips
+        self.session.puts_data_back = self.data is not None
         self.session.cure = "let the loop build its data by consumed samples (--dataloader-type single or cyclic)"
         if not self.session.observes:
             self.prepare(given)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .base import Counters, HookedLoop, reenable_parameter_gather
+from .external_data import ExternalData
 from .hooks import disable_rerun, needed, parameters
 
 BOUNDARY = "checkpoint_and_decide_exit"
@@ -59,7 +60,10 @@ class MegatronLoop(HookedLoop):
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
         args = self.args
         self.live = {"iteration": args.iteration, FLOPS: getattr(args, FLOPS)}
+        external = None if self.skips() else ExternalData(given["train_data_iterator"])
+        self.data = external if external and external.complete else None
         return {
+            **({"data": self.data} if self.data else {}),
             "model": given["model"],
             "optimizer": given["optimizer"],
             "scheduler": given["opt_param_scheduler"],
@@ -124,6 +128,8 @@ class MegatronLoop(HookedLoop):
         several = len(built) > 1
         given["train_data_iterator"] = list(train) if several else train[0]
         given["valid_data_iterator"] = list(valid) if several else valid[0]
+        if self.data:
+            self.data.put_back(given["train_data_iterator"])
 
     def stop_timer(self, name: str) -> None:
         timer = self.outer["get_timers"]()(name, log_level=0)
