@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 
 from mt_resilient.training.attach import import_hook
 from mt_resilient.training.loops import megatron_alike, megatron_entry
-from mt_resilient.training.loops.megatron import BOUNDARY, FLOPS
+from mt_resilient.training.loops.megatron import BOUNDARY, CALCULATOR, FLOPS
 from mt_resilient.training.loops.megatron_bridge import wrap as wrap_bridge
 
-CALCULATOR = "megatron.core.num_microbatches_calculator"
+from ..megatron.known_loops import known
 
 COMMON = """
 mpu = object()
@@ -263,3 +264,28 @@ def test_a_loop_of_the_script_s_own_is_found_by_its_functions() -> None:
     original = other.train
     assert other.pretrain(None) == 4
     assert other.train is original
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (MODERN, ["yes", f"`{BOUNDARY}`", "`check_grads`"]),
+        (INLINE, ["yes", "`training_log`", "`check_grads`"]),
+        (renamed(MODERN, BOUNDARY), [f"no: it has neither {BOUNDARY} nor training_log", "", ""]),
+        (renamed(MODERN, "train_step"), ["no: it has no train_step", "", ""]),
+    ],
+    ids=["modern", "inline", "another boundary", "another step"],
+)
+def test_the_table_of_known_loops_asks_the_sources_of_a_version(
+    source: str, expected: list[str], tmp_path: Path
+) -> None:
+    """Their imports may lack, and their functions are not called."""
+    for name, text in {
+        "training/training": f"from nowhere import mpu\n{source}\nimport nowhere.at_all\n",
+        "core/num_microbatches_calculator": "def update_num_microbatches(): ...\ndef get_current_global_batch_size(): ...\n",
+        "core/distributed/param_and_grad_buffer": "class Buckets:\n    def check_grads(self): ...\n",
+    }.items():
+        path = tmp_path / "megatron" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("mpu = object()", ""))
+    assert known(tmp_path) == expected

@@ -32,7 +32,7 @@ from ...resilience.model.types import Rank
 from ..state.tensors.in_place import whole
 from .allreduce import Sentinel
 
-_CHECKS = ("check_grads", "check_for_nan_in_grad")
+CHECKS = ("check_grads", "check_for_nan_in_grad")
 """Names of Megatron's own check, in any of its versions."""
 _KEPT = 64
 """Number of steps whose norms are kept."""
@@ -57,7 +57,7 @@ class OwnGradients:
                 self._behind_each(chunk)
 
     def _instead_of_the_check(self, group: Any) -> None:
-        name = next((name for name in _CHECKS if hasattr(type(group), name)), None)
+        name = next((name for name in CHECKS if hasattr(type(group), name)), None)
         if name is None:
             return
         original = getattr(group, name)

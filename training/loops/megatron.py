@@ -21,7 +21,7 @@ BOUNDARY = "checkpoint_and_decide_exit"
 FLOPS = "num_floating_point_operations_so_far"
 _FIRST = "is_first_iteration"
 _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
-_CALCULATOR = "megatron.core.num_microbatches_calculator"
+CALCULATOR = "megatron.core.num_microbatches_calculator"
 _OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", "train_data_iterator", "valid_data_iterator")
 
 
@@ -36,7 +36,7 @@ class MegatronLoop(HookedLoop):
         needed(outer, "train", "build_train_valid_test_data_iterators", "get_args", "get_timers", "mpu")
         needed(inner, "train_step")
         parameters(outer["train"], *_OF_TRAIN)
-        needed(vars(sys.modules[_CALCULATOR]), "update_num_microbatches", "get_current_global_batch_size")
+        needed(vars(sys.modules[CALCULATOR]), "update_num_microbatches", "get_current_global_batch_size")
         self.build = inspect.unwrap(outer["build_train_valid_test_data_iterators"])
         self.look_up(inner)
         self.install(outer, build_train_valid_test_data_iterators=self.builder, train=self.train)
@@ -106,12 +106,12 @@ class MegatronLoop(HookedLoop):
     def skip(self, batches: int) -> None:
         if not batches:
             return
-        calculator = sys.modules[_CALCULATOR]
+        calculator = sys.modules[CALCULATOR]
         calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
         self.args.consumed_train_samples += batches * calculator.get_current_global_batch_size()
 
     def rebuild(self, given: dict[str, Any]) -> None:
-        calculator = sys.modules[_CALCULATOR]
+        calculator = sys.modules[CALCULATOR]
         calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
         self.goes_on = self.iteration() > 0
         self.stop_timer("interval-time")
