@@ -141,7 +141,7 @@ def reached(pages: Sequence[Page], resume_step: int) -> tuple[Reached, ...]:
     """Return the last step of each local rank with its figures, if ranks that resume at `resume_step` replay that step with the same data.
     Otherwise empty."""
     said = (Reached(page.step, page.loss, page.grad_norm) for page in pages)
-    again = all(page.tells == 2 and page.step > resume_step for page in pages)
+    again = all(page.tells >= 2 and page.step > resume_step for page in pages)
     return tuple(said) if again else ()
 
 
@@ -250,6 +250,7 @@ def status(
         paused=all(page.doing == Doing.PAUSED for page in pages) and not any(p.ended_s for p in group.ranks.values()),
         declined=min(page.declined for page in pages),
         skips=all(page.tells == 2 for page in pages),
+        other_data=any(page.tells == 1 for page in pages),
         snapshot=snapshot,
         snapshot_step=Step(min(page.durable_step for page in pages)),
     )

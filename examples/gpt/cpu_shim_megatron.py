@@ -27,7 +27,10 @@ def adam_of_torch_can_load(module: Any) -> None:
 
     optimizer = module.DistributedOptimizer
     state_dict, load_state_dict = optimizer.state_dict, optimizer.load_state_dict
-    set_states = optimizer._set_main_param_and_optimizer_states
+    set_states = getattr(optimizer, "_set_main_param_and_optimizer_states", None)
+    if set_states is None:  # 0.9, which refuses torch's Adam although it trains with it
+        module.HAVE_APEX_OR_TE = True
+        return
 
     def state_dict_with_state(self: Any) -> Any:
         if isinstance(self.optimizer, torch.optim.Optimizer) and not self.optimizer.state:

@@ -128,7 +128,8 @@ def _with_phases(incident: Incident, world: World) -> Incident:
         if not end:
             return incident
         incident = incident.with_phase(name, end - start)
-    return replace(incident, open=False, repeated=max(status.repeated for status in statuses))
+    other_data = any(status.other_data for status in statuses) and world.present.resume_step >= 0
+    return replace(incident, open=False, repeated=max(status.repeated for status in statuses), other_data=other_data)
 
 
 def _marks(status: NodeStatus) -> tuple[float, ...]:

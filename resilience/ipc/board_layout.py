@@ -110,7 +110,8 @@ class Page:
     main_thread = _Int(26)
     """Number of the process's main thread, as stacks show it."""
     tells = _Int(27)
-    """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 0: there is neither."""
+    """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 3: it cannot, but it puts its data back; 0: there
+    is neither."""
     first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
     """The first step that was finished in this generation. The rank writes it before `stepped_ns`, the time at which that step was
     finished."""

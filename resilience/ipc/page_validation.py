@@ -38,7 +38,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "declined": (0, MOST),
     "left": (0, 1),
     "repeated": (0, max(Repeated)),
-    "tells": (0, 2),
+    "tells": (0, 3),
     "listens": (0, 64),
     "launched_pid": (0, MOST_PIDS),
     "seen": (0, 2000),

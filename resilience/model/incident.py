@@ -97,6 +97,8 @@ class Incident:
     """Seconds that the ranks wait before they start again, because starts fail."""
     repeated: Repeated = Repeated.UNKNOWN
     """Whether the ranks got the same loss and gradient norm when they computed the steps up to the fault again."""
+    other_data: bool = False
+    """Whether the loop's data could not be put back when the ranks resumed."""
     launch: str = ""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Seconds that each of PHASES took. A phase that is not over is missing."""

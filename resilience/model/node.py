@@ -102,6 +102,8 @@ class NodeStatus:
     """Number of the last rewind order that the ranks could not obey, because they no longer have the state."""
     skips: bool = False
     """Whether the loop or Session of each local rank can leave data out."""
+    other_data: bool = False
+    """Whether a loop of a local rank takes data that no recovery can put back."""
     snapshot: str = ""
     """Id of the last snapshot request that the agent forwarded to the ranks."""
     snapshot_step: Step = Step(-1)

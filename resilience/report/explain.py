@@ -36,6 +36,7 @@ _COMPUTED_AGAIN = {
     Repeated.OTHER: "computed again, with another loss than before",
 }
 _OTHER = "either this training is not reproducible, or its snapshots lack a part of its state (docs/state.md lists what they hold)"
+_OTHER_DATA = "the data of this loop could not be put back: from there on it may use other data than without the fault"
 
 
 def _computed_again(incident: Incident) -> str:
@@ -49,6 +50,7 @@ def recovered(incident: Incident) -> str:
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {verdicts.concluded(incident)}" if incident.origin else ""
     other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
+    other += f"; {_OTHER_DATA}" if incident.other_data else ""
     return f"recovered ({rung(incident.rung)}{start}): {_computed_again(incident)}; {phases(incident)}{why}{other}"
 
 

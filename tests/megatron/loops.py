@@ -71,8 +71,15 @@ class Loop:
         return "MEGATRON_LM names no Megatron-LM checkout"
 
 
+def _has(tree: Path, option: str) -> bool:
+    """Whether the Megatron in this tree has the option."""
+    source = tree / "megatron" / "training" / "arguments.py"
+    return not source.exists() or option in source.read_text()
+
+
 def _megatron_lm(name: str, script: Path, tree: Path, layout: str, ranks: int) -> Loop:
-    arguments = tuple(shlex.split(f"{_TINY} {_ON_A_CPU} {layout}"))
+    tiny = _TINY if _has(tree, "attention-backend") else _TINY.replace("--attention-backend unfused", "")
+    arguments = tuple(shlex.split(f"{tiny} {_ON_A_CPU} {layout}"))
     return Loop(name=name, script=script, tree=tree, arguments=arguments, ranks=ranks)
 
 
@@ -83,6 +90,7 @@ MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", *_SDIST, _DP2, 2)
 MEGATRON_OVERLAPPED = _megatron_lm("mlm-0.17.1 dp2 overlapped", *_SDIST, _OVERLAPPED, 2)
 MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", *_SDIST, _TP2_PP2, 4)
 MEGATRON_INTERLEAVED = _megatron_lm("mlm-0.17.1 pp2 interleaved", *_SDIST, _INTERLEAVED, 2)
+OWN_LOOP_DP2 = _megatron_lm("own loop dp2", HERE / "pretrain_own.py", _SDIST[1], _DP2, 2)
 BRIDGE_DP2 = Loop(
     name="bridge dp2",
     script=HERE / "train_bridge.py",

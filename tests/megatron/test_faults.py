@@ -14,6 +14,7 @@ from .loops import (
     MEGATRON_DP2,
     MEGATRON_INTERLEAVED,
     MEGATRON_TP2_PP2,
+    OWN_LOOP_DP2,
     Loop,
     behind,
     read_record,
@@ -24,6 +25,7 @@ pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
 OFTEN = (MEGATRON_TP2_PP2,)
 ALL = [
+    pytest.param(OWN_LOOP_DP2, id=OWN_LOOP_DP2.name, marks=pytest.mark.variant),
     *(pytest.param(loop, id=loop.name, marks=() if loop in OFTEN else pytest.mark.variant) for loop in LOOPS),
     *(
         pytest.param(loop, id=loop.name, marks=[pytest.mark.mlm, *([pytest.mark.variant] if at else [])])
@@ -47,6 +49,25 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     assert found.digests.keys() == set(range(loop.ranks))
     told = [(incident.cause, incident.rung, incident.ranks) for incident in job.incidents()]
     assert told == [("non_finite", 1, (1,)), ("rank_killed", 2, ())]
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("saves", [True, False])
+def test_an_external_loader_goes_on_where_it_was_or_the_incident_says_so(
+    saves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := OWN_LOOP_DP2.missing():
+        pytest.skip(reason)
+    external = ("--dataloader-type", "external")
+    expected, _ = undisturbed(OWN_LOOP_DP2, *external)
+    if not saves:
+        monkeypatch.setenv("PLAIN_LOADER", "1")
+    place = tmp_path / "disturbed"
+    job = behind(OWN_LOOP_DP2, place, arguments=external, nemesis="kill@8:0")
+    assert job.finish(280) == 0, job.said()[-4000:]
+    assert (read_record(place) == expected) is saves
+    assert ("no recovery can put it back" in job.said()) is not saves
+    assert ("could not be put back" in job.said()) is not saves
 
 
 @pytest.mark.variant

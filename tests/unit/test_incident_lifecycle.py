@@ -19,6 +19,7 @@ from mt_resilient.resilience.model.signals import InPlaceRewind
 from mt_resilient.resilience.model.state_machine import Event, Phase
 from mt_resilient.resilience.model.types import Generation, Step
 from mt_resilient.resilience.plan.escalation import Plan
+from mt_resilient.resilience.report.explain import recovered
 
 from .worlds import NOW, A, B, gone, incident, record, status, world
 
@@ -55,6 +56,16 @@ def recovering(so_far: int, *, launched: bool = True, resume: int = 8, until: in
     started = record(phase, 2, resume_step=Step(resume) if launched else Step(-1), replay_until=Step(until))
     said = {"record": started, "status": {A: status(2, launch="warm", **marks)}, "incidents": (incident(),)}
     return world(**{**said, **changes})
+
+
+@pytest.mark.parametrize(("resume", "other_data", "told"), [(8, True, True), (8, False, False), (-1, True, False)])
+def test_a_recovery_tells_whether_the_data_could_be_put_back(resume: int, other_data: bool, told: bool) -> None:
+    """From the script's own start, the data begins anew too."""
+    marks = {name: NOW - 80 + 10 * position for position, name in enumerate(MARKS)}
+    said = {A: status(2, launch="warm", other_data=other_data, **marks)}
+    (over,) = phases_told(recovering(5, resume=resume, status=said))
+    assert (over.open, over.other_data) == (False, told)
+    assert ("could not be put back" in recovered(over)) is told
 
 
 def test_an_incident_tells_what_was_seen_and_concluded() -> None:

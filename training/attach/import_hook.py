@@ -17,9 +17,11 @@ from types import ModuleType
 
 from . import launcher_report
 from .attach import attach
+from .unknown_loop import tell_unknown
 
 LOOPS = {
-    "megatron.training.training": "mt_resilient.training.loops.megatron",
+    "megatron.training.training": "mt_resilient.training.loops.megatron_entry",
+    "megatron.training.initialize": "mt_resilient.training.loops.megatron_alike",
     "megatron.bridge.training.pretrain": "mt_resilient.training.loops.megatron_bridge",
 }
 """Module of a training loop → this program's module whose `wrap(module)` installs the hooks."""
@@ -58,10 +60,11 @@ def listen_to_launcher() -> None:
 
 
 def _wrap(module: ModuleType) -> None:
-    attached = attach(trains=False)
-    if attached:
-        attached.page.tells = 1
-    importlib.import_module(LOOPS[module.__name__]).wrap(module)
+    """Install the hooks, without ever disturbing the import: a module of another version may lack any name."""
+    try:
+        importlib.import_module(LOOPS[module.__name__]).wrap(module)
+    except Exception as error:
+        tell_unknown(module.__name__, error)
 
 
 class LoopFinder(importlib.abc.MetaPathFinder):

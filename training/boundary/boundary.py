@@ -55,6 +55,7 @@ class Boundaries:
         self.fixed_data = True
         """Whether it is unknown which data a step uses: the loop neither asks for `data_step` nor takes its `batches` from the session.
         Then no data can be used again on purpose, and none left out."""
+        self.puts_data_back = False  # if True, the data is put back all the same, though none can be left out
         self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
         """What to do if it is unknown which data a step uses."""
         self._missing: list[Any] = []
@@ -73,8 +74,7 @@ class Boundaries:
         self._sources[COURSE] = self._course
         self._tape = Tape(self._at, self._sources, self._pace)
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
-        chunks = (chunk for model in self._models for chunk in model.chunks)
-        self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1)
+        self._own_gradients = OwnGradients((c for m in self._models for c in m.chunks), noted=self._at.world > 1)
         optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
         others = [source for source in self._sources.values() if isinstance(source, Values)]
         self._accumulation = Accumulation(self._models, optimizers, others, self._tell)
@@ -116,7 +116,7 @@ class Boundaries:
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
         watch(self._at, self._tape.kind)
-        self._page.tells = 1 if self.fixed_data else 2
+        self._page.tells = 2 if not self.fixed_data else 3 if self.puts_data_back else 1
         self._rescue.turn(self._course.careful(step))
         first = self._tape.owed  # set if the job begins with another job's state
         self._tape.record(step, first)
@@ -149,7 +149,7 @@ class Boundaries:
         if self._first:
             self._first = False
             self._rescue.check()
-            first_boundary(self._at, self._course.windows, self.cure if self.fixed_data else "")
+            first_boundary(self._at, self._course.windows, self.cure if self.fixed_data else "", self.puts_data_back)
             self._missing = tell_of_what_is_missing(self._at, self._sources.values())
             self._page.first_step = step
             self._page.stepped_ns = entered  # from here on the agent may start the warm process

@@ -5,7 +5,8 @@ After the reduction, a flipped bit of one rank is on all ranks, and its origin c
 the reduction, and stays on its device: one number for each bucket or parameter. Nothing is copied, waited for or compared until a step is
 found wrong. The gradients are only read.
 
-Megatron's buckets are measured where Megatron's own check would run (`check_grads`, right before the collective), and instead of it. That
+Megatron's buckets are measured where Megatron's own check would run (`check_grads`, up to 0.11 `check_for_nan_in_grad`; right before the
+collective), and instead of it. If a bucket has neither, Megatron's own check stays. That
 check raises on the one rank that sees a NaN, while its peers already wait in the collective. A session judges the same figures on all ranks
 instead. Without Megatron, a hook measures each parameter's gradient after its accumulation; DistributedDataParallel reduces later. (A
 communication hook of DistributedDataParallel would have to do the reduction itself. It would divide where DistributedDataParallel
@@ -31,6 +32,8 @@ from ...resilience.model.types import Rank
 from ..state.tensors.in_place import whole
 from .allreduce import Sentinel
 
+CHECKS = ("check_grads", "check_for_nan_in_grad")
+"""Names of Megatron's own check, in any of its versions."""
 _KEPT = 64
 """Number of steps whose norms are kept."""
 _LEAST = 8
@@ -54,21 +57,20 @@ class OwnGradients:
                 self._behind_each(chunk)
 
     def _instead_of_the_check(self, group: Any) -> None:
-        config = group.ddp_config
-        original = getattr(group, "check_grads", None)
-        if original is None:
-            config.check_for_nan_in_grad = False
+        name = next((name for name in CHECKS if hasattr(type(group), name)), None)
+        if name is None:
             return
-        config.check_for_nan_in_grad = self._noted  # so that `check_grads` is called
+        original = getattr(group, name)
+        group.ddp_config.check_for_nan_in_grad = self._noted  # so that the check is called
 
-        def check_grads(check_for_nan_or_inf: bool, check_for_large: bool) -> None:
+        def check(check_for_nan_or_inf: bool = True, check_for_large: bool = False) -> None:
             if check_for_large:
                 original(False, True)
             if self._noted:
                 for index, bucket in enumerate(group.buckets):
                     self._now[id(group), index] = _norm_of(bucket.grad_data)
 
-        group.check_grads = check_grads
+        setattr(group, name, check)
 
     def _behind_each(self, chunk: torch.nn.Module) -> None:
         for parameter in chunk.parameters():

@@ -156,15 +156,15 @@ def _strangers(
             yield each
 
 
-def first_boundary(at: Attachment, windows: Collection[Window], cure: str) -> None:
+def first_boundary(at: Attachment, windows: Collection[Window], cure: str, puts_back: bool = False) -> None:
     """Check what is known only after the loop's first step. windows: the data to be skipped. cure: what to do if it is unknown which data a
-    step uses; otherwise empty. Raises UsageError."""
+    step uses; otherwise empty. puts_back: a recovery puts the data back all the same. Raises UsageError."""
     if windows and cure:
         raise UsageError(
             f"{', '.join(map(formatting.batches, windows))} of the data are to be left out, but which data a step of "
             f"this script uses is not known: {cure}; or leave --skip-data out"
         )
-    if cure:
+    if cure and not puts_back:
         step = at.handoff.resume_step
         said = "Which data this loop uses is not known, so no recovery can put it back"
         if step >= 0:

@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 
+from ...resilience.errors import ResilientError
 from ...resilience.inprocess.tally import Directive
+from ..attach.rank_stderr import say
+from ..attach.unknown_loop import name_of, tell_unknown
 from ..boundary.boundary import Boundaries
 from ..boundary.step_metrics import Figures
 from ..state.sources import Source
@@ -55,11 +58,19 @@ class Counters(Source):
 
 
 class HookedLoop:
-    """One run of another project's `train`. Subclasses know that project's names."""
+    """One run of another project's `train`. Subclasses know that project's names.
+
+    A subclass looks up all names that it uses before it installs the first wrapper. If a name is missing, the loop stays as it is."""
 
     def __init__(self) -> None:
+        self.known = True
+        """False: `train` is called in another way than the hooks expect, so all wrappers pass their calls on."""
+        self.untold = False
+        """Whether `train_step` returns its figures in a way that is not known."""
         self.session: Boundaries | None = None
         self.counters: Any = None
+        self.data: Any = None
+        """The place of data loaders that are not found by the number of consumed samples, if it can be saved; else None."""
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         """Arguments of the calls that created the data iterators."""
@@ -100,13 +111,23 @@ class HookedLoop:
     # -- the wrappers -------------------------------------------------------------------------------------------------------
 
     def train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(original).bind(*args, **kwargs)
-        given = self.given = bound.arguments
-        self.first_validation = given.get(VALIDATION)
-        sources = self.sources(given)
-        self.counters = sources["counters"]
+        try:
+            bound = inspect.signature(original).bind(*args, **kwargs)
+            given = self.given = bound.arguments
+            self.first_validation = given.get(VALIDATION)
+            sources = self.sources(given)
+            self.counters = sources["counters"]
+            skips = self.skips()
+            self.iteration(), self.complete()
+        except ResilientError:
+            raise
+        except Exception as error:
+            self.known = False
+            tell_unknown(name_of(inspect.unwrap(original).__globals__), error)
+            return original(*args, **kwargs)
         self.session = Boundaries(**sources)
-        self.session.fixed_data = not self.skips()
+        self.session.fixed_data = not skips
+        self.session.puts_data_back = self.data is not None
         self.session.cure = "let the loop build its data by consumed samples (--dataloader-type single or cyclic)"
         if not self.session.observes:
             self.prepare(given)
@@ -125,7 +146,7 @@ class HookedLoop:
             self.session.resume()
         while True:
             try:
-                result = original(*bound.args, **bound.kwargs)
+                result = self.run(original, bound)
             except RewindAsked:
                 self.session.rewind()
                 self.jump()
@@ -145,6 +166,10 @@ class HookedLoop:
             self.session.finish(self.complete())
             return result
 
+    def run(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        """Call the loop."""
+        return original(*bound.args, **bound.kwargs)
+
     def jump(self) -> int:
         """Skip the batches that must be left out at this step; return their number."""
         assert self.session is not None
@@ -154,8 +179,14 @@ class HookedLoop:
 
     def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        losses, skipped, grad_norm = result[0], result[1], result[5]
-        self.figures = Figures(_first_or_worst(losses), None if grad_norm is None else float(grad_norm), bool(skipped))
+        try:
+            self.figures = _figures(result)
+        except Exception as error:
+            if not self.untold:
+                say(
+                    f"what this loop's train_step returns is not known ({error!r}): no loss and no gradient norm is judged"
+                )
+            self.untold, self.figures = True, Figures()
         return result
 
     def evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +235,16 @@ class HookedLoop:
         """Wrap the functions of these names with `wrappers`. A wrapper gets the original function as its first argument."""
         for name, wrapper in wrappers.items():
             original = namespace[name]
-            namespace[name] = functools.wraps(original)(functools.partial(wrapper, original))
+            namespace[name] = functools.wraps(original)(functools.partial(self._through, wrapper, original))
+
+    def _through(self, wrapper: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs) if self.known else original(*args, **kwargs)
+
+
+def _figures(result: Any) -> Figures:
+    """Return the figures of a step, from what `train_step` returns: losses, whether the step was skipped, …, gradient norm, …"""
+    losses, skipped, grad_norm = result[0], result[1], result[2 if len(result) == 4 else 5]  # 4: Megatron 0.9
+    return Figures(_first_or_worst(losses), None if grad_norm is None else float(grad_norm), bool(skipped))
 
 
 def _first_or_worst(losses: Mapping[str, Any]) -> float | None:

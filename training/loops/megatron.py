@@ -1,72 +1,69 @@
-"""Hooks for Megatron-LM's unmodified loop: `megatron.training.training` from fdfcef87 (0.12) on.
+"""Hooks for Megatron-LM's unmodified loop: `megatron.training.training` from 0.9 on, and loops of the same shape.
 
 The boundary (the moment between two steps) is at `checkpoint_and_decide_exit`. At this point, the iteration and the consumed samples have
-been advanced; when `train_step` returns, they have not. Functions are wrapped in the namespace where `train` itself looks them up. Patches
-like Moore Threads' replace `train` by a function of another module. The wrapping happens inside `pretrain`, when all other patches are in
-place.
+been advanced; when `train_step` returns, they have not. (`megatron_inline.py` has the boundary of 0.9, which has no such function.)
+Functions are wrapped in the namespace where `train` itself looks them up. Patches like Moore Threads' replace `train` by a function of
+another module.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
-from ...resilience.clock import wall_s
 from .base import Counters, HookedLoop, reenable_parameter_gather
+from .external_data import ExternalData
+from .hooks import disable_rerun, needed, parameters
 
+BOUNDARY = "checkpoint_and_decide_exit"
+FLOPS = "num_floating_point_operations_so_far"
+_FIRST = "is_first_iteration"
 _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
-_MARK = "__mt_resilient__"
-
-
-def wrap(training: Any) -> None:
-    """Wrap `pretrain` in the module that was just executed, and in each module that has already imported the function."""
-    original = training.pretrain
-    if hasattr(original, _MARK):
-        return
-    training._TRAIN_START_TIME = wall_s()  # a forked rank starts later than the process that imported the module
-
-    @functools.wraps(original)
-    def pretrain(*args: Any, **kwargs: Any) -> Any:
-        MegatronLoop(training, original)
-        return original(*args, **kwargs)
-
-    setattr(pretrain, _MARK, True)
-    training.pretrain = pretrain
-    # Also wrap `pretrain` in modules that imported it by name before this rank was forked.
-    for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
-        for name in [name for name, value in list(vars(module).items()) if value is original]:
-            setattr(module, name, pretrain)
+CALCULATOR = "megatron.core.num_microbatches_calculator"
+_OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", "train_data_iterator", "valid_data_iterator")
 
 
 class MegatronLoop(HookedLoop):
-    def __init__(self, training: Any, pretrain: Any) -> None:
+    def __init__(self, outer: dict[str, Any], inner: dict[str, Any]) -> None:
+        """outer: where `pretrain` looks up its functions. inner: where `train` does."""
         super().__init__()
-        self.training = training
+        self.outer = outer
+        self.goes_on = False
+        """Whether this call of `train` continues an earlier one."""
         self.live: dict[str, Any] = {}
-        outer = inspect.unwrap(pretrain).__globals__
-        inner = inspect.unwrap(training.train).__globals__
-        self.boundary_parameters = inspect.signature(inner["checkpoint_and_decide_exit"])
-        self.install(outer, build_train_valid_test_data_iterators=self.builder)
+        needed(outer, "train", "build_train_valid_test_data_iterators", "get_args", "get_timers", "mpu")
+        needed(inner, "train_step")
+        parameters(outer["train"], *_OF_TRAIN)
+        needed(vars(sys.modules[CALCULATOR]), "update_num_microbatches", "get_current_global_batch_size")
         self.build = inspect.unwrap(outer["build_train_valid_test_data_iterators"])
-        self.install(inner, train_step=self.train_step, checkpoint_and_decide_exit=self.checkpoint_and_decide_exit)
-        self.install(outer, train=self.train)
+        self.look_up(inner)
+        self.install(outer, build_train_valid_test_data_iterators=self.builder, train=self.train)
+        self.install(inner, train_step=self.train_step)
+        self.install_boundary(inner)
         self.install_evaluation(inner, outer)
+
+    def look_up(self, inner: dict[str, Any]) -> None:
+        """Look up what the boundary needs. Raises UnknownLoop."""
+        self.boundary_parameters = parameters(inner[BOUNDARY], "iteration", FLOPS)
+
+    def install_boundary(self, inner: dict[str, Any]) -> None:
+        self.install(inner, checkpoint_and_decide_exit=self.checkpoint_and_decide_exit)
+        if "training_log" in inner and _FIRST in inspect.signature(inner["training_log"]).parameters:
+            self.install(inner, training_log=self.training_log)
 
     @property
     def args(self) -> Any:
-        return self.training.get_args()
+        return self.outer["get_args"]()
 
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
         args = self.args
-        self.live = {
-            "iteration": args.iteration,
-            "num_floating_point_operations_so_far": args.num_floating_point_operations_so_far,
-        }
+        self.live = {"iteration": args.iteration, FLOPS: getattr(args, FLOPS)}
+        external = None if self.skips() else ExternalData(given["train_data_iterator"])
+        self.data = external if external and external.complete else None
         return {
+            **({"data": self.data} if self.data else {}),
             "model": given["model"],
             "optimizer": given["optimizer"],
             "scheduler": given["opt_param_scheduler"],
@@ -75,9 +72,7 @@ class MegatronLoop(HookedLoop):
 
     def prepare(self, given: Mapping[str, Any]) -> None:
         self.args.check_for_nan_in_loss_and_grad = False
-        rerun = sys.modules.get("megatron.core.rerun_state_machine")
-        if rerun is not None:  # in its other modes, it exits with code 16 or 17 although the ranks can rewind
-            rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)
+        disable_rerun()
 
     def iteration(self) -> int:
         return int(self.args.iteration)
@@ -87,13 +82,23 @@ class MegatronLoop(HookedLoop):
 
     def checkpoint_and_decide_exit(self, original: Any, *args: Any, **kwargs: Any) -> bool:
         given = self.boundary_parameters.bind(*args, **kwargs).arguments
-        iteration, known = given["iteration"], self.args
-        self.live["iteration"] = iteration
-        self.live["num_floating_point_operations_so_far"] = given["num_floating_point_operations_so_far"]
+        saves, last = self.at(given["iteration"], given[FLOPS])
+        return self.boundary(given["iteration"], lambda: original(*args, **kwargs), saves=saves, last=last)
+
+    def training_log(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Log as if `train` had not been left. From 0.17 on it prints its first step out of turn, and counts that step again in the next
+        line."""
+        given = inspect.signature(original).bind(*args, **kwargs)
+        given.arguments[_FIRST] = given.arguments.get(_FIRST, False) and not self.goes_on
+        return original(*given.args, **given.kwargs)
+
+    def at(self, iteration: int, flops: Any) -> tuple[bool, bool]:
+        """Note where the loop is. Return whether it writes its own checkpoint now, and whether this is its last step."""
+        known = self.args
+        self.live["iteration"], self.live[FLOPS] = iteration, flops
         last = iteration >= known.train_iters or bool(known.exit_interval and iteration % known.exit_interval == 0)
         every = (known.save_interval, getattr(known, "non_persistent_save_interval", None))
-        saves = bool(known.save) and any(interval and iteration % interval == 0 for interval in every)
-        return self.boundary(iteration, lambda: original(*args, **kwargs), saves=saves, last=last)
+        return bool(known.save) and any(interval and iteration % interval == 0 for interval in every), last
 
     def skips(self) -> bool:
         return getattr(self.args, "dataloader_type", "single") in ("single", "cyclic")
@@ -101,16 +106,15 @@ class MegatronLoop(HookedLoop):
     def skip(self, batches: int) -> None:
         if not batches:
             return
-        calculator = sys.modules["megatron.core.num_microbatches_calculator"]
+        calculator = sys.modules[CALCULATOR]
         calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
         self.args.consumed_train_samples += batches * calculator.get_current_global_batch_size()
 
     def rebuild(self, given: dict[str, Any]) -> None:
-        calculator = sys.modules["megatron.core.num_microbatches_calculator"]
+        calculator = sys.modules[CALCULATOR]
         calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
-        timer = self.training.get_timers()("interval-time")
-        if getattr(timer, "_started", False):
-            timer.stop()
+        self.goes_on = self.iteration() > 0
+        self.stop_timer("interval-time")
         given["config"].no_sync_func = None
         reenable_parameter_gather(given["model"], given["optimizer"])
         if self.iteration() >= self.args.train_iters:
@@ -118,9 +122,16 @@ class MegatronLoop(HookedLoop):
         built = []
         for stage, (args, kwargs) in enumerate(self.iterators):
             if len(self.iterators) > 1:
-                self.training.mpu.set_virtual_pipeline_model_parallel_rank(stage)
+                self.outer["mpu"].set_virtual_pipeline_model_parallel_rank(stage)
             built.append(self.build(*args, **kwargs))
         train, valid, _ = zip(*built, strict=True)
         several = len(built) > 1
         given["train_data_iterator"] = list(train) if several else train[0]
         given["valid_data_iterator"] = list(valid) if several else valid[0]
+        if self.data:
+            self.data.put_back(given["train_data_iterator"])
+
+    def stop_timer(self, name: str) -> None:
+        timer = self.outer["get_timers"]()(name, log_level=0)
+        if getattr(timer, "_started", False):
+            timer.stop()

@@ -4,12 +4,13 @@ loop."""
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from .base import Counters, HookedLoop, reenable_parameter_gather
+from .base import VALIDATION, Counters, HookedLoop, reenable_parameter_gather
+from .hooks import MARK, disable_rerun, expect_steps, hook_in, needed, parameters
 
 _COUNTERS = (
     "step",
@@ -18,30 +19,37 @@ _COUNTERS = (
     "consumed_valid_samples",
     "floating_point_operations_so_far",
 )
-_MARK = "__mt_resilient__"
 
 
 def wrap(pretrain: ModuleType) -> None:
     """Wrap the functions that `_pretrain`, `setup` and `train` look up. `pretrain`: the executed module
     `megatron.bridge.training.pretrain`."""
-    if not hasattr(pretrain, _MARK):
-        setattr(pretrain, _MARK, True)
-        BridgeLoop(pretrain)
+    if not hasattr(pretrain, MARK):
+        setattr(pretrain, MARK, True)
+        hook_in(vars(pretrain), lambda: BridgeLoop(pretrain))
 
 
 class BridgeLoop(HookedLoop):
     def __init__(self, pretrain: ModuleType) -> None:
         super().__init__()
         outer = vars(pretrain)
+        needed(outer, "train", "setup")
+        parameters(outer["train"], "global_state", "model", "optimizer", "scheduler", "train_data_iterator", VALIDATION)
         inner = inspect.unwrap(outer["train"]).__globals__
         setup = inspect.unwrap(outer["setup"]).__globals__
+        needed(inner, "train_step", "checkpoint_and_decide_exit")
+        needed(setup, "setup_data_iterators")
         self.state: Any = None
         self.build = setup["setup_data_iterators"]
-        self.boundary_parameters = inspect.signature(inner["checkpoint_and_decide_exit"])
+        self.boundary_parameters = parameters(inner["checkpoint_and_decide_exit"], "state")
         self.install(setup, setup_data_iterators=self.builder)
         self.install(inner, train_step=self.train_step, checkpoint_and_decide_exit=self.checkpoint_and_decide_exit)
         self.install(outer, train=self.train)
         self.install_evaluation(inner, outer)
+
+    def builder(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        expect_steps()
+        return super().builder(original, *args, **kwargs)
 
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
         self.state = given["global_state"]
@@ -53,9 +61,9 @@ class BridgeLoop(HookedLoop):
         }
 
     def prepare(self, given: Mapping[str, Any]) -> None:
-        self.state.cfg.rerun_state_machine.check_for_nan_in_loss = False
-        rerun = sys.modules["megatron.core.rerun_state_machine"]
-        rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)
+        with suppress(AttributeError):
+            self.state.cfg.rerun_state_machine.check_for_nan_in_loss = False
+        disable_rerun()
 
     def iteration(self) -> int:
         return int(self.state.train_state.step)

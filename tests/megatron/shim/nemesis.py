@@ -195,7 +195,7 @@ def _wrap(module: Any, iteration_of: Callable[[dict[str, Any]], int]) -> None:
             result = train_step(*args, **kwargs)
         finally:
             iteration, _iteration = _iteration, None
-        _write_losses(iteration, result[0].get("lm loss"), result[5])
+        _write_losses(iteration, result[0].get("lm loss"), result[2] if len(result) == 4 else result[5])
         return result
 
     @functools.wraps(train)

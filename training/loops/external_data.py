@@ -1,0 +1,62 @@
+"""The place of Megatron's external data loaders (`--dataloader-type external`), for those that can save it and go back to it.
+
+A loader can if it, or the loader that it wraps, has a pair of methods such as Energon's `save_state_rank` and `restore_state_rank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..state.values.value_source import Known, Stateful
+
+_PAIRS = (("save_state", "restore_state"), ("save_state_rank", "restore_state_rank"), ("state_dict", "load_state_dict"))
+_INSIDE = ("iterable", "_dataloader", "dataloader", "loader")
+"""Attributes that hold the loader inside a wrapper: Megatron's `RerunDataIterator`, and the one of its examples for Energon."""
+
+
+class ExternalData:
+    """A source for a session: the states of this rank's loaders. They are restored when the loop has made its loaders anew."""
+
+    __slots__ = ("_iterators", "_kept")
+
+    def __init__(self, iterators: Any) -> None:
+        self._iterators, self._kept = iterators, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loaders": [getattr(loader, save)() for loader, save, _ in _loaders(self._iterators)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept = state["loaders"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the place of each loader of this rank can be saved."""
+        try:
+            Stateful("data", self, Known()).collect()
+        except Exception:  # a loader may refuse for any reason, and the loop goes on without
+            return False
+        return True
+
+    def put_back(self, iterators: Any) -> None:
+        """Restore the states of the new loaders."""
+        self._iterators = iterators
+        for (loader, _, restore), kept in zip(_loaders(iterators), self._kept or (), strict=False):
+            getattr(loader, restore)(kept)
+
+
+def _loaders(iterators: Any) -> Iterator[tuple[Any, str, str]]:
+    """Yield each loader with the names of its two methods. Raises LookupError if one has no such methods."""
+    for iterator in iterators if isinstance(iterators, list) else [iterators]:
+        if iterator is not None:
+            yield _pair(iterator, len(_INSIDE))
+
+
+def _pair(loader: Any, depth: int) -> tuple[Any, str, str]:
+    for pair in _PAIRS:
+        if all(callable(getattr(loader, name, None)) for name in pair):
+            return (loader, *pair)
+    inside = next((value for name in _INSIDE if (value := getattr(loader, name, None)) is not None), None)
+    if inside is None or not depth:
+        raise LookupError(f"{type(loader).__name__} cannot save its place")
+    return _pair(inside, depth - 1)

@@ -1,0 +1,65 @@
+"""Hooks into a project's functions if they have the expected shape, and never disturbs the script if they have not."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from ..attach.attach import attach
+from ..attach.unknown_loop import UnknownLoop, name_of, tell_unknown
+
+MARK = "__mt_resilient__"
+"""Set on what is already wrapped."""
+
+
+def hook_in(
+    namespace: dict[str, Any],
+    make: Callable[[], Any],
+    tell: Callable[[str, BaseException], None] = tell_unknown,
+) -> None:
+    """Call `make`, which hooks into the loop whose functions are in `namespace`. If the loop has another shape than expected, tell so and
+    leave it as it is."""
+    try:
+        make()
+    except Exception as error:
+        tell(name_of(namespace), error)
+
+
+def needed(namespace: Mapping[str, Any], *names: str) -> None:
+    """Raises UnknownLoop if one of these names is missing."""
+    if missing := [name for name in names if namespace.get(name) is None]:
+        raise UnknownLoop(f"it has no {missing[0]}")
+
+
+def parameters(function: Callable[..., Any], *names: str) -> inspect.Signature:
+    """Return the function's signature. Raises UnknownLoop if it has no parameters of these names."""
+    signature = inspect.signature(function)
+    if missing := [name for name in names if name not in signature.parameters]:
+        raise UnknownLoop(f"its {getattr(function, '__name__', function)} has no parameter {missing[0]}")
+    return signature
+
+
+def disable_rerun() -> None:
+    """Disable Megatron's rerun state machine, if there is one. In its other modes it exits with code 16 or 17 although the ranks can
+    rewind."""
+    rerun = sys.modules.get("megatron.core.rerun_state_machine")
+    with suppress(AttributeError):
+        rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)  # type: ignore[union-attr]
+
+
+def replace_everywhere(original: Any, wrapper: Any) -> None:
+    """Put `wrapper` in place of `original` in all modules, also in those that imported it by name before this rank was forked."""
+    for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
+        for name in [name for name, value in list(vars(module).items()) if value is original]:
+            setattr(module, name, wrapper)
+
+
+def expect_steps() -> None:
+    """Let the agent expect steps of this rank: a known loop's own functions are running."""
+    attached = attach(trains=False)
+    if attached:
+        attached.page.tells = 1
