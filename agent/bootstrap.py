@@ -24,6 +24,7 @@ from ..resilience.decide import observe_only
 from ..resilience.decide.policy import Policy
 from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.inprocess.tally import RankPolicy
+from ..resilience.ipc.process_title import show_instead
 from ..resilience.model.data_windows import Window, merged
 from ..resilience.model.types import NodeId
 from ..resilience.report.metrics import Metrics
@@ -86,6 +87,7 @@ def run_job(
     search_seldom()
     hear_early(policies["preemption"])
     launch = python_check.checked(understand(command, os.environ), os.environ)
+    show_instead(command, launch.shown(command))
     control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
     run = RunDirectory(directory or default_directory(launch))
     with ExitStack() as closing:

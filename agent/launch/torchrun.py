@@ -7,6 +7,7 @@ rendezvous. Each generation uses a new static rendezvous, at the requested port 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -103,6 +104,12 @@ class Launch:
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
         return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
+
+    def shown(self, command: Sequence[str]) -> list[str]:
+        """Return what `ps` would show of `command` without this program. Scripts that stop a job look for that (`pkill -f /opt/bin/torchrun`).
+        """
+        found = shutil.which(command[0]) == self.program[0]
+        return [*self.interpreter, self.program[0], *command[1:]] if found else [*command]
 
     def missing_script(self) -> str:
         """Return the script if it does not exist any more; empty: it exists, or it is a module."""
