@@ -106,8 +106,7 @@ class Launch:
         return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
 
     def shown(self, command: Sequence[str]) -> list[str]:
-        """Return what `ps` would show of `command` without this program. Scripts that stop a job look for that (`pkill -f /opt/bin/torchrun`).
-        """
+        """Return what `ps` would show of `command` without this program. Scripts that stop a job look for the path of torchrun there."""
         found = shutil.which(command[0]) == self.program[0]
         return [*self.interpreter, self.program[0], *command[1:]] if found else [*command]
 
