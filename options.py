@@ -107,6 +107,12 @@ def _run_options(commands: Any) -> None:
         ("--observe", "agent.observe", "true", "detect and report faults, but change nothing: for the first days"),
         ("--preflight", "preflight.enabled", "true", "check each node before it joins; a node that fails is not used"),
         ("--last-snapshot", "agent.last_snapshot", "true", "take a snapshot before the job ends on Ctrl-C or SIGTERM"),
+        (
+            "--changed-arguments",
+            "agent.changed_arguments",
+            "true",
+            "continue the job although the script's arguments have changed",
+        ),
         ("--no-warm", "agent.warm", "false", "start all ranks cold, each in a fresh interpreter"),
     ):
         add(option, dest=key, action="store_const", const=value, help=what)

@@ -57,6 +57,8 @@ class Launch:
     """torchrun's `--nnodes`; empty: not given."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
+    form: str = ""
+    """How torchrun starts the script, if that is not as a Python file: `--module`, `--no-python` or `--run-path`."""
     rank_command: tuple[str, ...] = ()
     """The command with which torchrun starts each rank; empty: ranks cannot be forked."""
     rdzv_id: str = ""
@@ -174,6 +176,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         ranks=ranks,
         nodes=nodes,
         script=tuple(script),
+        form="--module" if module else "--no-python" if no_python else "--run-path" if run_path else "",
         rank_command=() if refused else _rank_command(found.python, module, script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
         max_restarts=_told("max_restarts", options, environ).lstrip("0"),
