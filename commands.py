@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import options as known
 from .resilience.errors import MachineError, UsageError
@@ -103,12 +103,14 @@ def _simulate(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     """Run a job, on this node or on the hosts of a hostfile. command: the arguments after the two dashes. words: the arguments between
     `run` and the dashes."""
-    from .agent.bootstrap import run_job
+    from .agent.bootstrap import default_directory, run_job
     from .agent.join.exit_report import leave
+    from .agent.launch.launcher_program import is_script
     from .agent.output.terminal import Terminal
     from .resilience.model.data_windows import Window
 
     _standing()
+    script = is_script(command)
     flags = _set(options.set)
     if options.label:
         flags["control.labels"] = ",".join(options.label)
@@ -117,11 +119,42 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
     policies = _policies(options.config, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)
+    if script:
+        _run_script(options, command, words)
     if options.hostfile:
         return _run_on_hosts(options, command, words, policies, terminal)
     if options.ssh_option or options.export:
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
-    return leave(run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal))
+    directory = options.run_dir or (lambda launch: default_directory(launch, options.run_dirs))
+    return leave(run_job(command, directory, options.snapshots, options.start_from, windows, policies, terminal))
+
+
+def _run_script(options: argparse.Namespace, command: list[str], words: list[str]) -> NoReturn:
+    """Become `command`, a script whose torchruns are handed to agents."""
+    from .agent.launch.handover import environment
+
+    if options.hostfile:
+        raise UsageError(
+            f"--hostfile starts torchrun on each host, and {command[0]} is not torchrun; nothing was started. Leave --hostfile out if the "
+            "script starts torchrun on the hosts itself, by ssh"
+        )
+    paths = known.Parser()
+    for option in ("--run-dir", "--run-dirs", "--config", "--snapshots", "--start-from"):
+        paths.add_argument(option)
+    given, rest = paths.parse_known_args(words)
+    runs = os.path.abspath(given.run_dir) if given.run_dir else f"{os.path.abspath(options.run_dirs)}/"
+    for option in ("config", "snapshots", "start_from"):
+        if value := getattr(given, option):
+            where = value if "://" in value else os.path.abspath(value)  # the script may change into another directory
+            rest += [f"--{option.replace('_', '-')}", where]
+    if not options.quiet:
+        print(
+            f"mt-resilient: {command[0]} is not torchrun. It runs as it is, and an agent runs each torchrun that it starts, here or by ssh",
+            file=sys.__stderr__,  # at once, because this process ends here
+            flush=True,
+        )
+    environ = environment([*rest, "--run-dirs", runs], os.environ)
+    os.execvpe(command[0], command, environ)
 
 
 def _standing() -> None:

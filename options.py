@@ -74,6 +74,7 @@ def _run_options(commands: Any) -> None:
     )
     add = run.add_argument
     add("--run-dir", type=Path, metavar="DIR", help="directory for all files of the job (default: mt-runs/<script>)")
+    add("--run-dirs", default="mt-runs/", help=argparse.SUPPRESS)  # for the torchruns of a script
     add(
         "--snapshots",
         metavar="DIR|URL",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -58,23 +58,19 @@ from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
 from .preflight import kernel_features
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, next_directory
 
 
-def default_directory(launch: Launch) -> Path:
-    """Return `mt-runs/<script>`, or if that run is finished, the first of `mt-runs/<script>.2`, `.3` … that is not."""
-    stem = Path(launch.script[0]).stem.rpartition(".")[2]
-    base, ordinal = Path("mt-runs") / stem, 1
-    path = base
-    while (path / "finished").exists():
-        ordinal += 1
-        path = base.with_name(f"{stem}.{ordinal}")
-    return path
+def default_directory(launch: Launch, base: str = "mt-runs/") -> Path:
+    """Return the run directory for `launch`: `base` or, if that ends with a slash, `<base><script>`; or that with `.2`, `.3` … behind it
+    (`next_directory`)."""
+    name = Path(launch.script[0]).stem.rpartition(".")[2] if base.endswith("/") else ""
+    return next_directory(Path(base) / name, described(launch, ()).command)
 
 
 def run_job(
     command: Sequence[str],
-    directory: Path | None,
+    directory: Path | Callable[[Launch], Path],
     snapshots: str | None,
     origin: str | None,
     windows: Sequence[Window],
@@ -89,7 +85,7 @@ def run_job(
     launch = python_check.checked(understand(command, os.environ), os.environ)
     show_instead(command, launch.shown(command))
     control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
-    run = RunDirectory(directory or default_directory(launch))
+    run = RunDirectory(directory(launch) if callable(directory) else directory)
     with ExitStack() as closing:
         run.take()
         closing.callback(run.release)
@@ -129,6 +125,7 @@ def run_job(
         identity.one_cluster(store, keys)
         begun = {
             "command": list(command),
+            "arguments": list(spec.command),
             "snapshots": root.address,
             "pid": os.getpid(),
             "several": joined.neighbour is not None,

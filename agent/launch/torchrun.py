@@ -15,10 +15,8 @@ from pathlib import Path
 
 from ...resilience.errors import UsageError
 from ...resilience.text import formatting
+from .handover import SITE
 from .launcher_program import LAUNCH, RUN, program
-
-SITE = Path(__file__).parents[2] / "training" / "site"
-"""The directory of the hook (the module that each rank loads). It comes first on the ranks' PYTHONPATH."""
 
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
@@ -122,7 +120,7 @@ class Launch:
         known = environ.get("PYTHONPATH")
         found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
-            found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
+            found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else SITE
             if self.hash_seed:
                 found.setdefault("PYTHONHASHSEED", str(self.hash_seed))
         if self.ranks > 1:  # as torchrun does for its ranks; libraries read the variable when they are loaded
