@@ -125,7 +125,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         return _run_on_hosts(options, command, words, policies, terminal)
     if options.ssh_option or options.export:
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
-    directory = options.run_dir or (lambda launch: default_directory(launch, options.run_dirs))
+    directory = options.run_dir or (lambda launch, below: default_directory(launch, below, options.run_dirs))
     return leave(run_job(command, directory, options.snapshots, options.start_from, windows, policies, terminal))
 
 

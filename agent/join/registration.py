@@ -167,6 +167,11 @@ def _others(seat: Seat) -> dict[NodeId, NodeRecord]:
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != mine}
 
 
+def await_others(seat: Seat) -> None:
+    """Wait until the other agents have read the end of the job, at most LEAVE_S seconds. The etcd ends with this agent."""
+    _waited(lambda: bool(_others(seat)), sleep, LEAVE_S)
+
+
 def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
     store, keys = seat.store, seat.keys
     return Found(

@@ -31,6 +31,8 @@ have other values, from a Kubernetes operator or an outer torchrun."""
 _MARK = "TORCHELASTIC_RUN_ID"
 """Ranks recognize the launcher by this variable: the launcher's environment lacks it, and any other parent's has it
 (`training/attach/attach.py`)."""
+_PORT = 29500
+"""torchrun's default port."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _OF_LAUNCH = {"use_env"}
 """Further options of torch.distributed.launch."""
@@ -65,6 +67,12 @@ class Launch:
     """torchrun's `--max-restarts`; empty: not given. The agent performs the restarts, but ranks may read the number."""
     port: int = 0
     """The rendezvous port, from torchrun's `--master-port`; 0: not given. A script may rely on this number."""
+    master: str = ""
+    """The host of `--rdzv-endpoint`, else of `--master-addr`; empty: not given."""
+    endpoint_port: int = 0
+    """The port of `--rdzv-endpoint`; 0: not given."""
+    node_rank: str = ""
+    """torchrun's `--node-rank`; empty: not given."""
     interpreter: tuple[str, ...] = ()
     """The command that starts the launcher's Python as the launcher does, options included. Empty: only a wrapper knows it."""
     rank_python: str = ""
@@ -109,6 +117,11 @@ class Launch:
         """Return what `ps` would show of `command` without this program. Scripts that stop a job look for the path of torchrun there."""
         found = shutil.which(command[0]) == self.program[0]
         return [*self.interpreter, self.program[0], *command[1:]] if found else [*command]
+
+    @property
+    def etcd_port(self) -> int:
+        """Return the port of an etcd beside torchrun's own store: the next one."""
+        return (self.endpoint_port or self.port or _PORT) + 1
 
     def missing_script(self) -> str:
         """Return the script if it does not exist any more; empty: it exists, or it is a module."""
@@ -156,6 +169,8 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         _look_at(script[0])
     ranks = _ranks(_told("nproc_per_node", options, environ) or "1", environ)
     rdzv_id = _told("rdzv_id", options, environ)
+    endpoint = _told("rdzv_endpoint", options, environ)
+    host, _, port_there = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
     rank_python = environ.get("PYTHON_EXEC", "")
     passes_ranks = found.module == LAUNCH and "use_env" not in options
     reasons = {
@@ -179,6 +194,9 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
         max_restarts=_told("max_restarts", options, environ).lstrip("0"),
         port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
+        master=host or _told("master_addr", options, environ),
+        endpoint_port=int(port_there) if port_there.isdecimal() else 0,
+        node_rank=_told("node_rank", options, environ),
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,
         own_programs=no_python or run_path,

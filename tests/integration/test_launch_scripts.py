@@ -12,6 +12,7 @@ import pytest
 
 from mt_resilient.agent.launch.handover import BIN as SHIMS
 from mt_resilient.agent.launch.handover import SITE
+from mt_resilient.agent.launch.ports import free_port
 from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import BIN, environment
@@ -75,24 +76,28 @@ def test_a_script_with_several_torchruns_runs_as_it_is(tmp_path: Path) -> None:
 OUTER = """
 TIME=$(date +%Y%m%d_%H%M%S.%N)
 for host in $(grep -v '^#' {here}/hostfile); do
-  cmd="bash -c 'cd {here}; bash inner.sh $TIME > log.$host 2>&1 &'"
+  cmd="bash -c 'cd {here}; bash inner.sh $TIME $host > log.$host 2>&1 &'"
   ssh {options} -f -n $host $cmd
 done
 """
 INNER = """
 export PATH={bin}:$PATH PYTHONPATH={path}:$PYTHONPATH TOLD={here}/told
-torchrun --nproc_per_node 1 --log_dir {here}/output_log/$1 --redirects 3 {here}/stage.py one
+ARGUMENTS=(--nproc_per_node 1 --nnodes $(grep -c -v '^#' hostfile) --master_addr 127.0.0.1 --master_port {port}
+  --node_rank $(awk '!/^#/ {{ranks[$1]=n++}} END {{print ranks["'$2'"]}}' hostfile))
+torchrun ${{ARGUMENTS[@]}} --rdzv_id $1 --log_dir {here}/output_log/$1 --redirects 3 {here}/stage.py one
 echo "ended with $?"
 """
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs sshd")
-def test_a_torchrun_that_a_script_starts_by_ssh_has_an_agent(tmp_path: Path) -> None:
-    """The outer script ends at once, and the job goes on, as without us."""
+def test_torchruns_that_a_script_starts_by_ssh_are_one_job(tmp_path: Path) -> None:
+    """An outer script of the shape that Moore Threads' have. It ends at once, and the job goes on, as without us."""
     sshd = Sshd(tmp_path)
     options = " ".join(f"-o {option}" for option in sshd.options)
     names = {"here": tmp_path, "options": options, "bin": BIN, "path": os.environ.get("PYTHONPATH", "")}
-    (tmp_path / "hostfile").write_text("# the hosts\none\n")
+    names["port"] = free_port("127.0.0.1")
+    logs = [tmp_path / f"log.{host}" for host in ("one", "two")]
+    (tmp_path / "hostfile").write_text("# the hosts\none\ntwo\n")
     (tmp_path / "stage.py").write_text(STAGE)
     for name, text in (("outer.sh", OUTER), ("inner.sh", INNER)):
         (tmp_path / name).write_text(text.format(**names))
@@ -100,13 +105,17 @@ def test_a_torchrun_that_a_script_starts_by_ssh_has_an_agent(tmp_path: Path) -> 
         wrap = [BIN / "mt-resilient", "run", "--no-warm", "--metrics-port", "0", "--", "bash", "outer.sh"]
         done = subprocess.run(wrap, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        log, ends = tmp_path / "log.one", time.monotonic() + 120
-        while "ended with" not in (log.read_text() if log.exists() else ""):
-            assert time.monotonic() < ends, log.read_text()
+        ends = time.monotonic() + 240
+        while not all("ended with" in (log.read_text() if log.exists() else "") for log in logs):
+            assert time.monotonic() < ends, "".join(log.read_text() for log in logs)
             time.sleep(0.2)
     finally:
         sshd.stop()
-    assert "ended with 0" in log.read_text(), log.read_text()
-    (line,) = (tmp_path / "told").read_text().splitlines()
-    assert SHIMS not in line
-    assert (tmp_path / "mt-runs" / "stage" / "finished").exists(), log.read_text()
+    said = [log.read_text() for log in logs]
+    assert all("ended with 0" in each for each in said), said
+    assert "runs the etcd of all nodes" in said[0]
+    lines = (tmp_path / "told").read_text().splitlines()
+    assert len(lines) == 2
+    assert SHIMS not in lines[0]
+    runs = sorted((tmp_path / "mt-runs" / "stage" / "nodes").iterdir())
+    assert [run.name[:2] for run in runs] == ["0-", "1-"]
