@@ -119,6 +119,8 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
     policies = _policies(options.config, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)
+    if options.dry_run:
+        return _dry_run(options, command, policies, script=script)
     if script:
         _run_script(options, command, words)
     if options.hostfile:
@@ -127,6 +129,36 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
     directory = options.run_dir or (lambda launch, below: default_directory(launch, below, options.run_dirs))
     return leave(run_job(command, directory, options.snapshots, options.start_from, windows, policies, terminal))
+
+
+def _dry_run(options: argparse.Namespace, command: list[str], policies: dict[str, Any], *, script: bool) -> int:
+    from .agent.bootstrap import default_directory
+    from .agent.join import dry_run, identity
+    from .agent.join.static_nodes import static
+    from .agent.launch import python_check
+    from .agent.launch.torchrun import understand
+
+    if script:
+        print(dry_run.printed(dry_run.of_script(command)))
+        return 0
+    launch = python_check.checked(understand(command, os.environ), os.environ)
+    control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
+    found = static(launch, control, nodes)
+    control, below = (found.control, found.below) if found else (control, "")
+    place = (options.run_dir or default_directory(launch, below, options.run_dirs)) / below
+    if not options.hostfile:  # raises UsageError if an option is missing
+        identity.counted(nodes, control, policies["agent"], options.snapshots or (str(place) if found else None))
+    told = {
+        "spares": str(nodes.spares or ""),
+        "this node": control.node,
+        "job": control.job,
+        "etcd": "" if found else control.etcd,
+        "snapshots": options.snapshots or "",
+    }
+    if options.hostfile:
+        told["hosts"] = f"an agent on each host in {options.hostfile}, by ssh"
+    print(dry_run.printed(dry_run.of_launch(launch, command, nodes.number, found, place, told)))
+    return 0
 
 
 def _run_script(options: argparse.Namespace, command: list[str], words: list[str]) -> NoReturn:

@@ -124,6 +124,7 @@ def _run_options(commands: Any) -> None:
         metavar="PORT",
         help="port of /metrics (default: 9464; 0: any free port)",
     )
+    add("--dry-run", action="store_true", help="print what is understood of the command, and start nothing")
     add("--quiet", action="store_true", help="print warnings and errors only")
     add("wrapped", nargs="*", metavar="-- torchrun …", help="the command to run")
 
