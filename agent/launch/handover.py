@@ -83,13 +83,25 @@ def far(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     return [*arguments[:at], command]
 
 
+def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the command to become instead of `command`. Its first word is the program's path; empty: the program is not there."""
+    here = cleaned(environ)["PATH"]
+    if command[0] == "ssh":
+        return [shutil.which("ssh", path=here) or "", *far(command[1:], environ)]
+    real = shutil.which("torchrun", path=here) or ""
+    words = [real if word == f"{BIN}/torchrun" else word for word in command]  # python $(which torchrun) …
+    if words[-1] in ("-h", "--help"):
+        return [real, *words[1:]] if words[0] == "torchrun" else [*words]
+    return agent(words, environ)
+
+
 def main() -> None:
     """Become the agent, or ssh. The arguments are the command."""
-    environ, command = dict(os.environ), sys.argv[1:]
-    clean = cleaned(environ)
-    if command[0] == "ssh":
-        os.execve(shutil.which("ssh", path=clean["PATH"]) or "/usr/bin/ssh", ["ssh", *far(command[1:], environ)], clean)
-    os.execve(environ[PYTHON], agent(command, environ), clean)
+    words = replacement(sys.argv[1:], os.environ)
+    if not words[0]:
+        print(f"{sys.argv[1]}: command not found", file=sys.stderr)
+        sys.exit(127)
+    os.execvpe(words[0], words, cleaned(os.environ))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mt_resilient.agent.run_directory import next_directory
 from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.report.journal import Journal
 
+AGENT = ["{python}", "-P", "-m", "mt_resilient", "run", "--durable-every", "10", "--label", "it's=a b", "--"]
 WORDS = ["--durable-every", "10", "--label", "it's=a b"]
 
 
@@ -81,6 +83,26 @@ def test_the_far_end_runs_the_command_with_the_variables(shell: str) -> None:
         "PYTHONPATH": SITE,
     }
     assert cleaned(seen)["PATH"] == "/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("command", "becomes"),
+    [
+        (["torchrun", "--help"], ["{bin}/torchrun", "--help"]),
+        (["python", "{shims}/torchrun", "-h"], ["python", "{bin}/torchrun", "-h"]),
+        (["python", "{shims}/torchrun", "x.py"], [*AGENT, "python", "{bin}/torchrun", "x.py"]),
+        (["torchrun", "x.py", "--help-me"], [*AGENT, "torchrun", "x.py", "--help-me"]),
+        (["ssh", "host"], ["", "host"]),  # there is none
+    ],
+)
+def test_what_becomes_of_a_call(command: list[str], becomes: list[str], tmp_path: Path) -> None:
+    (tmp_path / "torchrun").touch(mode=0o755)
+
+    def filled(words: list[str]) -> list[str]:
+        return [word.format(bin=tmp_path, shims=BIN, python=sys.executable) for word in words]
+
+    environ = environment(WORDS, {"PATH": str(tmp_path)})
+    assert handover.replacement(filled(command), environ) == filled(becomes)
 
 
 @pytest.mark.parametrize(
