@@ -181,7 +181,8 @@ def _run_script(options: argparse.Namespace, command: list[str], words: list[str
             rest += [f"--{option.replace('_', '-')}", where]
     if not options.quiet:
         print(
-            f"mt-resilient: {command[0]} is not torchrun. It runs as it is, and an agent runs each torchrun that it starts, here or by ssh",
+            f"mt-resilient: {command[0]} is not torchrun. It runs as it is, and an agent runs each torchrun that it starts, here or by "
+            "ssh. If it starts none, nothing is watched",
             file=sys.__stderr__,  # at once, because this process ends here
             flush=True,
         )
