@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import options as known
 from .resilience.errors import MachineError, UsageError
@@ -109,12 +109,14 @@ def _simulate(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     """Run a job, on this node or on the hosts of a hostfile. command: the arguments after the two dashes. words: the arguments between
     `run` and the dashes."""
-    from .agent.bootstrap import run_job
+    from .agent.bootstrap import default_directory, run_job
     from .agent.join.exit_report import leave
+    from .agent.launch.launcher_program import is_script
     from .agent.output.terminal import Terminal
     from .resilience.model.data_windows import Window
 
     _standing()
+    script = is_script(command)
     flags = _set(options.set)
     if options.label:
         flags["control.labels"] = ",".join(options.label)
@@ -123,11 +125,75 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
     policies = _policies(options.config, flags)
     windows = [Window.parse(text) for text in options.skip_data]
     terminal = Terminal(options.quiet)
+    if options.dry_run:
+        return _dry_run(options, command, policies, script=script)
+    if script:
+        _run_script(options, command, words)
     if options.hostfile:
         return _run_on_hosts(options, command, words, policies, terminal)
     if options.ssh_option or options.export:
         raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
-    return leave(run_job(command, options.run_dir, options.snapshots, options.start_from, windows, policies, terminal))
+    directory = options.run_dir or (lambda launch, below: default_directory(launch, below, options.run_dirs))
+    return leave(run_job(command, directory, options.snapshots, options.start_from, windows, policies, terminal))
+
+
+def _dry_run(options: argparse.Namespace, command: list[str], policies: dict[str, Any], *, script: bool) -> int:
+    from .agent.bootstrap import default_directory
+    from .agent.join import dry_run, identity
+    from .agent.join.static_nodes import static
+    from .agent.launch import python_check
+    from .agent.launch.torchrun import understand
+
+    if script:
+        print(dry_run.printed(dry_run.of_script(command)))
+        return 0
+    launch = python_check.checked(understand(command, os.environ), os.environ)
+    control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
+    found = static(launch, control, nodes)
+    control, below = (found.control, found.below) if found else (control, "")
+    place = (options.run_dir or default_directory(launch, below, options.run_dirs)) / below
+    if not options.hostfile:  # raises UsageError if an option is missing
+        identity.counted(nodes, control, policies["agent"], options.snapshots or (str(place) if found else None))
+    told = {
+        "spares": str(nodes.spares or ""),
+        "this node": control.node,
+        "job": control.job,
+        "etcd": "" if found else control.etcd,
+        "snapshots": options.snapshots or "",
+    }
+    if options.hostfile:
+        told["hosts"] = f"an agent on each host in {options.hostfile}, by ssh"
+    print(dry_run.printed(dry_run.of_launch(launch, command, nodes.number, found, place, told)))
+    return 0
+
+
+def _run_script(options: argparse.Namespace, command: list[str], words: list[str]) -> NoReturn:
+    """Become `command`, a script whose torchruns are handed to agents."""
+    from .agent.launch.handover import environment
+
+    if options.hostfile:
+        raise UsageError(
+            f"--hostfile starts torchrun on each host, and {command[0]} is not torchrun; nothing was started. Leave --hostfile out if the "
+            "script starts torchrun on the hosts itself, by ssh"
+        )
+    paths = known.Parser()
+    for option in ("--run-dir", "--run-dirs", "--config", "--snapshots", "--start-from"):
+        paths.add_argument(option)
+    given, rest = paths.parse_known_args(words)
+    runs = os.path.abspath(given.run_dir) if given.run_dir else f"{os.path.abspath(options.run_dirs)}/"
+    for option in ("config", "snapshots", "start_from"):
+        if value := getattr(given, option):
+            where = value if "://" in value else os.path.abspath(value)  # the script may change into another directory
+            rest += [f"--{option.replace('_', '-')}", where]
+    if not options.quiet:
+        print(
+            f"mt-resilient: {command[0]} is not torchrun. It runs as it is, and an agent runs each torchrun that it starts, here or by "
+            "ssh. If it starts none, nothing is watched",
+            file=sys.__stderr__,  # at once, because this process ends here
+            flush=True,
+        )
+    environ = environment([*rest, "--run-dirs", runs], os.environ)
+    os.execvpe(command[0], command, environ)
 
 
 def _standing() -> None:

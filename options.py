@@ -77,6 +77,7 @@ def _run_options(commands: Any) -> None:
     )
     add = run.add_argument
     add("--run-dir", type=Path, metavar="DIR", help="directory for all files of the job (default: mt-runs/<script>)")
+    add("--run-dirs", default="mt-runs/", help=argparse.SUPPRESS)  # for the torchruns of a script
     add(
         "--snapshots",
         metavar="DIR|URL",
@@ -110,6 +111,12 @@ def _run_options(commands: Any) -> None:
         ("--observe", "agent.observe", "true", "detect and report faults, but change nothing: for the first days"),
         ("--preflight", "preflight.enabled", "true", "check each node before it joins; a node that fails is not used"),
         ("--last-snapshot", "agent.last_snapshot", "true", "take a snapshot before the job ends on Ctrl-C or SIGTERM"),
+        (
+            "--changed-arguments",
+            "agent.changed_arguments",
+            "true",
+            "continue the job although the script's arguments have changed",
+        ),
         ("--no-warm", "agent.warm", "false", "start all ranks cold, each in a fresh interpreter"),
     ):
         add(option, dest=key, action="store_const", const=value, help=what)
@@ -120,6 +127,7 @@ def _run_options(commands: Any) -> None:
         metavar="PORT",
         help="port of /metrics (default: 9464; 0: any free port)",
     )
+    add("--dry-run", action="store_true", help="print what is understood of the command, and start nothing")
     add("--quiet", action="store_true", help="print warnings and errors only")
     add("wrapped", nargs="*", metavar="-- torchrun …", help="the command to run")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from ..resilience.decide import observe_only
 from ..resilience.decide.policy import Policy
 from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.inprocess.tally import RankPolicy
+from ..resilience.ipc.process_title import show_instead
 from ..resilience.model.data_windows import Window, merged
 from ..resilience.model.types import NodeId
 from ..resilience.report.metrics import Metrics
@@ -39,7 +40,8 @@ from .join import identity
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
 from .join.join import Joined, Places, join
-from .join.registration import described
+from .join.registration import await_others, described
+from .join.static_nodes import serve, static
 from .launch import python_check
 from .launch.torchrun import Launch, understand
 from .loop.etcd_restart import Revival
@@ -57,23 +59,19 @@ from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
 from .preflight import kernel_features
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, next_directory
 
 
-def default_directory(launch: Launch) -> Path:
-    """Return `mt-runs/<script>`, or if that run is finished, the first of `mt-runs/<script>.2`, `.3` … that is not."""
-    stem = Path(launch.script[0]).stem.rpartition(".")[2]
-    base, ordinal = Path("mt-runs") / stem, 1
-    path = base
-    while (path / "finished").exists():
-        ordinal += 1
-        path = base.with_name(f"{stem}.{ordinal}")
-    return path
+def default_directory(launch: Launch, below: str = "", base: str = "mt-runs/") -> Path:
+    """Return the run directory for `launch`: `base` or, if that ends with a slash, `<base><script>`; or that with `.2`, `.3` … behind it
+    (`next_directory`). below: this node's folder in it."""
+    name = Path(launch.script[0]).stem.rpartition(".")[2] if base.endswith("/") else ""
+    return next_directory(Path(base) / name, described(launch, ()).command, below)
 
 
 def run_job(
     command: Sequence[str],
-    directory: Path | None,
+    directory: Path | Callable[[Launch, str], Path],
     snapshots: str | None,
     origin: str | None,
     windows: Sequence[Window],
@@ -86,8 +84,13 @@ def run_job(
     search_seldom()
     hear_early(policies["preemption"])
     launch = python_check.checked(understand(command, os.environ), os.environ)
+    show_instead(command, launch.shown(command))
     control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
-    run = RunDirectory(directory or default_directory(launch))
+    found = static(launch, control, nodes)
+    control, below = (found.control, found.below) if found else (control, "")
+    whole = directory(launch, below) if callable(directory) else directory
+    snapshots = snapshots or (str(whole.absolute()) if found else None)
+    run = RunDirectory(whole / below)
     with ExitStack() as closing:
         run.take()
         closing.callback(run.release)
@@ -111,7 +114,10 @@ def run_job(
         closing.callback(journal.finish)
         access = control.papers().access(os.environ)
         os.environ.pop(PASSWORD, None)  # ranks must not get the password
-        server, endpoints = identity.endpoints(control, access, run, terminal, closing)
+        if found:
+            server, endpoints = serve(found, run, access, terminal, closing)
+        else:
+            server, endpoints = identity.endpoints(control, access, run, terminal, closing)
         store = EtcdStore(endpoints, deadline_s=control.deadline_s, access=access)
         closing.callback(store.close)
         keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
@@ -128,6 +134,7 @@ def run_job(
         identity.one_cluster(store, keys)
         begun = {
             "command": list(command),
+            "arguments": list(spec.command),
             "snapshots": root.address,
             "pid": os.getpid(),
             "several": joined.neighbour is not None,
@@ -166,14 +173,7 @@ def run_job(
             terminal.say(f"beginning with {beginning}", wall_s())
         where = f"{ranks} on this node, {seat.node}" if max(joined.spec.sizes) > 1 else ranks
         terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
-        if launch.torn_groups and max(joined.spec.sizes) > 1:
-            supervisor.telling.say(launch.torn(), "warn")
-        if not launch.hooked:
-            supervisor.telling.say(f"{launch.warm_refused}: ranks run as under torchrun alone, unwatched", "warn")
-        if launch.own_programs:
-            supervisor.telling.say(
-                f"{launch.warm_refused}. A rank is watched from the moment its training loop or Session begins"
-            )
+        _warn(launch, max(joined.spec.sizes), supervisor.telling)
         if node.vitals.introduction:
             journal.write("said", wall_s(), sentence=node.vitals.introduction, mood="info")
         for sentence in refused:
@@ -195,9 +195,21 @@ def run_job(
             code = MachineError.exit_code  # a person can fix the cause
         newest = max(node.held.durable_steps(), default=None)
         say_the_end(code, record, lost, newest, run, supervisor.telling, drained, through(node.board.pages))
+        if found and server:
+            await_others(seat)
         journal.write("end", wall_s(), code=code)
         leave_soon(code, run.leaving)
         return code
+
+
+def _warn(launch: Launch, nodes: int, telling: Telling) -> None:
+    """Say what of the launch may not be as the user expects."""
+    if launch.torn_groups and nodes > 1:
+        telling.say(launch.torn(), "warn")
+    if not launch.hooked:
+        telling.say(f"{launch.warm_refused}: ranks run as under torchrun alone, unwatched", "warn")
+    if launch.own_programs:
+        telling.say(f"{launch.warm_refused}. A rank is watched from the moment its training loop or Session begins")
 
 
 def _nothing_left(job: str, run: RunDirectory, telling: Telling) -> int:

@@ -28,6 +28,9 @@ class AgentPolicy:
     """Port of `/metrics`. 0: a free one. Short: `--metrics-port`."""
     last_snapshot: bool = False
     """Take a snapshot before the job ends on Ctrl-C, too. Short: `--last-snapshot`."""
+    changed_arguments: bool = False
+    """Continue the job although the script or its arguments are not those it was started with. Short:
+    `--changed-arguments`."""
     stop_grace_s: float = 60.0
     """How long the ranks may take to reach a boundary for that snapshot. The write to disk may take as long again.
     After a scheduler's signal `preemption.budget_s` holds instead."""

@@ -161,6 +161,24 @@ class RunDirectory:
             self._lock = None
 
 
+def next_directory(base: Path, arguments: Sequence[str], below: str = "") -> Path:
+    """Return the first of `base`, `base.2`, `base.3` … with an unfinished run of these arguments (`Spec.command`). If there is none, return
+    a free one. But if no run ever had these arguments, and one with others waits to continue, return that: the agent names the difference.
+    below: this node's folder in it."""
+    again, other, ordinal, path = False, None, 1, base
+    while (path / below).exists():
+        run = RunDirectory(path / below)
+        told = run._start().get("arguments")
+        same = told is None or told == list(arguments)
+        if same and not run.finished.exists():
+            return path
+        again = again or same
+        other = other if run.finished.exists() or run.agent() else path
+        ordinal += 1
+        path = base.with_name(f"{base.name}.{ordinal}")
+    return other if other and not again else path
+
+
 def _text(file: Path) -> str:
     return read_file(file, _MARK_BYTES).decode(errors="replace")
 

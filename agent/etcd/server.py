@@ -49,8 +49,11 @@ def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> Non
 class EmbeddedEtcd:
     """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are stored beside `data_dir`, in etcd.json."""
 
-    def __init__(self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK) -> None:
-        """address: this machine's IPv4 address, at which clients reach etcd."""
+    def __init__(
+        self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK, port: int = 0
+    ) -> None:
+        """address: this machine's IPv4 address, at which clients reach etcd. port: the only port for clients; 0: any."""
+        self._port = port
         self._binary = binary
         self._address = address
         self._data_dir = data_dir
@@ -188,6 +191,9 @@ class EmbeddedEtcd:
     def _port_pairs(self) -> Iterator[tuple[int, int]]:
         """Yield pairs of a client port and a peer port. The previous server's ports come first, so that its clients find the new server.
         Free ports follow."""
+        if self._port:
+            yield self._port, free_port(_LOOPBACK)
+            return
         with suppress(OSError, ValueError, TypeError):  # no file yet, or half a file
             client_port, peer_port = json.loads(self._ports_path.read_text())
             if is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
@@ -202,13 +208,17 @@ class EmbeddedEtcd:
 
 
 def started(
-    run: RunDirectory, terminal: Terminal, closing: ExitStack, address: Callable[[], str] = lambda: _LOOPBACK
+    run: RunDirectory,
+    terminal: Terminal,
+    closing: ExitStack,
+    address: Callable[[], str] = lambda: _LOOPBACK,
+    port: int = 0,
 ) -> tuple[EmbeddedEtcd, str]:
     """Start an etcd in the run directory, which `closing` stops. Return the server and its endpoint. Raises MachineError."""
     binary = find_server()
     if binary.warning:
         terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", address())
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", address(), port)
     closing.callback(server.stop)
     return server, server.start()
 

@@ -46,3 +46,38 @@ def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     differ = sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key))
     usual = "the default"
     return "; ".join(f"{key} is {here.get(key, usual)} here, and {there.get(key, usual)} there" for key in differ)
+
+
+_MOST = 8
+"""The most differences between two commands that are named."""
+_LONGEST = 80
+"""The most characters of a value that are shown."""
+
+
+def command_difference(here: Sequence[str], there: Sequence[str]) -> str:
+    """Return in words in which arguments two commands differ."""
+    mine, theirs = _arguments(here), _arguments(there)
+    differ = [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+    if not differ:
+        return "the same arguments, in another order"
+    parts = [f"{name} is {_said(mine.get(name))} here, and {_said(theirs.get(name))} there" for name in differ[:_MOST]]
+    return "; ".join([*parts, *([f"and {len(differ) - _MOST} more"] if len(differ) > _MOST else [])])
+
+
+def _arguments(command: Sequence[str]) -> dict[str, str]:
+    """Return the values of a command's options, by name. Words before the first option are the script."""
+    found: dict[str, list[str]] = {}
+    name = "the script"
+    for word in command:
+        if word.startswith("-") and not word[1:2].isdigit():
+            name, equals, value = word.partition("=")
+            found.setdefault(name, []).extend([value] if equals else [])
+        else:
+            found.setdefault(name, []).append(word)
+    return {name: " ".join(values) for name, values in found.items()}
+
+
+def _said(value: str | None) -> str:
+    if value is None:
+        return "absent"
+    return (value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…") or "given"

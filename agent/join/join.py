@@ -26,6 +26,7 @@ from ...resilience.store.codec import loads
 from ...resilience.store.protocol import first_put
 from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import Copies
+from ..config import AgentPolicy
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
 from ..output.event_log import Telling
@@ -113,7 +114,9 @@ def join(
         durable = catalog.look(root).durable if several else ()
         return max((attempt.stamp.step for attempt in durable), default=-1)
 
-    spec, over = register(seat, asked, run, me, kept=kept, lease_s=policies["agent"].lease_s)
+    agent: AgentPolicy = policies["agent"]
+    changed = telling.say if agent.changed_arguments else None
+    spec, over = register(seat, asked, run, me, kept=kept, lease_s=agent.lease_s, changed=changed)
     joined = Joined(me=me, spec=spec, over=over, neighbour=neighbour, copies=copies, token=token)
     if joined.done:
         return joined
@@ -123,7 +126,7 @@ def join(
         met = checks.together(checking, seat, me.address, asked.nodes, me.instance)
         reasons = (*reasons, *checks.told([met], telling))
         # The check took time, and another agent may have described the job anew.
-        spec, over = register(seat, spec, run, me, kept=kept, lease_s=policies["agent"].lease_s)
+        spec, over = register(seat, spec, run, me, kept=kept, lease_s=agent.lease_s)
         joined = replace(joined, spec=spec, over=over)
     me = replace(me, fit=rules.unfit(seat.node, reasons))
     if me.fit:

@@ -23,7 +23,7 @@ from ...resilience.text import formatting
 from ..launch.torchrun import Launch
 from ..run_directory import RunDirectory
 from .admission import Course, Found, beside, course
-from .config_match import apart
+from .config_match import apart, command_difference
 
 LEAVE_S = 15.0
 """Seconds that agents of an earlier run of the job may take to exit. A lease's lifetime is added, because a killed agent stays registered
@@ -36,9 +36,9 @@ next agent describes it anew."""
 
 
 def described(launch: Launch, sizes: Sequence[int], spares: int = 0, alike: Mapping[str, str] | None = None) -> Spec:
-    """Return the job's description from this agent's command line. alike: the settings that must be the same on all nodes, by name
-    (`config_match.py`)."""
-    command = (*launch.program[-1:], *launch.options, *launch.script)
+    """Return the job's description from this agent's command line. torchrun's own options are no part of it: they may have a time stamp
+    (`--log-dir`), or a node's name. alike: the settings that must be the same on all nodes, by name (`config_match.py`)."""
+    command = (*filter(None, [launch.form]), *launch.script)
     return Spec(command=command, sizes=tuple(sizes), spares=spares, ranks=launch.ranks, alike=dict(alike or {}))
 
 
@@ -51,6 +51,7 @@ def register(
     *,
     kept: Callable[[], int] = lambda: -1,
     lease_s: Callable[[int], float] = lambda nodes: 0.0,
+    changed: Callable[[str], None] | None = None,
 ) -> tuple[Spec, Generation]:
     """Write the job's description into etcd, or check that it matches the one there. Let a job that was stopped early begin a new run.
 
@@ -59,11 +60,12 @@ def register(
 
     Raises UsageError for another command, another number of ranks or nodes, a finished job of one node, and a name that another agent uses.
     pause: sleeps for the given seconds, while other agents exit or return. kept: returns the newest step on disk. lease_s: returns a
-    lease's lifetime in seconds for a given number of nodes.
+    lease's lifetime in seconds for a given number of nodes. changed: called with the difference if the job continues with other arguments;
+    None: it must not.
     """
 
     def anew() -> tuple[Spec, Generation]:
-        return register(seat, spec, run, me, pause, kept=kept, lease_s=lease_s)
+        return register(seat, spec, run, me, pause, kept=kept, lease_s=lease_s, changed=changed)
 
     store, keys, node = seat.store, seat.keys, seat.node
     several = spec.nodes > 1
@@ -73,7 +75,7 @@ def register(
         _begun_anew(seat, spec)
     entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
-    _comparable(known, spec, run, several)
+    _comparable(known, spec, run, several, other_command=changed is not None)
     others = _others(seat)
     mine = store.get(keys.node(node))
     namesake = loads(NodeRecord, mine.value) if mine else me
@@ -82,7 +84,10 @@ def register(
     if what is Course.DONE:
         return known, max(known.first_generation, found.over)
     if run.finished.exists():
-        raise UsageError(f"the run in {run.root} is finished; name another directory with --run-dir to train anew")
+        raise UsageError(
+            f"the run in {run.root} is finished; nothing was started. To train anew, name another directory with --run-dir. To begin with "
+            f"the last snapshot of this one, say --start-from {run.root}, too"
+        )
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
         # The record may be from this machine's agent before a reboot. Then its lease expires.
@@ -97,6 +102,7 @@ def register(
         _wait_while(lambda: _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
         return anew()
     if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
+        _comparable(known, spec, run, several)
         _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
     if what is Course.JOIN_LIFE:
         return known, found.over
@@ -109,20 +115,24 @@ def register(
         return anew()
     forget_leaving(store, keys)
     there = ModifiedAt(keys.spec, entry.mod_revision if entry else 0)
-    changed = known
+    if known.command != spec.command and changed:
+        changed(f"the job continues with other arguments: {command_difference(spec.command, known.command)}")
+    described_now = known
     if what is Course.NEXT_LIFE:
         if found.windows != known.windows:  # first, because the incidents that name them are deleted next
             store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
         _forget_life(seat, known, found.over)  # the journal keeps these data
         first = Generation(max(known.first_generation, spec.first_generation, found.over + 1))
-        changed = replace(spec, run=known.run, first_generation=first, windows=known.windows)
+        described_now = replace(spec, run=known.run, first_generation=first, windows=known.windows)
     elif not several or what is Course.ALL_DEAD:
         given_up = Generation(max(found.record.number, spec.first_generation - 1)) if found.record else known.given_up
-        changed = replace(known, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up)
-    if what is Course.BEGIN and changed == known:
+        described_now = replace(
+            known, command=spec.command, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up
+        )
+    if what is Course.BEGIN and described_now == known:
         return known, found.over
-    return (changed, found.over) if _describe(seat, changed, there) else anew()
+    return (described_now, found.over) if _describe(seat, described_now, there) else anew()
 
 
 def forget_leaving(store: Store, keys: Keys) -> None:
@@ -155,6 +165,11 @@ def _others(seat: Seat) -> dict[NodeId, NodeRecord]:
     keys, mine = seat.keys, seat.keys.node(seat.node)
     found = seat.store.range(keys.nodes, limit=SOME)
     return {NodeId(k.removeprefix(keys.nodes)): loads(NodeRecord, e.value) for k, e in found.items() if k != mine}
+
+
+def await_others(seat: Seat) -> None:
+    """Wait until the other agents have read the end of the job, at most LEAVE_S seconds. The etcd ends with this agent."""
+    _waited(lambda: bool(_others(seat)), sleep, LEAVE_S)
 
 
 def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
@@ -256,17 +271,15 @@ def _own(address: str) -> bool:
         return address == "localhost"
 
 
-def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool) -> None:
-    """Raise UsageError if `spec` describes another job than `known`."""
-    if known.command != spec.command and several:
+def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool, *, other_command: bool = False) -> None:
+    """Raise UsageError if `spec` describes another job than `known`. other_command: it may have another command."""
+    if known.command != spec.command and not other_command:
+        what = "the job was started with" if several else f"the run directory {run.root} belongs to"
+        fresh = "name another job with --job" if several else "name another directory with --run-dir"
+        alike = "Give the same command on all nodes. " if several else ""
         raise UsageError(
-            f"the job was started with another command ({' '.join(known.command)}); nothing was started. Give the same one on all nodes, "
-            "or name another job with --job"
-        )
-    if known.command != spec.command:
-        raise UsageError(
-            f"the run directory {run.root} belongs to another command ({' '.join(known.command)}); nothing was started. "
-            "Name another directory with --run-dir"
+            f"{what} another command: {command_difference(spec.command, known.command)}; nothing was started. {alike}To continue "
+            f"the job with this command, stop it and say --changed-arguments. To train anew, {fresh}"
         )
     if known.ranks not in (0, spec.ranks):
         raise UsageError(

@@ -56,6 +56,28 @@ def program(command: Sequence[str]) -> tuple[Program, list[str]]:
     raise UsageError(f"{command[0]} is not torchrun: mt-resilient run starts the ranks through torchrun, so {cure}")
 
 
+_INSTEAD = {"accelerate", "deepspeed", "lightning", "fabric", "mpirun", "horovodrun"}
+"""Launchers that start ranks without torchrun."""
+
+
+def is_script(command: Sequence[str]) -> bool:
+    """Return whether the command is not torchrun itself, but may start it. Raises UsageError for another launcher, MachineError for a
+    command that does not exist."""
+    name = os.path.basename(command[0]) if command else "torchrun"
+    if name == "torchrun" or (name.startswith("python") and _python(command)):
+        return False
+    module = _options_of_python(command)[1] or "" if name.startswith("python") else ""
+    other = next((each for each in _INSTEAD if each in (name, module.partition(".")[0])), "")
+    if other:
+        raise UsageError(
+            f"{other} starts the ranks by itself, so no agent could watch them; nothing was started. Start the same script with torchrun, "
+            "which sets the same variables: mt-resilient run -- torchrun --nproc-per-node N SCRIPT …"
+        )
+    if not shutil.which(command[0]):
+        raise MachineError(f"{command[0]} was not found; nothing was started")
+    return True
+
+
 def _python(command: Sequence[str]) -> tuple[Program, list[str]] | None:
     """Parse `python [options] -m torch.distributed.run …` or `python [options] …/torchrun …`, in any form that Python accepts. Return None
     for any other command."""

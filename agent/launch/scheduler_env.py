@@ -21,6 +21,8 @@ _INTERACTIVE = "4294967290"
 """SLURM_STEP_ID of the step that `salloc` opens a shell in (SLURM_INTERACTIVE_STEP in slurm.h)."""
 _REPLICA = re.compile(r"(?P<job>.+)-(?:master|worker)-\d+")
 """Host name of a PyTorchJob's pod."""
+_STAMP = re.compile(r"20\d\d([-_./]?)(0[1-9]|1[0-2])\1([0-2]\d|3[01])|(?<!\d)1[6-9]\d{8}(?!\d)")
+"""A date (2026-11-27, 20261127), or the seconds since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,16 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
     if not asked.nodes and found.nodes:
         nodes = reconciled(launch.nodes, asked.spares, int(found.nodes), "Slurm runs this on")
     return Place(
-        node=asked.node or found.node, nodes=nodes, spares=asked.spares, job=asked.job or launch.rdzv_id or found.job
+        node=asked.node or found.node,
+        nodes=nodes,
+        spares=asked.spares,
+        job=asked.job or _name(launch.rdzv_id) or found.job,
     )
+
+
+def _name(rdzv_id: str) -> str:
+    """Return torchrun's `--rdzv-id`; empty if it has a date or a time. Then it is new at each launch, and names no job."""
+    return "" if _STAMP.search(rdzv_id) else rdzv_id
 
 
 def labels(environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ rendezvous. Each generation uses a new static rendezvous, at the requested port 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,10 +15,8 @@ from pathlib import Path
 
 from ...resilience.errors import UsageError
 from ...resilience.text import formatting
+from .handover import SITE
 from .launcher_program import LAUNCH, RUN, program
-
-SITE = Path(__file__).parents[2] / "training" / "site"
-"""The directory of the hook (the module that each rank loads). It comes first on the ranks' PYTHONPATH."""
 
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
@@ -32,6 +31,8 @@ have other values, from a Kubernetes operator or an outer torchrun."""
 _MARK = "TORCHELASTIC_RUN_ID"
 """Ranks recognize the launcher by this variable: the launcher's environment lacks it, and any other parent's has it
 (`training/attach/attach.py`)."""
+_PORT = 29500
+"""torchrun's default port."""
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _OF_LAUNCH = {"use_env"}
 """Further options of torch.distributed.launch."""
@@ -56,6 +57,8 @@ class Launch:
     """torchrun's `--nnodes`; empty: not given."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
+    form: str = ""
+    """How torchrun starts the script, if that is not as a Python file: `--module`, `--no-python` or `--run-path`."""
     rank_command: tuple[str, ...] = ()
     """The command with which torchrun starts each rank; empty: ranks cannot be forked."""
     rdzv_id: str = ""
@@ -64,6 +67,12 @@ class Launch:
     """torchrun's `--max-restarts`; empty: not given. The agent performs the restarts, but ranks may read the number."""
     port: int = 0
     """The rendezvous port, from torchrun's `--master-port`; 0: not given. A script may rely on this number."""
+    master: str = ""
+    """The host of `--rdzv-endpoint`, else of `--master-addr`; empty: not given."""
+    endpoint_port: int = 0
+    """The port of `--rdzv-endpoint`; 0: not given."""
+    node_rank: str = ""
+    """torchrun's `--node-rank`; empty: not given."""
     interpreter: tuple[str, ...] = ()
     """The command that starts the launcher's Python as the launcher does, options included. Empty: only a wrapper knows it."""
     rank_python: str = ""
@@ -104,6 +113,16 @@ class Launch:
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
         return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
 
+    def shown(self, command: Sequence[str]) -> list[str]:
+        """Return what `ps` would show of `command` without this program. Scripts that stop a job look for the path of torchrun there."""
+        found = shutil.which(command[0]) == self.program[0]
+        return [*self.interpreter, self.program[0], *command[1:]] if found else [*command]
+
+    @property
+    def etcd_port(self) -> int:
+        """Return the port of an etcd beside torchrun's own store: the next one."""
+        return (self.endpoint_port or self.port or _PORT) + 1
+
     def missing_script(self) -> str:
         """Return the script if it does not exist any more; empty: it exists, or it is a module."""
         named = self.rank_command and "-m" not in self.rank_command and not self.own_programs
@@ -114,7 +133,7 @@ class Launch:
         known = environ.get("PYTHONPATH")
         found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
-            found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else str(SITE)
+            found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else SITE
             if self.hash_seed:
                 found.setdefault("PYTHONHASHSEED", str(self.hash_seed))
         if self.ranks > 1:  # as torchrun does for its ranks; libraries read the variable when they are loaded
@@ -150,6 +169,8 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         _look_at(script[0])
     ranks = _ranks(_told("nproc_per_node", options, environ) or "1", environ)
     rdzv_id = _told("rdzv_id", options, environ)
+    endpoint = _told("rdzv_endpoint", options, environ)
+    host, _, port_there = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
     rank_python = environ.get("PYTHON_EXEC", "")
     passes_ranks = found.module == LAUNCH and "use_env" not in options
     reasons = {
@@ -168,10 +189,14 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         ranks=ranks,
         nodes=nodes,
         script=tuple(script),
+        form="--module" if module else "--no-python" if no_python else "--run-path" if run_path else "",
         rank_command=() if refused else _rank_command(found.python, module, script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
         max_restarts=_told("max_restarts", options, environ).lstrip("0"),
         port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
+        master=host or _told("master_addr", options, environ),
+        endpoint_port=int(port_there) if port_there.isdecimal() else 0,
+        node_rank=_told("node_rank", options, environ),
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,
         own_programs=no_python or run_path,

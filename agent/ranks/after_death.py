@@ -21,6 +21,8 @@ TRIES_S = 30.0
 TIDY_S = 5.0
 """Seconds that clean-up processes may take after other processes were killed. Python's takes 20 ms; torch's sleeps 2 s before it exits."""
 _LOOK_S = 0.05
+_QUIET = 10
+"""How many looks in a row must find no process. A process that is just starting a program has no environment for a moment."""
 _IN_ORDER = b"in order\n"
 
 
@@ -73,13 +75,15 @@ def main() -> None:
     token = sys.stdin.buffer.readline().strip()
     if sys.stdin.buffer.read() or not token:
         return
+    quiet = 0
     for look in range(int(TRIES_S / _LOOK_S)):
         left = _with(token)
+        quiet = 0 if left else quiet + 1
         for pid, command_line in left:
             if not tidies(command_line) or look * _LOOK_S > TIDY_S:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-        if not left:
+        if quiet == _QUIET:
             return
         time.sleep(_LOOK_S)
 

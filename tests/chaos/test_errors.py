@@ -54,7 +54,7 @@ def test_a_missing_script(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_no_torchrun(tmp_path: Path) -> None:
-    refused(2, "python is not torchrun", "run", "--run-dir", str(tmp_path), "--", "python", "train.py")
+    refused(2, "deepspeed starts the ranks by itself", "run", "--run-dir", str(tmp_path), "--", "deepspeed", "train.py")
 
 
 def test_torchrun_not_found(tmp_path: Path) -> None:

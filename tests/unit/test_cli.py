@@ -33,7 +33,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["run", "--"], "no command was given; write it after two dashes"),
         (["run", "torchrun", "train.py"], "the command goes after two dashes: mt-resilient run -- torchrun train.py"),
         (["run", "torchrun", "--nproc-per-node", "2", "train.py"], "two dashes"),
-        (["run", "--", "python", "train.py"], "python is not torchrun"),
+        (["run", "--", "deepspeed", "train.py"], "deepspeed starts the ranks by itself"),
         (["run", "--", "torchrun", "missing.py"], "the script missing.py is not there"),
         (["run", "--", "torchrun", "--version", "train.py"], "--version is no option of torchrun"),
         (["run", "--frobnicate", *COMMAND], "unrecognized arguments: --frobnicate"),

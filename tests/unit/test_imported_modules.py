@@ -91,6 +91,17 @@ def test_what_would_come_from_elsewhere_is_left_with_all_below_it(places: tuple[
     assert known.foreign().startswith("the module odd_package comes from ")
 
 
+def test_a_namespace_package_is_the_same_if_sys_path_leads_to_its_folder_twice(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """As a checkout on PYTHONPATH does, whose script lies in its root."""
+    sys.path.insert(0, str(places[0]))
+    known = noted(places[0], tmp_path / "modules")
+    sys.path.remove(str(places[0]))
+    __import__("odd_space")
+    assert known.foreign() == ""
+
+
 def test_a_module_that_cannot_be_imported_without_its_script_is_left_to_it(places: tuple[Path, Path]) -> None:
     sys.path.insert(0, str(places[0]))
     __import__("odd_package")

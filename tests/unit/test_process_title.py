@@ -5,7 +5,7 @@ import sys
 
 LOOKS_AT_ITS_END = """
 import ctypes, os
-from mt_resilient.training.warm.process_title import show
+from mt_resilient.resilience.ipc.process_title import show
 os.environ["SHOWN"] = "1"
 assert show(["a", "b c"], os.environ)
 assert open("/proc/self/cmdline").read() == "a\\0b c\\0"

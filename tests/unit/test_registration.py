@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.agent.join.config_match import alike, apart
+from mt_resilient.agent.join.config_match import alike, apart, command_difference
 from mt_resilient.agent.join.join import _beginning
 from mt_resilient.agent.join.registration import BEGIN_S, SOME, described, reached, register
 from mt_resilient.agent.launch.torchrun import Launch
@@ -267,3 +267,52 @@ def test_only_settings_that_differ_from_the_default_are_compared() -> None:
     policies |= {"spikes": SpikePolicy(mean_sigma=5.0), "snapshots": SnapshotPolicy(every_steps=7, keep=9)}
     told = {"spikes.mean_sigma": "5.0", "snapshots.every_steps": "7", "--skip-data": "3:9", "--start-from": "x"}
     assert alike(policies, (Window(5, 9), Window(3, 5)), "x", "1.0") == version | told
+
+
+# -- the command given again -------------------------------------------------------------------------------------------------
+
+
+def launched(*script: str, options: tuple[str, ...] = ()) -> Spec:
+    return described(replace(LAUNCH, options=options, script=script), (1,))
+
+
+def again(store: Store, place: Path, spec: Spec, said: list[str] | None = None) -> Spec:
+    changed = None if said is None else said.append
+    return register(seat(store), spec, RunDirectory(place), node("a"), lambda _: None, changed=changed)[0]
+
+
+def test_other_options_of_torchrun_alone_make_no_other_job(store: Store, tmp_path: Path) -> None:
+    """As a launcher's that puts the time into `--log-dir`."""
+    again(store, tmp_path, launched("train.py", options=("--log-dir", "logs/2026-11-27_21:38:21")))
+    known = again(store, tmp_path, launched("train.py", options=("--log-dir", "logs/2026-11-28_08:00:00")))
+    assert known.command == ("train.py",)
+
+
+@pytest.mark.parametrize("phase", [Phase.RUN, Phase.ENDED])
+def test_other_arguments_of_the_script_are_named_and_need_a_switch(store: Store, tmp_path: Path, phase: Phase) -> None:
+    again(store, tmp_path, launched("train.py", "--steps", "100"))
+    third(store, phase)
+    more = launched("train.py", "--steps", "200", "--fast")
+    difference = "--steps is 200 here, and 100 there; --fast is given here, and absent there"
+    with pytest.raises(UsageError, match=f"another command: {difference}; nothing.* say --changed-arguments"):
+        again(store, tmp_path, more)
+    said: list[str] = []
+    assert again(store, tmp_path, more, said).command == more.command
+    assert said == [f"the job continues with other arguments: {difference}"]
+    assert again(store, tmp_path, more).command == more.command  # from now on without the switch
+
+
+def test_a_node_does_not_join_a_running_job_with_other_arguments(store: Store, tmp_path: Path) -> None:
+    starts(store, tmp_path, 2)
+    there(store, "b")
+    other = replace(described(LAUNCH, (2,)), command=("other.py",))
+    with pytest.raises(UsageError, match=r"the script is other.py here, and train.py there"):
+        again(store, tmp_path, other, [])
+
+
+def test_the_difference_of_two_commands_is_short() -> None:
+    here = [f"--{name}={name}" for name in "abcdefghij"]
+    assert command_difference(here, []).endswith("--h is h here, and absent there; and 2 more")
+    assert command_difference(["--a", "x" * 100], ["--a"]) == f"--a is {'x' * 80}… here, and given there"
+    assert command_difference(["--a", "--b"], ["--b", "--a"]) == "the same arguments, in another order"
+    assert command_difference(["-m", "t", "--lr", "-1"], ["-m", "t", "--lr", "-2"]) == "--lr is -1 here, and -2 there"

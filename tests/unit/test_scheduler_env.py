@@ -46,6 +46,9 @@ def told(options: Place, said: Mapping[str, str], environ: Mapping[str, str]) ->
         (asked(), NONE, NONE, (HOST, "", 0, "")),
         (asked(), {"nodes": "2"}, NONE, (HOST, "2", 0, "")),
         (asked(), {"rdzv_id": "gpt", "nodes": "1:3"}, NONE, (HOST, "1:3", 0, "gpt")),
+        (asked(), {"rdzv_id": "2026-11-27_21:38:21", "nodes": "2"}, NONE, (HOST, "2", 0, "")),  # new at each launch
+        (asked(), {"rdzv_id": "run-20261127_213821.5"}, STEP, ("gpu-17", "4", 0, "slurm-4711")),
+        (asked(), {"rdzv_id": "gpt-20999"}, STEP, ("gpu-17", "4", 0, "gpt-20999")),
         (asked("a", "3", 1, "j"), {"nodes": "2", "rdzv_id": "x"}, NONE, ("a", "3", 1, "j")),
         # Slurm
         (asked(), NONE, STEP, ("gpu-17", "4", 0, "slurm-4711")),

@@ -1,5 +1,7 @@
 """Attaches each rank of `mt-resilient run`, where it is first on PYTHONPATH. Before that, it runs the sitecustomize that it hides.
 
+Below `mt-resilient run -- SCRIPT`, it hands each torchrun to an agent (`agent/launch/handover.py`).
+
 Python imports it before anything of the user's. It must never keep a rank from starting.
 """
 
@@ -21,6 +23,27 @@ def _chain() -> None:
         spec.loader.exec_module(module)
 
 
+def _is_torchrun(words: list[str]) -> bool:
+    """Whether this Python runs torchrun's file or module."""
+    at = 1
+    while at < len(words) and words[at][:1] == "-":
+        word = words[at]
+        letter = next((each for each in word[1:] if each in "mcWX"), "") if word[:2] != "--" else ""
+        if letter == "m":
+            module = word.partition("m")[2] or words[at + 1]
+            return module in ("torch.distributed.run", "torch.distributed.launch")
+        if letter == "c":
+            return False
+        at += 2 if word[-1] in "WX" or word == "--check-hash-based-pycs" else 1
+    return at < len(words) and os.path.basename(words[at]) == "torchrun"
+
+
+if "MT_RESILIENT_WRAPS" in os.environ and _is_torchrun(sys.orig_argv):
+    import json
+
+    _python = os.environ["MT_RESILIENT_PYTHON"]
+    _handover = json.loads(os.environ["MT_RESILIENT_WRAPS"])["handover"]
+    os.execv(_python, [_python, "-I", "-S", _handover, *sys.orig_argv])
 if "MT_RESILIENT_WARM" in os.environ:
     try:
         from mt_resilient.training.warm import forkserver

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from ...resilience.ipc.process_title import show
 from ..attach import launcher_report
 from .forkserver import Waiting, start_rank
-from .process_title import show
 
 
 def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:

@@ -28,10 +28,10 @@ from typing import Any
 from ...resilience.clock import wall_s
 from ...resilience.ipc.die_with_parent import die_with_parent
 from ...resilience.ipc.file_descriptors import high
+from ...resilience.ipc.process_title import show
 from . import unseeded
 from .captured_output import Printed, print_again
 from .preload import preload, version
-from .process_title import show
 
 VARIABLE = "MT_RESILIENT_WARM"
 NAME = "mt-warm"

@@ -97,7 +97,8 @@ def _imported(name: str, place: Place) -> bool:
 
 
 def _place(spec: ModuleSpec) -> Place:
-    return str(spec.origin), [] if spec.origin else sorted(map(str, spec.submodule_search_locations or ()))
+    folders = set(spec.submodule_search_locations or ())  # a folder counts once, though sys.path may lead to it twice
+    return str(spec.origin), [] if spec.origin else sorted(map(str, folders))
 
 
 def _said(place: Place) -> str:

@@ -52,6 +52,13 @@ def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> boo
     return True
 
 
+def show_instead(command: Sequence[str], other: Sequence[str]) -> None:
+    """Show `other` instead of `command`, the last words of this process's command line. Do nothing if that does not end so."""
+    words = [os.fsdecode(word) for word in Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]]
+    if command and words[-len(command) :] == list(command):
+        show([*words[: -len(command)], *other], os.environ)
+
+
 def _lasting(libc: ctypes.CDLL, content: bytes) -> int:
     """Copy `content` into memory that is never freed, and return the address. The kernel reads this memory, and so does C code after Python
     has ended."""

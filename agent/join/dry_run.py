@@ -1,0 +1,148 @@
+"""What `run --dry-run` prints: what was understood of a launch, what will change, and what is not known. It starts and writes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from ...resilience.text import formatting
+from ..launch.launcher_program import LAUNCH, RUN
+from ..launch.torchrun import Launch
+from .static_nodes import Static
+
+Line = tuple[str, str]
+_OF_MEGATRON = {
+    "layout": (
+        "--tensor-model-parallel-size",
+        "--pipeline-model-parallel-size",
+        "--expert-model-parallel-size",
+        "--context-parallel-size",
+    ),
+    "batch sizes": ("--micro-batch-size", "--global-batch-size"),
+    "save and load": ("--save", "--load", "--save-interval"),
+    "length": ("--train-iters", "--train-samples"),
+}
+_LOOPS = {
+    "megatron.bridge": "Megatron-Bridge's, which is watched, and rewound in place",
+    "megatron.training": "Megatron-LM's, which is watched, and rewound in place",
+    "mt_resilient": "the script's own, with a Session",
+}
+"""What a script mentions → its training loop."""
+_ARRANGED = ("rdzv-", "node-rank", "master-", "max-restarts", "standalone")
+_TORCHRUN = re.compile(rf"\btorchrun\b(?!['\"]?\s*$)|{re.escape(RUN)}\b|{re.escape(LAUNCH)}\b")
+_SSH = re.compile(r"(?:^|[;&|(\s])ssh\s+(?=\S)")
+_SCRIPT = re.compile(r"[\w./-]+\.sh\b")
+_MOST_FILES = 16
+_LONGEST = 100
+
+
+def of_launch(
+    launch: Launch, command: Sequence[str], nodes: str, static: Static | None, place: Path, known: Mapping[str, str]
+) -> Iterator[Line]:
+    """Yield what is understood of a torchrun command. nodes: how many train. place: the run directory. known: where else values come from,
+    such as `etcd`."""
+    yield "form", f"torchrun, run by {launch.python}"
+    yield "script", " ".join(filter(None, [launch.form, launch.script[0]]))
+    yield "loop", _loop(launch)
+    yield "ranks", f"{launch.ranks} on each node"
+    yield "nodes", nodes or "1"
+    for name, value in known.items():
+        if value:
+            yield name, value
+    if static:
+        what = "this node, which runs it" if static.serves else "the first node, which runs it"
+        yield "etcd", f"{static.control.etcd} on {what} (from torchrun's --master-addr)"
+    for name, options in _OF_MEGATRON.items():
+        given = [f"{option[2:]} {value}" for option in options if (value := _value(launch.script, option))]
+        if given:
+            yield name, ", ".join(given)
+    yield "run directory", f"{place}, {'which exists: the job continues' if place.exists() else 'which is new'}"
+    ours = command[: len(command) - len(launch.script)]
+    names = [word.partition("=")[0] for word in ours if word.lstrip("-").replace("_", "-").startswith(_ARRANGED)]
+    if names:
+        yield "changed", f"{formatting.listed(names)}: each start of the ranks has a rendezvous of its own"
+    if launch.hooked:
+        yield "changed", "PYTHONPATH begins with a folder of this program, by which it reaches the ranks"
+        yield "changed", "PYTHONHASHSEED is set, so that sets have the same order after each recovery"
+    if launch.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
+        yield "changed", "OMP_NUM_THREADS is 1, as torchrun sets it"
+    yield (
+        "restarts",
+        f"cold: {launch.warm_refused}" if launch.warm_refused else "warm, once the ranks have finished a step",
+    )
+    yield "not known", "whether the training repeats to the bit, and which modules the script imports later"
+
+
+def _value(words: Sequence[str], option: str) -> str:
+    given = [value for name, value in pairwise([*words, ""]) if name == option]
+    given += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    return given[-1] if given else ""
+
+
+def _loop(launch: Launch) -> str:
+    if launch.form:
+        return "not known: the script is no Python file. A loop that is known is found when the ranks import it"
+    try:
+        text = Path(launch.script[0]).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = next((loop for name, loop in _LOOPS.items() if name in text), "")
+    return found or "not known: the script names none. One that is known is found when the ranks import it"
+
+
+def of_script(command: Sequence[str]) -> Iterator[Line]:
+    """Yield what is found in the text of a script and of the scripts that it names. Values of variables are not known."""
+    yield "form", f"{command[0]} is not torchrun: it runs as it is, and an agent runs each torchrun that it starts"
+    todo, seen = [Path(word) for word in command if os.path.isfile(word)], list[Path]()
+    said = False
+    if any(os.path.basename(word) == "torchrun" for word in command[1:]):
+        said = True
+        yield "torchrun", f"in the command itself, which {command[0]} starts"
+    while todo and len(seen) < _MOST_FILES:
+        file = todo.pop(0)
+        if file in seen:
+            continue
+        seen.append(file)
+        for number, line in _lines(file):
+            for name, what in _in_line(line):
+                said = said or name == "torchrun"
+                yield name, f"{file}:{number}: {what}"
+            near = [folder / word for word in _SCRIPT.findall(line) for folder in (Path(), file.parent)]
+            todo += [path for path in near if path.is_file()]
+    if not said:
+        yield "not known", "which torchrun it starts: none is named in its text. Each one has an agent all the same"
+    else:
+        yield "not known", "the values of the script's variables: they are known when the script runs"
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield number, line.strip()
+
+
+def _in_line(line: str) -> Iterator[Line]:
+    shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    if "pkill" in line:
+        yield "ends jobs", f"{shown} (finds the agent, too, if it looks for torchrun)"
+    elif _TORCHRUN.search(line):
+        yield "torchrun", shown
+    if _SSH.search(line):
+        yield "ssh", f"{shown} (a torchrun at the far end has an agent there)"
+    for name in ("PATH", "PYTHONPATH"):
+        if re.search(rf"\b{name}=(?!\S*\${{?{name}\b)", line):
+            yield (
+                "warning",
+                f"{shown} (replaces {name}; torchrun has no agent if the script replaces PATH and PYTHONPATH)",
+            )
+
+
+def printed(lines: Iterator[Line]) -> str:
+    return "\n".join(f"{name + ':':15}{what}" for name, what in lines)

@@ -1,0 +1,108 @@
+"""Hands each torchrun that a script starts to an agent: `mt-resilient run -- bash run.sh`.
+
+    run ──exec──▶ the script, with variables ──▶ torchrun, or python -m torch.distributed.run ──exec──▶ mt-resilient run -- torchrun …
+                                             └─▶ ssh HOST COMMAND ──exec──▶ ssh, which sets the same variables at the far end
+
+`bin/torchrun` and `bin/ssh` come first on PATH. A Python that runs torchrun's file or module comes here through our `sitecustomize`. Each
+step replaces its process. So pids, pipes, traps, exit codes and `nohup` are as without this program. An agent gets the environment that
+torchrun would have had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_HERE = Path(os.path.abspath(__file__))
+BIN = str(_HERE.with_name("bin"))
+SITE = str(_HERE.parents[2] / "training" / "site")
+"""The directory of the hook (the module that each rank loads). It comes first on the ranks' PYTHONPATH."""
+WRAPS, PYTHON = "MT_RESILIENT_WRAPS", "MT_RESILIENT_PYTHON"
+"""WRAPS: the agent's own options as JSON, and this file, for `sitecustomize`. PYTHON: the agent's interpreter."""
+_ABSENT = "MT_RESILIENT_NO_PYTHONPATH"
+"""Set if PYTHONPATH was not."""
+_WITH_A_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"
+"""ssh's options that have a value (OpenSSH 9)."""
+_FAR = f"""
+{_ABSENT}=1; [ -n "$PYTHONPATH" ] && {_ABSENT}=
+export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"
+exec "${{SHELL:-sh}}" -c "$0"
+"""
+"""What the far end of an ssh does first, with the command as $0."""
+
+
+def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a script whose torchruns are handed to agents. words: the agents' own options."""
+    known = environ.get("PYTHONPATH", "")
+    return {
+        **environ,
+        WRAPS: json.dumps({"words": list(words), "handover": str(_HERE)}),
+        PYTHON: sys.executable,
+        _ABSENT: "" if known else "1",
+        "PATH": f"{BIN}{os.pathsep}{environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": f"{SITE}{os.pathsep}{known}" if known else SITE,
+    }
+
+
+def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a program would have without `environment`."""
+    found = {name: value for name, value in environ.items() if name not in (WRAPS, PYTHON, _ABSENT)}
+    found["PATH"] = found.get("PATH", os.defpath).replace(f"{BIN}{os.pathsep}", "")
+    path = found.get("PYTHONPATH", "")
+    path = path.replace(SITE, "") if environ.get(_ABSENT) else path.replace(f"{SITE}{os.pathsep}", "").replace(SITE, "")
+    return {**found, "PYTHONPATH": path} if path else {n: value for n, value in found.items() if n != "PYTHONPATH"}
+
+
+def agent(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the command of the agent that runs the torchrun `command`."""
+    words = json.loads(environ[WRAPS])["words"]
+    return [environ[PYTHON], "-P", "-m", "mt_resilient", "run", *words, "--", *command]
+
+
+def far(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the arguments of an ssh whose command runs with the same variables. Without a command, return them unchanged."""
+    at, host = 0, False
+    while at < len(arguments):
+        word = arguments[at]
+        if word.startswith("-") and word != "-":
+            letter = next((n for n, each in enumerate(word[1:], 1) if each in _WITH_A_VALUE), 0)
+            at += 2 if letter == len(word) - 1 and letter else 1
+        elif host:
+            break
+        else:
+            host, at = True, at + 1
+    if at >= len(arguments):
+        return list(arguments)
+    variables = [shlex.quote(f"{name}={environ[name]}") for name in (WRAPS, PYTHON)]
+    command = " ".join(["exec env", *variables, "sh -c", shlex.quote(_FAR), shlex.quote(" ".join(arguments[at:]))])
+    return [*arguments[:at], command]
+
+
+def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return the command to become instead of `command`. Its first word is the program's path; empty: the program is not there."""
+    here = cleaned(environ)["PATH"]
+    if command[0] == "ssh":
+        return [shutil.which("ssh", path=here) or "", *far(command[1:], environ)]
+    real = shutil.which("torchrun", path=here) or ""
+    words = [real if word == f"{BIN}/torchrun" else word for word in command]  # python $(which torchrun) …
+    if words[-1] in ("-h", "--help"):
+        return [real, *words[1:]] if words[0] == "torchrun" else [*words]
+    return agent(words, environ)
+
+
+def main() -> None:
+    """Become the agent, or ssh. The arguments are the command."""
+    words = replacement(sys.argv[1:], os.environ)
+    if not words[0]:
+        print(f"{sys.argv[1]}: command not found", file=sys.stderr)
+        sys.exit(127)
+    os.execvpe(words[0], words, cleaned(os.environ))
+
+
+if __name__ == "__main__":
+    main()

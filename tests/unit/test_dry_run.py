@@ -1,0 +1,137 @@
+"""What `run --dry-run` prints of each form of launch."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from mt_resilient import cli
+
+BIN = Path(sys.executable).parent
+MEGATRON = "from megatron.training import pretrain\n"
+ARGUMENTS = ["--tensor-model-parallel-size", "2", "--global-batch-size=64", "--save", "/ck"]
+SLURM = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "gpu-17", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_ID": "0"}
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+SHARED = ["--etcd", "etcd:2379", "--snapshots", "/shared"]
+OUTER = """
+# torchrun in a comment
+for host in $(cat hostfile); do
+  ssh -f -n $host "cd $PWD; bash inner.sh $host &"
+done
+"""
+INNER = """
+pkill -f /opt/bin/torchrun
+export PATH=/opt/bin
+export PYTHONPATH=/megatron:$PYTHONPATH
+cmd="torchrun ${ARGS[@]} pretrain_gpt.py"
+eval $cmd
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pretrain_gpt.py").write_text(MEGATRON)
+    (tmp_path / "run.sh").write_text(OUTER)
+    (tmp_path / "inner.sh").write_text(INNER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{BIN}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> list[tuple[str, str]]:
+    assert cli.main(["run", "--dry-run", *words]) == 0
+    pairs = (line.split(":", 1) for line in capsys.readouterr().out.splitlines())
+    return [(name, what.strip()) for name, what in pairs]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ["torchrun", "--nproc_per_node", "8"],
+        ["torchrun", "--standalone", "--nproc-per-node=8"],
+        [str(BIN / "torchrun"), "--nproc-per-node", "8"],
+        [sys.executable, "-u", "-m", "torch.distributed.run", "--nproc-per-node", "8"],
+        [sys.executable, "-m", "torch.distributed.launch", "--nproc-per-node", "8"],
+    ],
+)
+def test_each_spelling_of_torchrun_is_understood_and_nothing_is_written(
+    form: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(place.iterdir())
+    found = dict(printed(capsys, "--", *form, "pretrain_gpt.py", *ARGUMENTS))
+    assert found["script"] == "pretrain_gpt.py"
+    assert found["loop"] == "Megatron-LM's, which is watched, and rewound in place"
+    assert (found["ranks"], found["nodes"]) == ("8 on each node", "1")
+    assert found["layout"] == "tensor-model-parallel-size 2"
+    assert (found["batch sizes"], found["save and load"]) == ("global-batch-size 64", "save /ck")
+    assert found["run directory"] == "mt-runs/pretrain_gpt, which is new"
+    assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("host", "environ", "options", "torchrun", "expected"),
+    [
+        ("h", SLURM, SHARED, [], {"nodes": "4", "this node": "gpu-17", "job": "slurm-7"}),
+        (
+            "gpt-3",
+            {**KUBERNETES, "JOB_COMPLETION_INDEX": "3"},
+            [*SHARED, "--nodes", "8"],
+            [],
+            {"nodes": "8", "job": "gpt"},
+        ),
+        (
+            "gpt-worker-1",
+            {**KUBERNETES, "PET_NNODES": "2"},
+            SHARED,
+            [],
+            {"nodes": "2", "this node": "gpt-worker-1", "job": "gpt"},
+        ),
+        (
+            "gpt-workers-0-1",  # a JobSet's pod, or a platform's: torchrun's options say the rest
+            {**KUBERNETES, "JOB_COMPLETION_INDEX": "1"},
+            [],
+            ["--nnodes=2", "--node-rank=1", "--master-addr=gpt-workers-0-0", "--master-port=3389"],
+            {
+                "nodes": "2",
+                "etcd": "gpt-workers-0-0:3390 on the first node, which runs it (from torchrun's --master-addr)",
+            },
+        ),
+        (
+            "h",
+            {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "10.0.0.7", "PET_MASTER_PORT": "23456"},
+            [],
+            [],
+            {"this node": "0-h", "etcd": "10.0.0.7:23457 on this node, which runs it (from torchrun's --master-addr)"},
+        ),
+    ],
+)
+def test_schedulers_and_platforms_are_understood(
+    host: str,
+    environ: dict[str, str],
+    options: list[str],
+    torchrun: list[str],
+    expected: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = dict(printed(capsys, *options, "--", "torchrun", *torchrun, "pretrain_gpt.py"))
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_scripts_of_a_launch_are_read_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "--", "bash", "run.sh")
+    assert [name for name, _ in found] == ["form", "ssh", "ends jobs", "warning", "torchrun", "not known"]
+    assert found[1][1].startswith("run.sh:4: ssh -f -n $host")
+    assert found[3][1].startswith("inner.sh:3: export PATH=/opt/bin (replaces PATH;")
+    assert found[4][1] == 'inner.sh:5: cmd="torchrun ${ARGS[@]} pretrain_gpt.py"'
+
+
+def test_what_would_be_refused_is_refused_in_the_same_words(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--dry-run", "--", "torchrun", "--nnodes", "2", "pretrain_gpt.py"]
+    assert cli.main(words) == 2
+    assert "several nodes (2) need --etcd HOST:PORT" in capfd.readouterr().err
