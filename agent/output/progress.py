@@ -56,8 +56,8 @@ class Progress:
             return
         told = overview(world, now) if world and (world.record or world.spec) else None
         passed_s, self._looked_s = max(0.0, now - self._looked_s), now
-        loss = pages[0].loss if pages and pages[0].step >= 0 else math.nan
-        step = told.step if told else max((page.step for page in pages), default=-1)
+        loss = pages[0].loss if pages and pages[0].stepped_ns else math.nan
+        step = max((page.step for page in pages), default=told.step if told else -1)
         self._pace(step, told.generation if told else 0, now)
         self._metrics.progress(loss, self._step_s)
         if told:

@@ -54,8 +54,8 @@ class Metrics:
         self._recoveries = metric(
             Counter,
             "mt_resilient_recoveries",
-            "Incidents that are over, by cause, rung and result. Rung 0: only reported; 1: rewind in place; 2: restart of the ranks; 3: on a "
-            "spare; 4: on another number of nodes; 6: stop",
+            "Incidents that are over, by cause, rung and result. Rung 0: only reported; 1: rewind in place; 2: restart of the ranks; "
+            "3: on a spare; 4: on another number of nodes; 6: stop",
             *("cause", "rung", "result"),
         )
         phases = f"Seconds of a recovery, by phase: {', '.join(PHASES)}"
@@ -63,8 +63,8 @@ class Metrics:
         self._snapshots = metric(
             Counter,
             "mt_resilient_snapshots",
-            "Snapshots. memory and skipped: one per rank and snapshot; durable (on disk), copied (into another node's memory) and failed: one "
-            "per snapshot",
+            "Snapshots. memory and skipped: one per rank and snapshot; durable (on disk), copied (into another node's memory) and failed: "
+            "one per snapshot",
             "outcome",
         )
         self._own = metric(

@@ -1,5 +1,5 @@
-"""The job at one moment, in figures: what it does, its nodes, its newest snapshots, and what a fault would cost now. Pure. The leader makes it
-from the World, for /metrics and for the journal's `progress` lines."""
+"""The job at one moment, in figures: what it does, its nodes, its newest snapshots, and what a fault would cost now. Pure. The leader makes
+it from the World, for /metrics and for the journal's `progress` lines."""
 
 from __future__ import annotations
 

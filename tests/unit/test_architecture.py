@@ -74,8 +74,12 @@ PURE_ROOMS = {
 """All that is in them is pure."""
 PURE = {
     "resilience/ipc/board_events.py",
+    "resilience/report/alert_rules.py",
     "resilience/report/explain.py",
+    "resilience/report/overview.py",
+    "resilience/report/panels.py",
     "resilience/report/status_view.py",
+    "resilience/report/time_ledger.py",
     "resilience/store/keys.py",
     "resilience/store/parsed_cache.py",
     "resilience/store/write_rates.py",

@@ -56,7 +56,9 @@ def test_a_copy_counts_once_the_copies_of_all_members_lie_elsewhere() -> None:
         said = {"min_step": Step(10), "max_step": Step(10), "stepped_s": NOW - 5, "durable_steps": steps(2)}
         first, second = status(copies=(copy(1, 8),), **said), status(copies=copies_of_a, **said)
         nodes = {A: node("a"), B: node("b")}
-        return overview(world(record=record(members=("a", "b")), nodes=nodes, status={A: first, B: second}), NOW).at_risk
+        return overview(
+            world(record=record(members=("a", "b")), nodes=nodes, status={A: first, B: second}), NOW
+        ).at_risk
 
     assert of(copy(0, 8)) == {"a rank": 8, "a node": 2, "all nodes": 8}
     assert of() == of(copy(1, 8)) == of(copy(0, 6)) == {"a rank": 8, "a node": 8, "all nodes": 8}
@@ -81,8 +83,11 @@ def test_a_recovery_is_booked_by_phase_and_what_it_took_before_it_was_seen_is_ow
     assert ledger.spent["training"] == 10, "a counter never falls"
     ledger.passed(3, State.TRAINING, 0.5)
     assert {k: v for k, v in ledger.spent.items() if v} == {
-        **{"training": 11.5, "stall": 0.5},
-        **{"detect": 1, "stop": 2, "replay": 2},
+        "training": 11.5,
+        "stall": 0.5,
+        "detect": 1,
+        "stop": 2,
+        "replay": 2,
     }
     assert sum(ledger.spent.values()) == 17
 
