@@ -6,9 +6,11 @@ from __future__ import annotations
 import heapq
 import json
 import os
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -47,6 +49,20 @@ def find_directory(given: Path | None) -> RunDirectory:
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
 
 
+def run_roots(given: Sequence[Path]) -> list[Path]:
+    """Return the run directories that `given` names, each a run directory or a folder of them; by default, those under mt-runs. Raises
+    UsageError if there are none."""
+    found: list[Path] = []
+    for path in given or [Path("mt-runs")]:
+        here = [path] if (path / "journal.jsonl").exists() else sorted(j.parent for j in path.glob("*/journal.jsonl"))
+        if not here:
+            raise UsageError(
+                f"there is no run in {path.absolute()}; mt-resilient run prints the directory that it uses"
+            )
+        found += here
+    return list(dict.fromkeys(path.absolute() for path in found))
+
+
 def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list[Place]:
     """Return the snapshots that `where` names, the newest first. None: all snapshots of the run directory `run_dir`, or of the most
     recently used one. A step or a snapshot's name: the matching snapshots of that run directory. A path or URL: a run directory, a place
@@ -82,18 +98,23 @@ def time_of(at_s: float) -> str:
 def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
     """Return the latest state of all incidents, by number, from the journals and etcd. With several nodes, only the leader writes incidents
     into its journal, so etcd completes the list. Incidents that are damaged, or from another version of the program, are skipped."""
-    found: dict[tuple[int, str, float], Incident] = {}
-    for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
-        if line["kind"] != "incident":
-            continue
-        with suppress(InternalError):
-            told = loads(Incident, json.dumps(line.get("incident")))
-            found[told.generation, told.id, told.at_s] = told
+    lines = heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"])
+    found = latest(line for line in lines if line["kind"] == "incident")
     known = len(found)
     for told in world.incidents if world else ():
         found[told.generation, told.id, told.at_s] = told
     in_order = sorted(found) if len(found) > known else [*found]
     return {str(position): found[key] for position, key in enumerate(in_order, 1)}
+
+
+def latest(lines: Iterable[dict[str, Any]]) -> dict[tuple[int, str, float], Incident]:
+    """Return the latest state of each incident. lines: of the kind `incident`, from journals, in order of time."""
+    found: dict[tuple[int, str, float], Incident] = {}
+    for line in lines:
+        with suppress(InternalError):
+            told = loads(Incident, json.dumps(line.get("incident")))
+            found[told.generation, told.id, told.at_s] = told
+    return found
 
 
 def explain(directory: RunDirectory, which: str | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ...resilience.clock import wall_s
 from ...resilience.ipc.board_layout import Page
@@ -18,6 +18,8 @@ from ...resilience.report.time_ledger import Ledger
 
 _PACE_S, _DEAR = 1.0, 100.0
 """Seconds between two looks at the whole job, and how many times as long as a look takes they are at least."""
+_WINDOW_S = 5.0
+"""The least time in seconds over which the time of a step is averaged."""
 _LINE_S, _SHARE = 60.0, 200.0
 """The most seconds between two lines, and the share of this agent's life that they are before: a minute is short for a job of a week, and
 long for one that has just begun. A job of 54 days writes some 80,000 lines, of 0.5 kB each."""
@@ -35,7 +37,7 @@ class Progress:
         self._newest: dict[str, tuple[int, float]] = {}
         """By tier: the newest snapshot's step, and when it was first seen."""
         self._last = (-1, 0, 0.0)
-        """Step, generation and time when a step was last seen to be finished, for the time that a step takes."""
+        """Step, generation and time at the beginning of the window over which the time of a step is averaged."""
         self._step_s = math.nan
         self._etcd_s = 0.0
 
@@ -68,16 +70,17 @@ class Progress:
             for where, seconds in self._ledger.spent.items():
                 self._metrics.spend(where, seconds - self._counted.get(where, 0.0))
             self._counted = dict(self._ledger.spent)
-            self._write(told, loss, now)
+            self._write(replace(told, step=step), loss, now)
         self._metrics.leads(told, {tier: at_s for tier, (_, at_s) in self._newest.items()})
         self._said = told
         self._next_s = now + max(_PACE_S, _DEAR * (wall_s() - now))
 
     def _pace(self, step: int, generation: int, now: float) -> None:
         last, then, at_s = self._last
-        if step > last >= 0 and generation == then:
+        if step < last or last < 0 or generation != then:
+            self._last = (step, generation, now)
+        elif step > last and now - at_s >= _WINDOW_S:
             self._step_s = (now - at_s) / (step - last)
-        if step != last or generation != then:
             self._last = (step, generation, now)
 
     def _write(self, told: Overview, loss: float, now: float) -> None:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from ..incidents import membership_changes
 from ..membership import buddy_sources, quarantine
-from ..membership.node_roles import roles
+from ..membership.node_roles import leader, roles
 from ..model.cluster_state import World, once
 from ..model.state_machine import Phase
 from ..plan.escalation import OBSERVE, STOP
@@ -40,6 +40,8 @@ class Overview:
     step: int = -1
     """Newest step that any member has finished; -1: none."""
     generation: int = 0
+    leader: str = ""
+    """The node whose agent leads."""
     nodes: dict[str, int] = field(default_factory=dict)
     """Number of nodes by role (`node_roles.Role`)."""
     spares: int = 0
@@ -70,6 +72,7 @@ def overview(world: World, now: float) -> Overview:
         state=_state(world, now),
         step=step,
         generation=world.record.number if world.record else 0,
+        leader=leader(world) or "",
         nodes=counts,
         spares=world.spec.spares if world.spec else 0,
         quarantined=len(quarantine.in_force(world, now)),
