@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -213,7 +214,7 @@ class Metrics:
     def disks(self, places: Mapping[str, Path]) -> None:
         """Tell each place's free share at every scrape, in the thread of that scrape: a file system that hangs holds up nothing else."""
         for name, path in places.items():
-            self._free.labels(self._job, name).set_function(lambda path=path: _free(path))
+            self._free.labels(self._job, name).set_function(partial(_free, path))
 
     def spend(self, where: str, seconds: float) -> None:
         self._time.labels(self._job, where).inc(seconds)

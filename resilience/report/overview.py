@@ -12,6 +12,7 @@ from ..membership import buddy_sources, quarantine
 from ..membership.node_roles import leader, roles
 from ..model.cluster_state import World, once
 from ..model.state_machine import Phase
+from ..model.types import NodeId
 from ..plan.escalation import OBSERVE, STOP
 from . import status_view
 
@@ -81,10 +82,10 @@ def overview(world: World, now: float) -> Overview:
     )
 
 
-def _copied(world: World) -> dict[str, set[int]]:
+def _copied(world: World) -> dict[NodeId, set[int]]:
     """Return, by member of a job of several nodes, the steps of which another member holds a copy."""
     members = world.members
-    found: dict[str, set[int]] = {node: set() for node in members if len(members) > 1}
+    found: dict[NodeId, set[int]] = {node: set() for node in members if len(members) > 1}
     for holder in found:
         for copy in world.status[holder].copies if holder in world.status else ():
             if copy.nodes == len(members) and members[copy.node_rank] != holder:
