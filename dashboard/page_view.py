@@ -46,8 +46,11 @@ def state(seen: Seen, now: float) -> dict[str, str]:
         quiet = code in _QUIET
         how = f"ended {_QUIET[code]}" if quiet else f"has stopped with exit code {code}"
         return _said("info" if quiet else "bad", f"Not training: the job {how} after {at}", _why(seen, quiet))
-    if not seen.alive and ago_s > SILENT_S:
+    if not seen.alive and ago_s > SILENT_S and (line or not seen.last.get("start", {}).get("several")):
         return _said("bad", f"Not training: its agent is gone without a word since {at}", f"{_AGAIN}.")
+    if not line and seen.last.get("start", {}).get("several"):
+        elsewhere = "Look into the run directory of the node that leads: mt-resilient status names it."
+        return _said("info", "Not known: this node does not lead its job, so its journal has not the course", elsewhere)
     if not line:
         return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
     if ago_s > SILENT_S:

@@ -1,8 +1,9 @@
-"""Reads the journals of one run directory, each time only what is new, and keeps what the page needs of them."""
+"""Reads the journals of one job, each time only what is new, and keeps what the page needs of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ _KINDS = ("start", "end", "progress", "incident", "said")
 
 
 class RunReader:
-    def __init__(self, root: Path) -> None:
-        self.directory = RunDirectory(root)
+    def __init__(self, directories: Sequence[RunDirectory]) -> None:
+        """directories: one, or those of several nodes of the job."""
+        self.directories, self.directory = directories, directories[0]
         self._read: dict[Path, int] = {}
         """Bytes of each journal that have been read."""
         self.progress: list[dict[str, Any]] = []
@@ -27,8 +29,17 @@ class RunReader:
         self._incidents: dict[tuple[int, str, float], Incident] = {}
 
     @property
+    def finished(self) -> bool:
+        return any(each.finished.exists() for each in self.directories)
+
+    @property
+    def alive(self) -> bool:
+        """Whether an agent runs in one of the directories."""
+        return any(each.agent() is not None for each in self.directories)
+
+    @property
     def job(self) -> str:
-        return str((self.directory.published() or {}).get("job", self.directory.root.name))
+        return _job(self.directory)
 
     @property
     def incidents(self) -> dict[str, Incident]:
@@ -37,7 +48,7 @@ class RunReader:
 
     def look(self) -> None:
         """Take in what the journals have new."""
-        lines = [line for path in self.directory.journals for line in self._new(path)]
+        lines = [line for each in self.directories for path in each.journals for line in self._new(path)]
         if not lines:
             return
         lines.sort(key=lambda line: line["at_s"])
@@ -78,3 +89,15 @@ class RunReader:
             if isinstance(line, dict) and line.get("kind") in _KINDS and isinstance(line.get("at_s"), int | float):
                 found.append({**line, "journal": path})
         return found
+
+
+def by_job(roots: Sequence[Path]) -> list[RunReader]:
+    """Return a reader for each job. roots: run directories. Those of several nodes of one job go together."""
+    found: dict[str, list[RunDirectory]] = {}
+    for directory in map(RunDirectory, roots):
+        found.setdefault(_job(directory) if directory.several else str(directory.root), []).append(directory)
+    return [RunReader(directories) for directories in found.values()]
+
+
+def _job(directory: RunDirectory) -> str:
+    return str((directory.published() or {}).get("job", directory.root.name))

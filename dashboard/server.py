@@ -27,7 +27,7 @@ from ..agent.cli.explain import time_of
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError
 from . import page_view, prometheus
-from .run_reader import RunReader
+from .run_reader import RunReader, by_job
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE = "mt-resilient-token"
@@ -81,14 +81,14 @@ class Guard:
 class Runs:
     def __init__(self, roots: Sequence[Path], address: str) -> None:
         """address: of a Prometheus; empty: none."""
-        self._readers, self._address = [RunReader(root) for root in roots], address
+        self._readers, self._address = by_job(roots), address
         self._lock = Lock()
 
     def _seen(self, reader: RunReader) -> page_view.Seen:
         with self._lock:
             reader.look()
-            finished, alive = reader.directory.finished.exists(), reader.directory.agent() is not None
-            return page_view.Seen(finished=finished, alive=alive, last=dict(reader.last), incidents=reader.incidents)
+            last, incidents = dict(reader.last), reader.incidents
+            return page_view.Seen(finished=reader.finished, alive=reader.alive, last=last, incidents=incidents)
 
     def _of(self, request: Request) -> RunReader:
         number = int(request.path_params["run"])
@@ -104,7 +104,7 @@ class Runs:
         return {
             "run": number,
             "job": reader.job,
-            "directory": str(reader.directory.root),
+            "directory": ", ".join(str(each.root) for each in reader.directories),
             "state": {**page_view.state(seen, now), "last": page_view.last_incident(seen.incidents)},
             "costs": page_view.costs(reader.lives, seen.incidents),
             "runs": seen.alive,
@@ -184,7 +184,7 @@ def serve(roots: Sequence[Path], host: str, port: int, address: str) -> int:
     shown = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     print(
-        f"dashboard of {len(roots)} run{'s' * (len(roots) > 1)}: http://{shown}:{listening.getsockname()[1]}/{end}",
+        f"dashboard of {len(roots)} run {'directories' if len(roots) > 1 else 'directory'}: http://{shown}:{listening.getsockname()[1]}/{end}",
         flush=True,
     )
     if token:

@@ -174,7 +174,7 @@ async function showPanels() {
     }
     const percent = panel.unit === "percentunit" ? { tickformat: ".0%" } : { ticksuffix: panel.unit === "s" ? " s" : "" };
     await plot(box.lastChild, panel.series.map(each => ({ name: each.name, x: each.x.map(when), y: each.y, mode: "lines" })),
-      { height: 240, showlegend: panel.series.length > 1, legend: { orientation: "h" }, xaxis: axis({ type: "date" }), yaxis: axis(percent) });
+      { height: 240, showlegend: panel.series.length > 1, legend: { orientation: "h", y: -.18, yanchor: "top" }, xaxis: axis({ type: "date", tickformatstops: [{ dtickrange: [null, 86400000], value: "%H:%M" }] }), yaxis: axis(percent) });
   }
 }
 
@@ -205,7 +205,7 @@ function showJobs(jobs) {
   jobs.sort((a, b) => order.indexOf(a.state.mood) - order.indexOf(b.state.mood));
   $("jobs").replaceChildren(...jobs.map(job => {
     const line = make("li"), link = make("a", "", { href: `#run=${job.run}`, class: job.state.mood });
-    const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incidents answered, ${number(job.costs.lost_steps)} steps computed again`;
+    const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incident${job.costs.answered === 1 ? "" : "s"} answered, ${number(job.costs.lost_steps)} steps computed again`;
     link.append(make("span", SYMBOL[job.state.mood], { class: "badge" }), make("b", ` ${job.job}`), make("div", job.state.words), make("small", costs));
     line.append(link);
     return line;

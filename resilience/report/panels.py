@@ -91,18 +91,17 @@ PANELS = (
         key="time",
         title="Where the rest went",
         question="Which phases of recoveries, and which waits, took the time?",
-        queries=((f"sum by (job, where) (increase({_TIME}{_REST}[$__range]))", "{{job}}: {{where}}"),),
+        queries=((f"sum by (job, where) (increase({_TIME}{_REST}[$__range])) > 0", "{{job}}: {{where}}"),),
         unit="s",
         kind="bargauge",
     ),
     Panel(
         key="recoveries",
         title="Incidents by cause, rung and result",
-        question="What happened, how was it answered, and did that help?",
+        question="What happened since the agents started, how was it answered, and did that help?",
         queries=(
             (
-                "sum by (job, cause, rung, result) "
-                f"(increase(mt_resilient_recoveries_total{_OF}[$__range]) > 0 or mt_resilient_recoveries_total{_OF} > 0)",
+                f"sum by (job, cause, rung, result) (mt_resilient_recoveries_total{_OF}) > 0",
                 "{{job}}: {{cause}}, rung {{rung}}, {{result}}",
             ),
         ),

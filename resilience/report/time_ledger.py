@@ -35,13 +35,14 @@ class Ledger:
                 paid = min(self._debt, seconds - stalled)
                 self._debt -= paid
                 self.spent[TRAINING] += seconds - stalled - paid
+                self._waited = 0.0
             case State.STARTING:
                 self.spent[FIRST_START] += seconds
             case State.RECOVERING:
                 self._unbooked += seconds
             case State.WAITING | State.PAUSED:
                 self.spent[state] += seconds
-                self._waited += seconds
+                self._waited += seconds * (state is State.WAITING)
 
     def recovered(self, phases_s: Mapping[str, float]) -> None:
         """Book a recovery that is over. phases_s: its seconds, by phase."""

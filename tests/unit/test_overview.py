@@ -94,6 +94,10 @@ def test_a_recovery_is_booked_by_phase_and_what_it_took_before_it_was_seen_is_ow
 
 def test_a_wait_for_nodes_is_not_booked_as_stopping_too() -> None:
     ledger = Ledger()
+    ledger.passed(9, State.WAITING, 0)
+    ledger.passed(9, State.TRAINING, 0)
+    ledger.passed(9, State.PAUSED, 0)
+    ledger.spent = dict.fromkeys(ledger.spent, 0.0)
     ledger.passed(1, State.RECOVERING, 0)
     ledger.passed(20, State.WAITING, 0)
     ledger.passed(1, State.RECOVERING, 0)
