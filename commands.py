@@ -99,6 +99,19 @@ def _dcp_writer() -> Any:
     return dcp_export.write
 
 
+def _dashboard(options: argparse.Namespace) -> int:
+    from .agent.cli.explain import run_roots
+
+    roots = run_roots(options.runs)
+    try:
+        from .dashboard.server import serve
+    except ImportError as error:
+        raise UsageError(
+            f"the dashboard needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
+        ) from error
+    return serve(roots, options.host, options.port, options.prometheus.rstrip("/"))
+
+
 def _simulate(options: argparse.Namespace) -> int:
     from .simulator.command import simulate
     from .simulator.scenario.costs import Costs
@@ -282,5 +295,6 @@ COMMANDS = {
     "explain": _explain,
     "snapshots": _snapshots,
     "simulate": _simulate,
+    "dashboard": _dashboard,
 }
 """Commands that send no order. `run` is not among them, because it also needs the unparsed arguments."""

@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
         commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
     )
     explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
+    _dashboard_options(commands)
     _simulate_options(commands)
     orders = _order_actions(commands)
     snapshots = _command(
@@ -144,6 +145,24 @@ def hosts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each host in FILE, by ssh")
     _many(parser, "--ssh-option", "KEY=VALUE", "option for ssh -o")
     _many(parser, "--export", "NAME", "pass this environment variable to the hosts, too")
+
+
+def _dashboard_options(commands: Any) -> None:
+    page = _command(
+        commands,
+        "dashboard",
+        "serve a web page about one job or many, while they train and after they have ended",
+        "dashboard mt-runs/train",
+    )
+    add = page.add_argument
+    add("runs", nargs="*", type=Path, metavar="RUN", help="run directories, or folders of them (default: mt-runs)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; others than this machine's need a token (default: %(default)s)",
+    )
+    add("--port", type=_count, default=9465, help="port to listen on; 0: any free port (default: %(default)s)")
+    add("--prometheus", default="", metavar="URL", help="also show the panels of this Prometheus")
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:

@@ -15,6 +15,7 @@ from zlib import crc32
 
 from ..checkpoint.backend import paths
 from ..checkpoint.backend import place as stores
+from ..checkpoint.backend.filesystem import Files
 from ..checkpoint.backend.place import Place
 from ..checkpoint.durable import catalog, commit
 from ..checkpoint.durable.save_interval import SnapshotPolicy
@@ -123,6 +124,7 @@ def run_job(
         keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
         launch = replace(launch, hash_seed=crc32(keys.job.encode()) or 1)
         metrics = Metrics(keys.job)
+        metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
         seat = Seat(store, keys, NodeId(control.node))

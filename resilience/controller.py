@@ -56,6 +56,8 @@ class Controller:
         self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
         """A sentence that names the nodes for which a job waits before it begins. Set while this agent leads."""
+        self.world: World | None = None
+        """What this agent last judged as the leader; None: it does not lead."""
         self._met: dict[NodeId, tuple[str, float]] = {}
         """For each possible new member: its agent's instance, and when this agent first saw that instance."""
         self._vacant_s: float | None = None
@@ -87,11 +89,12 @@ class Controller:
             self._anew_s, self._lease = now if self._lease else -math.inf, lease
         if not self._leads(lease, now):
             self._whole.close()
+            self.world = None
             return False
         entries = self._whole.entries()
         seen = self._whole.revision
         self._take_in(now)
-        world = self._with_times(world_of(self._keys, self._values), now)
+        world = self.world = self._with_times(world_of(self._keys, self._values), now)
         if self._others_may_be_back(world, now):
             return False
         decision = _a_part(decide(world, now, self._policy))

@@ -6,9 +6,11 @@ from __future__ import annotations
 import heapq
 import json
 import os
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ...resilience.errors import InternalError, StoreUnavailable, UsageError
 from ...resilience.model.cluster_state import World
@@ -36,6 +38,20 @@ def find_directory(given: Path | None) -> RunDirectory:
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
 
 
+def run_roots(given: Sequence[Path]) -> list[Path]:
+    """Return the run directories that `given` names, each a run directory or a folder of them; by default, those under mt-runs. Raises
+    UsageError if there are none."""
+    found: list[Path] = []
+    for path in given or [Path("mt-runs")]:
+        here = [path] if (path / "journal.jsonl").exists() else sorted(j.parent for j in path.glob("*/journal.jsonl"))
+        if not here:
+            raise UsageError(
+                f"there is no run in {path.absolute()}; mt-resilient run prints the directory that it uses"
+            )
+        found += here
+    return list(dict.fromkeys(path.absolute() for path in found))
+
+
 def look(directory: RunDirectory) -> World | None:
     """Return the job's present data from etcd. None: no agent runs here, or etcd does not answer. For a job of several nodes, no agent has
     to run here, because etcd and other agents may still run."""
@@ -58,18 +74,23 @@ def time_of(at_s: float) -> str:
 def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, Incident]:
     """Return the latest state of all incidents, by number, from the journals and etcd. With several nodes, only the leader writes incidents
     into its journal, so etcd completes the list. Incidents that are damaged, or from another version of the program, are skipped."""
-    found: dict[tuple[int, str, float], Incident] = {}
-    for line in heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"]):
-        if line["kind"] != "incident":
-            continue
-        with suppress(InternalError):
-            told = loads(Incident, json.dumps(line.get("incident")))
-            found[told.generation, told.id, told.at_s] = told
+    lines = heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"])
+    found = latest(line for line in lines if line["kind"] == "incident")
     known = len(found)
     for told in world.incidents if world else ():
         found[told.generation, told.id, told.at_s] = told
     in_order = sorted(found) if len(found) > known else [*found]
     return {str(position): found[key] for position, key in enumerate(in_order, 1)}
+
+
+def latest(lines: Iterable[dict[str, Any]]) -> dict[tuple[int, str, float], Incident]:
+    """Return the latest state of each incident. lines: of the kind `incident`, from journals, in order of time."""
+    found: dict[tuple[int, str, float], Incident] = {}
+    for line in lines:
+        with suppress(InternalError):
+            told = loads(Incident, json.dumps(line.get("incident")))
+            found[told.generation, told.id, told.at_s] = told
+    return found
 
 
 def explain(directory: RunDirectory, which: str | None) -> int:

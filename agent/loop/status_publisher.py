@@ -77,9 +77,10 @@ class Publisher:
 
     def _publish(self, record: GenerationRecord | None, *further: Put) -> None:
         self._reject_unusable()
-        status = self._status(record)
+        status, asked_s = self._status(record), monotonic_s()
         self._store.transact([], [Put(self._keys.status(self._id), dumps(status)), *further])
         self.told, self._told_s = status, monotonic_s()
+        self._telling.progress.stored(self._told_s - asked_s)
 
     def _status(self, record: GenerationRecord | None) -> NodeStatus:
         group = self._node.group

@@ -54,6 +54,7 @@ class Outage:
     def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
         """Report once that etcd does not answer, and call `mend`. fenced_soon: the ranks must end when the lease expires."""
         ended = through(self._node.board.pages)
+        self._telling.progress.stored(None)
         if not self._down_s or ended > self._ended:
             self._down_s, self._ended = self._down_s or now_s, ended
             full = self._cause()

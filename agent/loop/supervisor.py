@@ -89,12 +89,11 @@ class Supervisor:
             obey=self.performer.obey,
         )
         self._lapse = Lapse(node, telling)
-        self._next_round_s = 0.0
+        self._next_round_s, self._last_stumble = 0.0, ""
         self._rest_until_s = 0.0
         """Monotonic time before which other nodes' writes do not wake the loop."""
         self._took_s = 0.0
         """Seconds that evaluating the whole job has taken in this round."""
-        self._last_stumble = ""
         self._looked_s = monotonic_s()
         """When the agent last observed the ranks, in seconds of the monotonic clock."""
         self._awaiting = Awaiting(seat.node, telling)
@@ -213,7 +212,7 @@ class Supervisor:
         self._outage.over(monotonic_s())
         self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())
         self._warm_up()
-        self.telling.count(self.node.board.pages, self._publisher.told)
+        self.telling.count(self.node.board.pages, self._publisher.told, self.controller.world)
         strides, pages = self.node.vitals.strides, self.node.board.pages
         own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
         self.telling.strides(len(strides.stragglers), own_s)
@@ -287,6 +286,7 @@ class Supervisor:
 
     def _store_is_down(self, error: ResilientError) -> None:
         fenced_soon = self.node.group is not None and self._company is not None and not self._company.fence.proof
+        self.telling.count(self.node.board.pages, self._publisher.told, self.controller.world)
         self._outage.lasts(error, monotonic_s(), fenced_soon=fenced_soon)
         if self._leaving.in_vain(monotonic_s()):
             self._end_at_once("etcd is away")

@@ -9,6 +9,7 @@ from typing import Any
 from ...resilience.clock import wall_s
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.cause import Cause
+from ...resilience.model.cluster_state import World
 from ...resilience.model.generation import Decision
 from ...resilience.model.incident import Incident
 from ...resilience.model.node import NodeStatus
@@ -18,12 +19,14 @@ from ...resilience.report import explain
 from ...resilience.report.journal import Journal
 from ...resilience.report.metrics import Metrics
 from ...resilience.text import formatting
+from .progress import Progress
 from .terminal import Recorded, Terminal
 
 
 class Telling:
     def __init__(self, terminal: Terminal, journal: Journal, metrics: Metrics) -> None:
         self._terminal, self._journal, self._metrics = Recorded(terminal, journal), journal, metrics
+        self.progress = Progress(journal, metrics)
         self._started_s = wall_s()
         self._lost_s = 0.0
         self._starved = False
@@ -50,7 +53,8 @@ class Telling:
             self.say(answer.sentence, "warn" if answer.exit_code else "good")
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))
-            self._incident(incident)
+        closed = [incident for incident in decision.incidents if self._incident(incident)]
+        self.progress.recovered([incident for incident in closed if incident.rung not in (OBSERVE, STOP)])
         for node, entry in decision.quarantine.items():
             self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))
             if not entry.readmitted_s:  # the answer to `readmit` reports that
@@ -58,20 +62,21 @@ class Telling:
         if decision.record:
             self._journal.write("generation", wall_s(), record=asdict(decision.record))
 
-    def _incident(self, incident: Incident) -> None:
+    def _incident(self, incident: Incident) -> bool:
+        """Report an incident, as far as it is new. Return whether it has just ended."""
         name = (incident.generation, incident.id)
         before = self._known.get(name)
         self._known[name] = incident
         for sentence in incident.evidence[len(before.evidence) :] if before else ():
             self.say(sentence, "warn")
         if before is not None and not before.open:  # the incident had ended before, and its end was reported
-            return
+            return False
         if before is None:
             when = "" if incident.rung == REWIND_IN_PLACE else f" ({explain.struck(incident)})"
             hopeless = incident.rung == STOP or incident.remedy == Remedy.CONTINUE
             self.say(f"{incident.summary}{when}; {incident.plan}", "bad" if hopeless else "warn")
         if incident.open:
-            return
+            return False
         ordered = incident.cause == Cause.ORDERED
         over = incident.rung not in RESTARTS or "step" in incident.phases_s or bool(ordered and incident.remedy)
         if over:  # otherwise another fault, or the end of the job, came before its first step
@@ -79,6 +84,7 @@ class Telling:
         if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer to the order reports that
             self.say(explain.outcome(incident), "bad" if incident.remedy == Remedy.CONTINUE else "good")
         self._lost_s += sum(incident.phases_s.values())
+        return True
 
     def drained(self, event: dict[str, Any], through: bool = False) -> None:
         """Report an event of the drain process (which writes snapshots). through: the ranks have reached the end of the training."""
@@ -126,8 +132,10 @@ class Telling:
         """Record in the metrics the number of stragglers, and each local rank's own time per step."""
         self._metrics.strides(stragglers, own_s)
 
-    def count(self, pages: Sequence[Page], told: NodeStatus | None) -> None:
-        """Update the metrics from the ranks' pages and the node's status."""
+    def count(self, pages: Sequence[Page], told: NodeStatus | None, world: World | None) -> None:
+        """Update the metrics from the ranks' pages and the node's status, and report the progress. world: None if this agent does not
+        lead."""
+        self.progress.look(world, pages)
         taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
         grown = taken >= self._counted[0] and skipped >= self._counted[1]
         before = self._counted if grown else (0, 0)  # a new generation starts its pages at 0

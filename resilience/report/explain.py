@@ -73,6 +73,13 @@ def outcome(incident: Incident) -> str:
     return recovered(incident)
 
 
+def result(incident: Incident) -> str:
+    """Return in a word or two what became of an incident that is over, as the metrics count it."""
+    if incident.rung in (OBSERVE, STOP):
+        return "reported" if incident.rung == OBSERVE else "stopped"
+    return "not cured" if incident.remedy == Remedy.CONTINUE else "recovered"
+
+
 def struck(incident: Incident) -> str:
     """Return the step after which the incident struck."""
     return "before the first reported step" if incident.step_at_fault < 0 else f"after step {incident.step_at_fault}"

@@ -5,20 +5,37 @@ Every label combination exists with value 0 from the start, because otherwise `i
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
 from ..errors import MachineError
+from ..membership.node_roles import Role
 from ..model.cause import Cause
 from ..model.incident import PHASES, Incident
+from . import explain
+from .overview import LOSSES, TIERS, Overview, State
+from .time_ledger import WHERE
 
 disable_created_metrics()  # they would double the size of /metrics
 
 T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
-RUNGS = ("0", "1", "2", "3", "4", "6")
+RESULTS = {
+    0: ("reported",),
+    1: ("recovered", "not cured"),
+    2: ("recovered",),
+    3: ("recovered",),
+    4: ("recovered",),
+    6: ("stopped",),
+}
+"""The results that an answer can have (`explain.result`), by rung."""
 
 
 class Metrics:
@@ -36,12 +53,21 @@ class Metrics:
             return metric(Gauge, name, words).labels(job)
 
         self._recoveries = metric(
-            Counter, "mt_resilient_recoveries", "Recoveries, by cause and rung of the ladder", "cause", "rung"
+            Counter,
+            "mt_resilient_recoveries",
+            "Incidents that are over, by cause, rung and result. Rung 0: only reported; 1: rewind in place; 2: restart of the ranks; "
+            "3: on a spare; 4: on another number of nodes; 6: stop",
+            *("cause", "rung", "result"),
         )
-        self._phases = metric(
-            Histogram, "mt_resilient_recovery_seconds", "Seconds of a recovery, by phase", "phase", buckets=_SECONDS
+        phases = f"Seconds of a recovery, by phase: {', '.join(PHASES)}"
+        self._phases = metric(Histogram, "mt_resilient_recovery_seconds", phases, "phase", buckets=_SECONDS)
+        self._snapshots = metric(
+            Counter,
+            "mt_resilient_snapshots",
+            "Snapshots. memory and skipped: one per rank and snapshot; durable (on disk), copied (into another node's memory) and failed: "
+            "one per snapshot",
+            "outcome",
         )
-        self._snapshots = metric(Counter, "mt_resilient_snapshots", "Snapshots, by outcome", "outcome")
         self._own = metric(
             Gauge,
             "mt_resilient_own_step_seconds",
@@ -66,9 +92,55 @@ class Metrics:
         self._generation = gauge("mt_resilient_generation", "Generation of the worker group")
         self._paused = gauge("mt_resilient_paused", "1 while all local ranks wait as ordered")
         self._alive = gauge("mt_resilient_ranks_alive", "Local ranks alive")
+        self._loss = gauge("mt_resilient_loss", "Loss of the newest step of this node's first rank; NaN: not known")
+        self._step_s = gauge("mt_resilient_step_time_seconds", "Seconds per step since the last look; NaN: not known")
+        self._leads = gauge("mt_resilient_leads", "1 while this agent leads the job")
+        self._etcd_up = gauge("mt_resilient_etcd_up", "0 while etcd does not answer this agent")
+        self._etcd = gauge(
+            "mt_resilient_etcd_write_seconds", "Seconds that this agent's last write of its status to etcd took"
+        )
+        self._time = metric(
+            Counter,
+            "mt_resilient_time_seconds",
+            "Seconds of the job, by where they went. Each agent counts while it leads, so the sum over agents is the job's time",
+            "where",
+        )
+        only = "of the agent that leads; absent from the others"
+        self._state = metric(Gauge, "mt_resilient_state", f"1: what the job does; {only}", "state")
+        self._nodes = metric(Gauge, "mt_resilient_nodes", f"Nodes, by what they do; {only}", "part")
+        self._spares = metric(Gauge, "mt_resilient_spares_wanted", f"Spares that the job was told to expect; {only}")
+        self._quarantined = metric(Gauge, "mt_resilient_quarantined_nodes", f"Nodes in quarantine; {only}")
+        self._newest = metric(
+            Gauge,
+            "mt_resilient_snapshot_step",
+            f"Newest step that the whole job can restore, by tier; certified: the newest stable one; -1: none; {only}",
+            "tier",
+        )
+        self._newest_s = metric(
+            Gauge,
+            "mt_resilient_snapshot_timestamp_seconds",
+            f"Unix time at which the agent saw that snapshot first; 0: there is none; {only}",
+            "tier",
+        )
+        self._at_risk = metric(
+            Gauge, "mt_resilient_at_risk_steps", f"Steps computed again if this were lost now; {only}", "lost"
+        )
+        self._of_leader = (
+            *(self._state, self._nodes, self._spares, self._quarantined),
+            *(self._newest, self._newest_s, self._at_risk),
+        )
+        self._free = metric(
+            Gauge, "mt_resilient_disk_free_ratio", "Free share of the file system; NaN: unknown", "place"
+        )
+        self._etcd_up.set(1)
+        self._loss.set(math.nan)
+        self._step_s.set(math.nan)
+        for where in WHERE:
+            self._time.labels(job, where)
         for cause in Cause:
-            for rung in RUNGS:
-                self._recoveries.labels(job, cause, rung)
+            for rung, results in RESULTS.items():
+                for result in results:
+                    self._recoveries.labels(job, cause, str(rung), result)
         for phase in PHASES:
             self._phases.labels(job, phase)
         for outcome in ("memory", "durable", "copied", "skipped", "failed"):
@@ -86,11 +158,13 @@ class Metrics:
         return int(server.server_port)
 
     def recovery(self, incident: Incident) -> None:
-        """Count an incident that is over."""
-        self._recoveries.labels(self._job, incident.cause, str(incident.rung)).inc()
+        """Count an incident that is over. Its number and generation are the exemplar, for those who scrape OpenMetrics."""
+        which = {"incident": incident.id, "generation": str(incident.generation)}
+        result = explain.result(incident)
+        self._recoveries.labels(self._job, incident.cause, str(incident.rung), result).inc(exemplar=which)
         self._lost_steps.inc(incident.lost_steps)
         for phase, seconds in incident.phases_s.items():
-            self._phases.labels(self._job, phase).observe(seconds)
+            self._phases.labels(self._job, phase).observe(seconds, exemplar=which)
 
     def durable(self, size_bytes: int) -> None:
         self._snapshots.labels(self._job, "durable").inc()
@@ -126,3 +200,48 @@ class Metrics:
         self._paused.set(int(paused))
         self._stall.set(stall_s)
         self._effective.set(effective)
+
+    def progress(self, loss: float, step_s: float) -> None:
+        self._loss.set(loss)
+        self._step_s.set(step_s)
+
+    def etcd(self, seconds: float | None) -> None:
+        """Set how long a write to etcd took. None: etcd does not answer."""
+        self._etcd_up.set(seconds is not None)
+        if seconds is not None:
+            self._etcd.set(seconds)
+
+    def disks(self, places: Mapping[str, Path]) -> None:
+        """Tell each place's free share at every scrape, in the thread of that scrape: a file system that hangs holds up nothing else."""
+        for name, path in places.items():
+            self._free.labels(self._job, name).set_function(partial(_free, path))
+
+    def spend(self, where: str, seconds: float) -> None:
+        self._time.labels(self._job, where).inc(seconds)
+
+    def leads(self, told: Overview | None, since_s: Mapping[str, float]) -> None:
+        """Set the figures of the whole job. told: None: this agent does not lead. since_s: by tier, when its newest snapshot was first
+        seen."""
+        self._leads.set(told is not None)
+        if told is None:
+            for each in self._of_leader:
+                each.clear()
+            return
+        for state in State:
+            self._state.labels(self._job, state).set(state == told.state)
+        for part in Role:
+            self._nodes.labels(self._job, part).set(told.nodes.get(part, 0))
+        self._spares.labels(self._job).set(told.spares)
+        self._quarantined.labels(self._job).set(told.quarantined)
+        for tier in TIERS:
+            self._newest.labels(self._job, tier).set(told.snapshots[tier])
+            self._newest_s.labels(self._job, tier).set(since_s.get(tier, 0.0))
+        for loss in LOSSES:
+            self._at_risk.labels(self._job, loss).set(told.at_risk[loss])
+
+
+def _free(path: Path) -> float:
+    with suppress(OSError):
+        usage = shutil.disk_usage(path)
+        return usage.free / usage.total if usage.total else math.nan
+    return math.nan

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timing
 
 STEPS = 60
 QUICK = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=1", "--set", "hang.idle_s=1"]
-HUNG = 'mt_resilient_recoveries_total{cause="rank_hung",job="run",rung="2"}'
+HUNG = 'mt_resilient_recoveries_total{cause="rank_hung",job="run",result="recovered",rung="2"}'
 SUSPECTED = 'mt_resilient_suspected_hangs_total{job="run"}'
 
 

@@ -29,7 +29,7 @@ def test_a_recovery_is_seen_everywhere(tmp_path: Path) -> None:
     directory = str(job.directory)
     job.until_said("the warm process is ready")
     before = metrics_of(job)
-    killed = 'mt_resilient_recoveries_total{cause="rank_killed",job="run",rung="2"}'
+    killed = 'mt_resilient_recoveries_total{cause="rank_killed",job="run",result="recovered",rung="2"}'
     assert before[killed] == 0, "every label is there before its first event"
     job.kill_rank(1)
     job.until_said("recovered (rung 2")

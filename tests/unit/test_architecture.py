@@ -13,9 +13,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOT_THE_PROGRAM = {"tests", "examples", "typings", "benchmarks", "scripts", "build", "docs"}
 BELOW = {
-    "": {"", "training", "agent", "formats", "simulator", "checkpoint", "resilience"},
+    "": {"", "training", "agent", "dashboard", "formats", "simulator", "checkpoint", "resilience"},
     "training": {"training", "checkpoint", "resilience"},
     "agent": {"agent", "checkpoint", "resilience"},
+    "dashboard": {"dashboard", "agent", "resilience"},
     "formats": {"formats", "checkpoint", "resilience"},
     "simulator": {"simulator", "agent", "checkpoint", "resilience"},
     "checkpoint": {"checkpoint", "resilience"},
@@ -41,6 +42,7 @@ ORDER = {
         "safe_unpickle torch_zip dcp_reader dcp_names megatron_names dcp_export safetensors_files export "
         "import_checkpoint zarr_nodes zarr_store"
     ),
+    "dashboard": ("page_view run_reader prometheus server"),
     "simulator": ("scenario engine results command"),
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
@@ -56,6 +58,8 @@ ONLY_IN = {
     "prometheus_client": {"resilience/report/metrics.py"},
     "torch_musa": set(),
     "zarr": {"formats/zarr_store.py"},
+    "starlette": {"dashboard/server.py"},
+    "uvicorn": {"dashboard/server.py"},
     "pickle": {"formats/safe_unpickle.py"},
 }
 PURE_ROOMS = {
@@ -74,12 +78,17 @@ PURE_ROOMS = {
 """All that is in them is pure."""
 PURE = {
     "resilience/ipc/board_events.py",
+    "resilience/report/alert_rules.py",
     "resilience/report/explain.py",
+    "resilience/report/overview.py",
+    "resilience/report/panels.py",
     "resilience/report/status_view.py",
+    "resilience/report/time_ledger.py",
     "resilience/store/keys.py",
     "resilience/store/parsed_cache.py",
     "resilience/store/write_rates.py",
     "agent/loop/next_action.py",
+    "dashboard/page_view.py",
     "agent/ssh/hostfile.py",
     "agent/preflight/rules.py",
     "agent/launch/scheduler_env.py",

@@ -1,7 +1,10 @@
 """What Prometheus gets to see."""
 
+import math
+import shutil
 import socket
-from urllib.request import urlopen
+import subprocess
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -10,7 +13,9 @@ from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.incident import PHASES
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.plan.escalation import RESTART_GROUP, REWIND_IN_PLACE, STOP
-from mt_resilient.resilience.report.metrics import RUNGS, Metrics
+from mt_resilient.resilience.report.metrics import RESULTS, Metrics
+from mt_resilient.resilience.report.overview import LOSSES, TIERS, Overview, State
+from mt_resilient.resilience.report.time_ledger import WHERE
 
 from .worlds import incident
 
@@ -22,20 +27,25 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     found = {}
     for family in metrics.registry.collect():
         for sample in family.samples:
-            if not sample.name.endswith(("_bucket", "_created")):
+            if not sample.name.endswith(("_bucket", "_created")) and not math.isnan(sample.value):
                 assert sample.labels.pop("job") == "job"
                 found[(sample.name.removeprefix(P), *sample.labels.values())] = sample.value
     return found
 
 
+def changed(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    return {key: value for key, value in samples(metrics).items() if value and key != ("etcd_up",)}
+
+
 def test_every_combination_of_labels_is_there_at_0_from_the_start() -> None:
-    expected = {("recoveries_total", cause, rung) for cause in Cause for rung in RUNGS}
+    expected = {("recoveries_total", cause, str(rung), r) for cause in Cause for rung in RESULTS for r in RESULTS[rung]}
+    expected |= {("time_seconds_total", where) for where in WHERE} | {("leads",), ("etcd_write_seconds",)}
     expected |= {(f"recovery_seconds_{what}", phase) for phase in PHASES for what in ("count", "sum")}
     expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "copied", "skipped", "failed")}
     expected |= {("lost_steps_total",), ("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
     expected |= {("suspected_hangs_total",), ("stragglers",), ("paused",)}
     expected |= {("effective_training_time_ratio",), ("step",), ("generation",)}
-    assert samples(Metrics("job")) == dict.fromkeys(expected, 0.0)
+    assert samples(Metrics("job")) == {**dict.fromkeys(expected, 0.0), ("etcd_up",): 1.0}
 
 
 def test_no_recovery_adds_a_combination_that_was_not_there() -> None:
@@ -44,15 +54,15 @@ def test_no_recovery_adds_a_combination_that_was_not_there() -> None:
     for cause in Cause:
         for rung in (REWIND_IN_PLACE, RESTART_GROUP, STOP):
             metrics.recovery(incident(rung=rung, cause=cause, phases_s=dict.fromkeys(PHASES, 1.0)))
+        metrics.recovery(incident(rung=REWIND_IN_PLACE, cause=cause, remedy="continue"))
     assert samples(metrics).keys() == before
 
 
 def test_a_recovery_counts_once_with_its_cost() -> None:
     metrics = Metrics("job")
     metrics.recovery(incident(at=10, resume_step=Step(8), phases_s={"detect": 0.5, "stop": 0.25}, open=False))
-    changed = {key: value for key, value in samples(metrics).items() if value}
-    assert changed == {
-        ("recoveries_total", "rank_killed", "2"): 1,
+    assert changed(metrics) == {
+        ("recoveries_total", "rank_killed", "2", "recovered"): 1,
         ("lost_steps_total",): 2,
         ("recovery_seconds_count", "detect"): 1,
         ("recovery_seconds_sum", "detect"): 0.5,
@@ -69,7 +79,7 @@ def test_snapshots_and_the_present() -> None:
     metrics.failed()
     metrics.now(step=7, generation=2, alive=3, paused=True, stall_s=0.5, effective=0.9)
     metrics.now(step=8, generation=2, alive=4, paused=True, stall_s=0.6, effective=0.95)
-    assert {key: value for key, value in samples(metrics).items() if value} == {
+    assert changed(metrics) == {
         ("snapshots_total", "memory"): 6,
         ("snapshots_total", "skipped"): 1,
         ("snapshots_total", "durable"): 1,
@@ -94,7 +104,7 @@ def test_it_answers_on_the_port_it_names() -> None:
     port = Metrics("job").serve(0)
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text = answer.read().decode()
-    assert 'mt_resilient_recoveries_total{cause="rank_killed",job="job",rung="2"} 0.0' in text
+    assert 'mt_resilient_recoveries_total{cause="rank_killed",job="job",result="recovered",rung="2"} 0.0' in text
 
 
 def test_a_port_that_is_taken_is_named() -> None:
@@ -102,3 +112,56 @@ def test_a_port_that_is_taken_is_named() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(MachineError, match=rf"port {port} for /metrics .*--metrics-port"):
             Metrics("job").serve(port)
+
+
+def lead(metrics: Metrics) -> None:
+    told = Overview(
+        state=State.RECOVERING,
+        step=9,
+        nodes={"trains": 2, "stands by": 1},
+        spares=1,
+        snapshots={**dict.fromkeys(TIERS, -1), "memory": 8},
+        at_risk={**dict.fromkeys(LOSSES, 9), "a rank": 1},
+    )
+    metrics.leads(told, {"memory": 1000.0})
+
+
+def test_the_figures_of_the_job_are_the_leaders_alone() -> None:
+    metrics = Metrics("job")
+    lead(metrics)
+    assert changed(metrics) == {
+        ("leads",): 1,
+        ("state", "recovering"): 1,
+        ("nodes", "trains"): 2,
+        ("nodes", "stands by"): 1,
+        ("spares_wanted",): 1,
+        ("snapshot_step", "memory"): 8,
+        ("snapshot_step", "other node"): -1,
+        ("snapshot_step", "disk"): -1,
+        ("snapshot_step", "certified"): -1,
+        ("snapshot_timestamp_seconds", "memory"): 1000.0,
+        ("at_risk_steps", "a rank"): 1,
+        ("at_risk_steps", "a node"): 9,
+        ("at_risk_steps", "all nodes"): 9,
+    }
+    metrics.leads(None, {})
+    assert changed(metrics) == {}
+
+
+def test_an_openmetrics_scrape_has_the_incidents_number_as_exemplar() -> None:
+    metrics = Metrics("job")
+    metrics.recovery(incident(7, 3, phases_s={"stop": 0.25}, open=False))
+    wanted = Request(f"http://127.0.0.1:{metrics.serve(0)}/metrics", headers={"Accept": "application/openmetrics-text"})
+    with urlopen(wanted) as answer:
+        lines = [line for line in answer.read().decode().splitlines() if "# {" in line]
+    assert len(lines) == 2
+    assert all('# {generation="3",incident="0007"}' in line for line in lines)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_has_nothing_against_the_metrics() -> None:
+    metrics = Metrics("job")
+    lead(metrics)
+    with urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics") as answer:
+        done = subprocess.run(["promtool", "check", "metrics"], input=answer.read(), capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

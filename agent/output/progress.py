@@ -1,0 +1,98 @@
+"""Reports how the training goes: to /metrics at every look, to the journal now and then. Only the agent that leads writes the journal's
+`progress` lines, so the journals of all nodes together have the job's one course."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from ...resilience.clock import wall_s
+from ...resilience.ipc.board_layout import Page
+from ...resilience.model.cluster_state import World
+from ...resilience.model.incident import Incident
+from ...resilience.report.journal import Journal
+from ...resilience.report.metrics import Metrics
+from ...resilience.report.overview import Overview, overview
+from ...resilience.report.time_ledger import Ledger
+
+_PACE_S, _DEAR = 1.0, 100.0
+"""Seconds between two looks at the whole job, and how many times as long as a look takes they are at least."""
+_WINDOW_S = 5.0
+"""The least time in seconds over which the time of a step is averaged."""
+_LINE_S, _SHARE = 60.0, 200.0
+"""The most seconds between two lines, and the share of this agent's life that they are before: a minute is short for a job of a week, and
+long for one that has just begun. A job of 54 days writes some 80,000 lines, of 0.5 kB each."""
+
+
+class Progress:
+    def __init__(self, journal: Journal, metrics: Metrics) -> None:
+        self._journal, self._metrics = journal, metrics
+        self._ledger = Ledger()
+        self._began_s = self._looked_s = wall_s()
+        self._next_s = self._line_s = 0.0
+        self._counted: dict[str, float] = {}
+        """Seconds by `time_ledger.WHERE` that the metrics have."""
+        self._said: Overview | None = None
+        self._newest: dict[str, tuple[int, float]] = {}
+        """By tier: the newest snapshot's step, and when it was first seen."""
+        self._last = (-1, 0, 0.0)
+        """Step, generation and time at the beginning of the window over which the time of a step is averaged."""
+        self._step_s = math.nan
+        self._etcd_s = 0.0
+
+    def stored(self, seconds: float | None) -> None:
+        """Note how long a write to etcd took. None: etcd does not answer."""
+        self._metrics.etcd(seconds)
+        self._etcd_s = math.nan if seconds is None else seconds
+
+    def recovered(self, incidents: Sequence[Incident]) -> None:
+        """Book incidents that one decision has closed. Of several, one recovery was the answer: the longest has its time."""
+        if took := max((i.phases_s for i in incidents), key=lambda phases: sum(phases.values()), default=None):
+            self._ledger.recovered(took)
+
+    def look(self, world: World | None, pages: Sequence[Page]) -> None:
+        """Take in the present. world: None: this agent does not lead. pages: of the ranks here."""
+        now = wall_s()
+        if now < self._next_s:
+            return
+        told = overview(world, now) if world and (world.record or world.spec) else None
+        passed_s, self._looked_s = max(0.0, now - self._looked_s), now
+        loss = pages[0].loss if pages and pages[0].stepped_ns else math.nan
+        step = max((page.step for page in pages), default=told.step if told else -1)
+        self._pace(step, told.generation if told else 0, now)
+        self._metrics.progress(loss, self._step_s)
+        if told:
+            for tier, newest in told.snapshots.items():
+                if newest < 0 or newest != self._newest.get(tier, (-1, 0.0))[0]:
+                    self._newest[tier] = (newest, now if newest >= 0 else 0.0)
+            self._ledger.passed(passed_s, told.state, max((page.stall_ns for page in pages), default=0) / 1e9)
+            for where, seconds in self._ledger.spent.items():
+                self._metrics.spend(where, seconds - self._counted.get(where, 0.0))
+            self._counted = dict(self._ledger.spent)
+            self._write(replace(told, step=step), loss, now)
+        self._metrics.leads(told, {tier: at_s for tier, (_, at_s) in self._newest.items()})
+        self._said = told
+        self._next_s = now + max(_PACE_S, _DEAR * (wall_s() - now))
+
+    def _pace(self, step: int, generation: int, now: float) -> None:
+        last, then, at_s = self._last
+        if step < last or last < 0 or generation != then:
+            self._last = (step, generation, now)
+        elif step > last and now - at_s >= _WINDOW_S:
+            self._step_s = (now - at_s) / (step - last)
+            self._last = (step, generation, now)
+
+    def _write(self, told: Overview, loss: float, now: float) -> None:
+        """Write a line at once if something other than the training's course has changed; otherwise when it is time."""
+        changed = self._said is None or (told.state, told.nodes, told.quarantined) != (
+            *(self._said.state, self._said.nodes, self._said.quarantined),
+        )
+        if not changed and now < self._line_s:
+            return
+        self._line_s = now + min(_LINE_S, max(_PACE_S, (now - self._began_s) / _SHARE))
+        figures = {"loss": loss, "step_s": self._step_s, "etcd_s": self._etcd_s}
+        known = {name: float(f"{value:.6g}") for name, value in figures.items() if math.isfinite(value)}
+        spent = {where: round(seconds, 2) for where, seconds in self._ledger.spent.items() if seconds}
+        fields = {**asdict(told), "snapshots": self._newest, "spent": spent, **known}
+        self._journal.write("progress", now, **fields)

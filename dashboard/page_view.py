@@ -1,0 +1,205 @@
+"""From what the journals say to what the page shows: the sentence of state, what to do, costs, curve and incidents. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ..resilience.model.incident import PHASES, Incident
+from ..resilience.plan.escalation import OBSERVE, STOP
+from ..resilience.report import explain
+from ..resilience.report.overview import LOSSES, TIERS, State
+from ..resilience.report.time_ledger import TRAINING, WHERE, effective
+
+POINTS = 1500
+"""The most points of a curve that are sent; of more, every n-th."""
+SILENT_S = 200.0
+"""Seconds after which a leader's `progress` line is missing: it writes one at least every minute."""
+NO_AGENT = "no agent ran"
+_QUIET = {0: "in order", 130: "by Ctrl-C", 129: "by SIGHUP", 131: "by SIGQUIT", 143: "by SIGTERM, a preemption"}
+_AGAIN = "Give the same command again: it continues from the newest snapshot on disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What is known of a job, from outside."""
+
+    finished: bool
+    alive: bool
+    """Whether an agent runs in the run directory."""
+    last: Mapping[str, Mapping[str, Any]]
+    """The newest line of each kind (`RunReader.last`)."""
+    incidents: Mapping[str, Incident]
+
+
+def state(seen: Seen, now: float) -> dict[str, str]:
+    """Return the sentence of state. mood: good, info, warn or bad; act: what a person should do now."""
+    line = seen.last.get("progress", {})
+    at = f"step {line['step']}" if line.get("step", -1) >= 0 else "its first step"
+    ago_s = now - line.get("at_s", 0.0)
+    code = _ended(seen)
+    if seen.finished:
+        return _said("good", f"Finished after {at}", "Nothing to do.")
+    if code is not None:
+        quiet = code in _QUIET
+        how = f"ended {_QUIET[code]}" if quiet else f"has stopped with exit code {code}"
+        return _said("info" if quiet else "bad", f"Not training: the job {how} after {at}", _why(seen, quiet))
+    if not seen.alive and ago_s > SILENT_S and (line or not seen.last.get("start", {}).get("several")):
+        return _said("bad", f"Not training: its agent is gone without a word since {at}", f"{_AGAIN}.")
+    if not line and seen.last.get("start", {}).get("several"):
+        elsewhere = "Look into the run directory of the node that leads: mt-resilient status names it."
+        return _said("info", "Not known: this node does not lead its job, so its journal has not the course", elsewhere)
+    if not line:
+        return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
+    if ago_s > SILENT_S:
+        return _said("warn", f"Silent: the last word is {duration(ago_s)} old, from {at}", "Ask: mt-resilient status.")
+    return _running(seen, State(line["state"]), at, line, now)
+
+
+def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, str]:
+    under_way = [i for i in seen.incidents.values() if i.open and OBSERVE < i.rung < STOP]
+    match doing:
+        case State.RECOVERING if under_way:
+            since = f", for {duration(now - under_way[-1].at_s)}"
+            words = f"Recovering{since}: {under_way[-1].summary}"
+            return _said("warn", words, "Nothing to do yet: the program is at it. It takes seconds to minutes.")
+        case State.WAITING:
+            return _said(
+                "bad", f"Waiting for nodes, at {at}", "Start the missing nodes: mt-resilient status names them."
+            )
+        case State.PAUSED:
+            return _said("info", f"Paused at {at}, as ordered", "To continue: mt-resilient resume.")
+        case State.STARTING:
+            return _said("info", "Starting: the ranks have not finished a step yet", "Nothing to do.")
+        case State.ENDED:
+            return _said("info", f"Ending, at {at}", "Nothing to do.")
+    pace = f", {duration(line['step_s'])} a step" if line.get("step_s") else ""
+    doubts = _doubts(seen.incidents, line)
+    act = " ".join(doubts) if doubts else "Nothing to do."
+    return _said("warn" if doubts else "good", f"Training: {at}{pace}", act)
+
+
+def _doubts(incidents: Mapping[str, Incident], line: Mapping[str, Any]) -> list[str]:
+    """Return what a person should look at although the job trains."""
+    found = []
+    last = [(number, i) for number, i in incidents.items() if i.rung not in (OBSERVE, STOP) and not i.open][-1:]
+    for number, incident in last:
+        if explain.result(incident) == "not cured":
+            found.append(f"Look at the loss: incident {number} was not cured.")
+    for number, incident in incidents.items():
+        if incident.open and incident.rung == OBSERVE:
+            found.append(f"Incident {number} lasts: {incident.summary}.")
+    if line.get("quarantined"):
+        found.append(f"Nodes in quarantine: {line['quarantined']}.")
+    if line.get("spares") and not line["nodes"].get("stands by"):
+        found.append("No spare is left: start another node.")
+    return found
+
+
+def last_incident(incidents: Mapping[str, Incident]) -> dict[str, Any] | None:
+    """Return the row of the newest incident that was answered; None: there is none."""
+    answered = [(number, i) for number, i in incidents.items() if i.rung != OBSERVE]
+    return row(*answered[-1]) if answered else None
+
+
+def _ended(seen: Seen) -> int | None:
+    """Return the exit code with which the last agent here ended; None: it runs, or ended without a word."""
+    end, start = seen.last.get("end"), seen.last.get("start", {"at_s": 0.0})
+    return int(end["code"]) if end and not seen.alive and end["at_s"] >= start["at_s"] else None
+
+
+def _why(seen: Seen, quiet: bool) -> str:
+    bad = seen.last.get("bad")
+    return (
+        f"{_AGAIN}."
+        if quiet or not bad
+        else f"Read why: {bad['sentence']}. Correct it, and give the same command again."
+    )
+
+
+def _said(mood: str, words: str, act: str) -> dict[str, str]:
+    return {"mood": mood, "words": words, "act": act}
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as a person says it."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def costs(lives: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]) -> dict[str, Any]:
+    """Return where the time went, in seconds, over all starts of the agent; and how many incidents were answered, at what cost."""
+    spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
+    for each in (told for life in lives for told in life["spent"].values()):
+        for where, seconds in each.items():
+            spent[where] = spent.get(where, 0.0) + seconds
+    for before, after in pairwise(lives):
+        spent[NO_AGENT] += max(0.0, after["from_s"] - before["until_s"])
+    answered = [i for i in incidents.values() if i.rung != OBSERVE]
+    return {
+        "effective": effective(spent),
+        "spent": {where: round(seconds, 3) for where, seconds in spent.items() if seconds},
+        "trained_s": spent[TRAINING],
+        "incidents": len(incidents),
+        "answered": len(answered),
+        "lost_steps": sum(i.lost_steps for i in incidents.values()),
+        "lost_s": round(sum(sum(i.phases_s.values()) for i in incidents.values()), 3),
+    }
+
+
+def present(line: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """Return what would be lost now, the newest snapshots with their age, the nodes, and etcd."""
+    step_s = line.get("step_s", 0.0)
+    kept = {tier: line.get("snapshots", {}).get(tier, (-1, 0.0)) for tier in TIERS}
+    return {
+        "at_risk": [
+            {"lost": loss, "steps": steps, "seconds": duration(steps * step_s) if step_s and steps else ""}
+            for loss in LOSSES
+            if (steps := line.get("at_risk", {}).get(loss)) is not None
+        ],
+        "snapshots": [
+            {"tier": tier, "step": step, "age": duration(max(0.0, now - at_s)) if step >= 0 else ""}
+            for tier, (step, at_s) in kept.items()
+        ],
+        "nodes": {
+            **line.get("nodes", {}),
+            "spares wanted": line.get("spares", 0),
+            "in quarantine": line.get("quarantined", 0),
+        },
+        "leader": line.get("leader", ""),
+        "etcd": duration(line["etcd_s"]) if "etcd_s" in line else "does not answer" if line else "",
+    }
+
+
+def curve(progress: Sequence[Mapping[str, Any]], since_s: float) -> dict[str, list[Any]]:
+    """Return the course of step, loss and step time since `since_s`, thinned to POINTS."""
+    chosen = [line for line in progress if line["at_s"] >= since_s and line.get("step", -1) >= 0]
+    every = len(chosen) // POINTS + 1
+    kept = [line for at, line in enumerate(chosen) if (len(chosen) - 1 - at) % every == 0]
+    return {name: [line.get(name) for line in kept] for name in ("at_s", "step", "loss", "step_s")}
+
+
+def row(number: str, incident: Incident) -> dict[str, Any]:
+    """Return an incident as the table shows it."""
+    over = "under way" if incident.open else explain.result(incident)
+    return {
+        "number": number,
+        "at_s": incident.at_s,
+        "summary": incident.summary,
+        "cause": incident.cause.replace("_", " "),
+        "rung": explain.rung(incident.rung),
+        "result": "still lasts" if incident.open and incident.rung == OBSERVE else over,
+        "lost_steps": incident.lost_steps,
+        "seconds": round(sum(incident.phases_s.values()), 3),
+        "step": incident.step_at_fault,
+    }
+
+
+def story(number: str, incident: Incident, when: str) -> dict[str, Any]:
+    """Return an incident as its drill-down shows it: its phases in their order, and the lines of `explain`."""
+    phases = {name: incident.phases_s[name] for name in PHASES if name in incident.phases_s}
+    return {"phases": phases, "lines": explain.lines(incident, when, number), "outcome": explain.outcome(incident)}

@@ -1,0 +1,45 @@
+"""Asks a Prometheus for the panels of the declaration."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from ..resilience.report.panels import PANELS
+
+_POINTS, _DEADLINE_S = 240, 5.0
+
+
+def panels(address: str, job: str, since_s: float, now: float) -> dict[str, Any]:
+    """Return each panel with its series since `since_s`, or the reason for which there are none. Times are wall-clock seconds."""
+    span_s = max(60, int(now - since_s))
+    asked: dict[str, Any] = {"start": now - span_s, "end": now, "step": max(5, span_s // _POINTS)}
+    found = []
+    for panel in PANELS:
+        series = []
+        for query, legend in panel.asked(_pattern(job), f"{span_s}s"):
+            words = urllib.parse.urlencode({"query": query, **asked})
+            try:
+                with urllib.request.urlopen(f"{address}/api/v1/query_range?{words}", timeout=_DEADLINE_S) as answer:
+                    told = json.load(answer)["data"]["result"]
+            except (OSError, ValueError, KeyError) as error:
+                return {"panels": [], "error": f"{address} does not answer as a Prometheus does ({error})"}
+            series += [_series(each, legend) for each in told]
+        found.append({"title": panel.title, "question": panel.question, "unit": panel.unit, "series": series})
+    return {"panels": found, "error": ""}
+
+
+def _series(told: dict[str, Any], legend: str) -> dict[str, Any]:
+    name = legend.replace("{{job}}: ", "")
+    for label, value in told["metric"].items():
+        name = name.replace("{{" + label + "}}", value)
+    values = [float(value) for _, value in told["values"]]
+    return {"name": name, "x": [at for at, _ in told["values"]], "y": [y if math.isfinite(y) else None for y in values]}
+
+
+def _pattern(job: str) -> str:
+    return re.escape(job).replace("\\", "\\\\").replace('"', '\\"')

@@ -1,0 +1,194 @@
+"""Serves the page and its data: starlette answers, uvicorn listens. Both are kept well, small, and typed. The page asks for nothing that is
+not here: plotly's script comes with its wheel."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..agent.cli.explain import time_of
+from ..resilience.clock import wall_s
+from ..resilience.errors import MachineError
+from . import page_view, prometheus
+from .run_reader import RunReader, by_job
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_COOKIE = "mt-resilient-token"
+_HERE = Path(__file__).parent / "static"
+_FILES = {
+    "page.js": _HERE / "page.js",
+    "page.css": _HERE / "page.css",
+    "plotly.min.js": Path(str(files("plotly"))) / "package_data" / "plotly.min.js",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Guard:
+    """Lets in whoever has the token. Without a token, only requests that name this machine: so no other page of the browser can ask."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await (self._refused(request) or self._app)(scope, receive, send_more)
+
+    def _refused(self, request: Request) -> Response | None:
+        if not self._token:
+            here = request.url.hostname in LOOPBACK
+            return None if here else PlainTextResponse("this page is for this machine alone", 403)
+        given = request.query_params.get("token", "")
+        if given and hmac.compare_digest(given.encode(), self._token.encode()):
+            answer = RedirectResponse(request.url.path)
+            answer.set_cookie(_COOKIE, given, httponly=True, samesite="strict")
+            return answer
+        if hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), self._token.encode()):
+            return None
+        return PlainTextResponse("open the address with the token that mt-resilient dashboard has printed", 403)
+
+
+class Runs:
+    def __init__(self, roots: Sequence[Path], address: str) -> None:
+        """address: of a Prometheus; empty: none."""
+        self._readers, self._address = by_job(roots), address
+        self._lock = Lock()
+
+    def _seen(self, reader: RunReader) -> page_view.Seen:
+        with self._lock:
+            reader.look()
+            last, incidents = dict(reader.last), reader.incidents
+            return page_view.Seen(finished=reader.finished, alive=reader.alive, last=last, incidents=incidents)
+
+    def _of(self, request: Request) -> RunReader:
+        number = int(request.path_params["run"])
+        if number >= len(self._readers):
+            raise HTTPException(404, "there is no such run")
+        return self._readers[number]
+
+    def all(self, request: Request) -> JSONResponse:
+        return JSONResponse([self._summary(number, reader) for number, reader in enumerate(self._readers)])
+
+    def _summary(self, number: int, reader: RunReader) -> dict[str, Any]:
+        seen, now = self._seen(reader), wall_s()
+        return {
+            "run": number,
+            "job": reader.job,
+            "directory": ", ".join(str(each.root) for each in reader.directories),
+            "state": {**page_view.state(seen, now), "last": page_view.last_incident(seen.incidents)},
+            "costs": page_view.costs(reader.lives, seen.incidents),
+            "runs": seen.alive,
+        }
+
+    def one(self, request: Request) -> JSONResponse:
+        reader, now = self._of(request), wall_s()
+        summary = self._summary(int(request.path_params["run"]), reader)
+        line = reader.last.get("progress", {})
+        return JSONResponse(
+            {
+                **summary,
+                "now": now,
+                "command": " ".join(map(str, reader.last.get("start", {}).get("command", ()))),
+                "from_s": reader.lives[0]["from_s"] if reader.lives else now,
+                "until_s": now if summary["runs"] else max((life["until_s"] for life in reader.lives), default=now),
+                "prometheus": self._address,
+                "curve": page_view.curve(reader.progress, _since(request)),
+                "present": page_view.present(line, now) if summary["runs"] else None,
+                "incidents": [page_view.row(number, i) for number, i in reader.incidents.items()],
+            }
+        )
+
+    def incident(self, request: Request) -> JSONResponse:
+        number = request.path_params["number"]
+        found = self._of(request).incidents.get(number)
+        if found is None:
+            raise HTTPException(404, "there is no such incident")
+        return JSONResponse(page_view.story(number, found, time_of(found.at_s)))
+
+    def panels(self, request: Request) -> JSONResponse:
+        reader = self._of(request)
+        since_s = _since(request) or (reader.lives[0]["from_s"] if reader.lives else wall_s() - 3600.0)
+        return JSONResponse(prometheus.panels(self._address, reader.job, since_s, wall_s()))
+
+
+def _since(request: Request) -> float:
+    """Return the wall-clock time from which on the curve is wanted; 0: from its beginning."""
+    span = request.query_params.get("span", "")
+    return wall_s() - int(span) if span.isdecimal() and 0 < len(span.lstrip("0")) < 10 else 0.0
+
+
+def _file(request: Request) -> FileResponse:
+    path = _FILES.get(request.path_params["name"])
+    if path is None:
+        raise HTTPException(404)
+    fresh = "max-age=86400" if path.name == "plotly.min.js" else "no-cache"
+    return FileResponse(path, headers={"Cache-Control": fresh})
+
+
+def application(roots: Sequence[Path], address: str, token: str) -> Starlette:
+    """Return the page's application. roots: run directories. address: of a Prometheus, or empty. token: what a visitor must know, or
+    empty."""
+    runs = Runs(roots, address)
+    routes = [
+        Route("/", lambda request: FileResponse(_HERE / "page.html")),
+        Route("/static/{name}", _file),
+        Route("/api/runs", runs.all),
+        Route("/api/runs/{run:int}", runs.one),
+        Route("/api/runs/{run:int}/incidents/{number}", runs.incident),
+        Route("/api/runs/{run:int}/prometheus", runs.panels),
+    ]
+    guards = [Middleware(Guard, token=token), Middleware(GZipMiddleware, minimum_size=2000, compresslevel=3)]
+    return Starlette(routes=routes, middleware=guards)
+
+
+def serve(roots: Sequence[Path], host: str, port: int, address: str) -> int:
+    """Serve the page until Ctrl-C. Raises MachineError if the address cannot be had."""
+    token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise MachineError(
+            f"the dashboard cannot listen on {host}, port {port} ({error.strerror}); name others with --host and --port"
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    end = f"?token={token}" if token else ""
+    print(
+        f"dashboard of {len(roots)} run {'directories' if len(roots) > 1 else 'directory'}: http://{shown}:{listening.getsockname()[1]}/{end}",
+        flush=True,
+    )
+    if token:
+        print("whoever has this address can read what the journals say; nothing is encrypted", flush=True)
+    config = uvicorn.Config(application(roots, address, token), log_level="warning", access_log=False)
+    uvicorn.Server(config).run(sockets=[listening])
+    return 0

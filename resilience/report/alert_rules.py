@@ -1,0 +1,108 @@
+"""When to wake a person, in PromQL. Pure. The rules of examples/prometheus/ and a table of docs/metrics.md are made from this; each rule
+has a page docs/runbooks/<slug>.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PAGE, TICKET = "page", "ticket"
+"""Severities: look now; look in the morning."""
+RUNBOOKS = "docs/runbooks/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    name: str
+    slug: str
+    expr: str
+    lasts: str = "0m"
+    """How long the condition lasts until the alert is raised."""
+    severity: str = PAGE
+    summary: str
+
+
+RULES = (
+    Rule(
+        name="MtResilientNoProgress",
+        slug="no-progress",
+        expr="max by (job) (changes(mt_resilient_step[10m])) == 0 unless on (job) max by (job) (mt_resilient_paused) == 1",
+        lasts="10m",
+        summary="{{ $labels.job }} has finished no step for 20 minutes, and nobody has paused it",
+    ),
+    Rule(
+        name="MtResilientRecoveryStorm",
+        slug="recovery-storm",
+        expr='sum by (job) (increase(mt_resilient_recoveries_total{rung!="0"}[1h])) > 5',
+        summary="{{ $labels.job }} has recovered more than five times within an hour",
+    ),
+    Rule(
+        name="MtResilientStableSnapshotTooOld",
+        slug="stable-snapshot-too-old",
+        expr='time() - max by (job) (mt_resilient_snapshot_timestamp_seconds{tier="certified"}) > 7200',
+        lasts="2h",
+        severity=TICKET,
+        summary="the newest stable snapshot of {{ $labels.job }} is more than two hours old, or there is none",
+    ),
+    Rule(
+        name="MtResilientNoCopyOnAnotherNode",
+        slug="no-copy-on-another-node",
+        expr='(time() - max by (job) (mt_resilient_snapshot_timestamp_seconds{tier="other node"}) > 1800) '
+        'and on (job) max by (job) (mt_resilient_nodes{part="trains"}) > 1',
+        lasts="15m",
+        severity=TICKET,
+        summary="{{ $labels.job }} has no recent copy of its snapshots in other nodes' memory: a lost node costs all steps since disk",
+    ),
+    Rule(
+        name="MtResilientQuarantinedNodes",
+        slug="quarantined-nodes",
+        expr="max by (job) (mt_resilient_quarantined_nodes) > 0",
+        severity=TICKET,
+        summary="{{ $value }} nodes of {{ $labels.job }} are in quarantine",
+    ),
+    Rule(
+        name="MtResilientSparesUsedUp",
+        slug="spares-used-up",
+        expr='max by (job) (mt_resilient_spares_wanted) > 0 and on (job) max by (job) (mt_resilient_nodes{part="stands by"}) == 0',
+        lasts="5m",
+        severity=TICKET,
+        summary="{{ $labels.job }} has no spare left: the next lost node stops or shrinks it",
+    ),
+    Rule(
+        name="MtResilientNobodyLeads",
+        slug="nobody-leads",
+        expr="sum by (job) (mt_resilient_leads) == 0",
+        lasts="2m",
+        summary="no agent of {{ $labels.job }} leads: no fault can be answered",
+    ),
+    Rule(
+        name="MtResilientEtcdUnreachable",
+        slug="etcd-unreachable",
+        expr="max by (job) (mt_resilient_etcd_up) == 0",
+        lasts="2m",
+        summary="etcd answers no agent of {{ $labels.job }}: training continues, but no fault can be answered",
+    ),
+    Rule(
+        name="MtResilientEffectiveTimeLow",
+        slug="effective-time-low",
+        expr='sum by (job) (increase(mt_resilient_time_seconds_total{where="training"}[6h])) / '
+        'sum by (job) (increase(mt_resilient_time_seconds_total{where!="paused"}[6h])) < 0.9',
+        lasts="30m",
+        severity=TICKET,
+        summary="{{ $labels.job }} has spent {{ $value | humanizePercentage }} of the last six hours on steps that count",
+    ),
+    Rule(
+        name="MtResilientDiskFilling",
+        slug="disk-filling",
+        expr="min by (job, place) (mt_resilient_disk_free_ratio) < 0.05 "
+        "or min by (job, place) (predict_linear(mt_resilient_disk_free_ratio[1h], 14400)) < 0",
+        lasts="10m",
+        severity=TICKET,
+        summary="the disk of {{ $labels.job }} ({{ $labels.place }}) is full, or will be within four hours",
+    ),
+    Rule(
+        name="MtResilientNotCured",
+        slug="not-cured",
+        expr='sum by (job, cause) (increase(mt_resilient_recoveries_total{result="not cured"}[1h])) > 0',
+        summary="a fault of {{ $labels.job }} ({{ $labels.cause }}) was not cured: the training goes on with it",
+    ),
+)

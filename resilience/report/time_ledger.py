@@ -1,0 +1,63 @@
+"""Where the job's time goes: every second that an agent leads is booked once, as training or as what it was lost to. Pure.
+
+While a recovery is under way, its seconds wait; when its incident closes, they are booked by phase. A fault is detected after it struck, so
+seconds may have been booked as training that were lost. They become a debt, which the training pays with its next seconds: so no sum ever
+falls, as a counter's must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..model.incident import PHASES
+from .overview import State
+
+TRAINING, FIRST_START, STALL = "training", "first start", "stall"
+WHERE = (TRAINING, FIRST_START, *PHASES, STALL, str(State.WAITING), str(State.PAUSED))
+"""What a second can be booked as. The phases are those of recoveries; `stall`: the slowest rank was in our code between two steps."""
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(WHERE, 0.0)
+        """Seconds booked, by `WHERE`."""
+        self._unbooked = self._waited = self._debt = 0.0
+        """Seconds of a recovery that is under way, and those of it in which the job waited for nodes; and the training's debt."""
+        self._stall_s = 0.0
+
+    def passed(self, seconds: float, state: State, stall_s: float) -> None:
+        """Book `seconds` that have passed. stall_s: the sum of stalls in this generation, as the ranks' pages have it."""
+        stalled = min(seconds, max(0.0, stall_s - self._stall_s if stall_s >= self._stall_s else stall_s))
+        self._stall_s = stall_s
+        match state:
+            case State.TRAINING:
+                self.spent[STALL] += stalled
+                paid = min(self._debt, seconds - stalled)
+                self._debt -= paid
+                self.spent[TRAINING] += seconds - stalled - paid
+                self._waited = 0.0
+            case State.STARTING:
+                self.spent[FIRST_START] += seconds
+            case State.RECOVERING:
+                self._unbooked += seconds
+            case State.WAITING | State.PAUSED:
+                self.spent[state] += seconds
+                self._waited += seconds * (state is State.WAITING)
+
+    def recovered(self, phases_s: Mapping[str, float]) -> None:
+        """Book a recovery that is over. phases_s: its seconds, by phase."""
+        took = {name: phases_s.get(name, 0.0) for name in PHASES}
+        took["stop"] = max(0.0, took["stop"] - self._waited)  # the old ranks are gone, and a node is missing
+        for name, seconds in took.items():
+            self.spent[name] += seconds
+        self._debt += sum(took.values()) - self._unbooked
+        if self._debt < 0:
+            self.spent[TRAINING] -= self._debt
+            self._debt = 0.0
+        self._unbooked = self._waited = 0.0
+
+
+def effective(spent: Mapping[str, float]) -> float:
+    """Return the share of the time, without pauses, that was spent on steps that count; 0 if no time has passed."""
+    total = sum(seconds for where, seconds in spent.items() if where != State.PAUSED)
+    return spent.get(TRAINING, 0.0) / total if total else 0.0

@@ -1,0 +1,159 @@
+"""Makes Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from grafana_foundation_sdk.builders import bargauge, dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import (
+    DataSourceRef,
+    DynamicConfigValue,
+    Threshold,
+    ThresholdsConfig,
+    ThresholdsMode,
+    VariableRefresh,
+)
+
+from mt_resilient.resilience.report.alert_rules import RULES, RUNBOOKS
+from mt_resilient.resilience.report.metrics import Metrics
+from mt_resilient.resilience.report.overview import LOSSES, TIERS, Overview, State
+from mt_resilient.resilience.report.panels import MARKS, PANELS, Panel
+
+ROOT = Path(__file__).parents[1]
+_KINDS = {"timeseries": timeseries.Panel, "stat": stat.Panel, "bargauge": bargauge.Panel}
+
+
+def grafana() -> str:
+    source = DataSourceRef(type_val="prometheus", uid="${source}")
+    board = (
+        dashboard.Dashboard("mt-resilient")
+        .uid("mt-resilient")
+        .tags(["mt-resilient"])
+        .refresh("30s")
+        .time("now-6h", "now")
+        .with_variable(dashboard.DatasourceVariable("source").label("Prometheus").type("prometheus"))
+        .with_variable(
+            dashboard.QueryVariable("job")
+            .datasource(source)
+            .query("label_values(mt_resilient_step, job)")
+            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+            .include_all(True)
+            .all_value(".+")
+            .multi(True)
+        )
+        .annotation(
+            dashboard.AnnotationQuery().name("recoveries").datasource(source).enable(True).icon_color("red").expr(MARKS)
+        )
+    )
+    for panel in PANELS:
+        board = board.with_panel(_grafana_panel(panel, source))
+    return JSONEncoder(sort_keys=True, indent=2).encode(board.build()) + "\n"
+
+
+def _grafana_panel(panel: Panel, source: DataSourceRef) -> object:
+    made = (
+        _KINDS[panel.kind]()
+        .title(panel.title)
+        .description(panel.question)
+        .unit(panel.unit)
+        .datasource(source)
+        .span(panel.width)
+        .height(8 if panel.kind != "stat" else 5)
+    )
+    if panel.thresholds:
+        steps = [Threshold(value=None, color="green"), *(Threshold(value=v, color=c) for v, c in panel.thresholds)]
+        made = made.thresholds(_Built(ThresholdsConfig(mode=ThresholdsMode.ABSOLUTE, steps=steps)))
+    if panel.key == "state":
+        made = made.text_mode("name").override_by_regexp(".*training", [DynamicConfigValue("color", _colour("green"))])
+    for query, legend in panel.queries:
+        made = made.with_target(prometheus.Dataquery().expr(query).legend_format(legend).datasource(source))
+    return made
+
+
+class _Built:
+    """A value where the library wants a builder of it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def build(self) -> object:
+        return self._value
+
+
+def _colour(name: str) -> dict[str, str]:
+    return {"mode": "fixed", "fixedColor": name}
+
+
+def rules() -> str:
+    made = [
+        {
+            "alert": rule.name,
+            "expr": rule.expr,
+            "for": rule.lasts,
+            "labels": {"severity": rule.severity},
+            "annotations": {"summary": rule.summary, "runbook": f"{RUNBOOKS}{rule.slug}.md"},
+        }
+        for rule in RULES
+    ]
+    words = "# Made by scripts/dashboards from resilience/report/alert_rules.py.\n"
+    words += "# The thresholds suit a job of days: change them to suit yours.\n"
+    return words + yaml.safe_dump({"groups": [{"name": "mt-resilient", "rules": made}]}, sort_keys=False, width=130)
+
+
+def page() -> str:
+    return "\n".join(_page()) + "\n"
+
+
+def _page() -> Iterator[str]:
+    yield "# Metrics, panels and alerts\n"
+    yield "`scripts/dashboards` makes this page from `metrics.py`, `panels.py` and `alert_rules.py` in `resilience/report/`.\n"
+    yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. Each metric has a label `job`."
+    yield "So Prometheus must scrape with `honor_labels: true`; [examples/prometheus](../examples/prometheus/prometheus.yml) has a"
+    yield "configuration. A scrape of the OpenMetrics format gets the number and the generation of an incident as exemplars.\n"
+    yield "## Metrics\n\n| metric | type | what |\n|---|---|---|"
+    metrics = Metrics("job")
+    metrics.leads(
+        Overview(state=State.TRAINING, snapshots=dict.fromkeys(TIERS, 0), at_risk=dict.fromkeys(LOSSES, 0)), {}
+    )
+    metrics.disks({"run directory": ROOT})
+    metrics.strides(0, {0: 1.0})
+    for family in metrics.registry.collect():
+        labels = [name for name in (family.samples[0].labels if family.samples else {}) if name not in ("job", "le")]
+        shown = f"{{{','.join(labels)}}}" if labels else ""
+        name = family.name + "_total" * (family.type == "counter")
+        yield f"| `{name}{shown}` | {family.type} | {family.documentation} |"
+    yield "\n## Panels\n\n[grafana.json](../examples/grafana/grafana.json) has them for Grafana: Dashboards, New, Import.\n"
+    yield "| panel | question | PromQL |\n|---|---|---|"
+    for panel in PANELS:
+        queries = "<br>".join(f"`{query}`".replace("|", "\\|") for query, _ in panel.queries)
+        yield f"| {panel.title} | {panel.question} | {queries} |"
+    yield "\n## Alerts\n\n[rules.yml](../examples/prometheus/rules.yml) has them for Prometheus. `page`: look now."
+    yield "`ticket`: look in the morning.\n"
+    yield "| alert | severity | when, and for how long |\n|---|---|---|"
+    for rule in RULES:
+        yield f"| [{rule.name}](runbooks/{rule.slug}.md) | {rule.severity} | `{rule.expr}`, {rule.lasts} |"
+
+
+MADE = {"examples/grafana/grafana.json": grafana, "examples/prometheus/rules.yml": rules, "docs/metrics.md": page}
+
+
+def main() -> int:
+    code = 0
+    for name, make in MADE.items():
+        file, text = ROOT / name, make()
+        if file.exists() and file.read_text() == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"{name} is not current: run scripts/dashboards", file=sys.stderr)
+            code = 1
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            print(f"{name} was written")
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

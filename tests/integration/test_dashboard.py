@@ -1,0 +1,179 @@
+"""The page of `mt-resilient dashboard`, in a real Chromium: its numbers are the journal's, it asks for nothing elsewhere, and without the
+token it shows nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.report import explain
+from mt_resilient.resilience.report.journal import Journal
+
+from ..harness import cli, environment
+from ..unit.worlds import incident
+
+pytest.importorskip("plotly", reason="the extra `dashboard` is not installed")
+START_S = 1_790_000_000.0
+KILLED = incident(
+    1, at=900, at_s=START_S + 450, resume_step=Step(881), phases_s={"detect": 0.06, "stop": 0.25}, open=False
+)
+STAYS = incident(
+    2,
+    generation=2,
+    rung=1,
+    at=1500,
+    at_s=START_S + 750,
+    cause="loss_divergence",
+    summary="the loss <b>has gone up</b>",
+    remedy="continue",
+    resume_step=Step(1400),
+    phases_s={"restore": 0.5},
+    open=False,
+)
+
+
+def finished(root: Path, code: int = 0) -> Path:
+    """A run directory with a journal of 1,000 s: 2,000 steps, a killed rank, and a loss that no remedy has brought back."""
+    root.mkdir(parents=True)
+    journal = Journal(root / "journal.jsonl")
+    journal.write("start", START_S, command=["torchrun", "train.py"], several=False)
+    for second in range(0, 1001, 10):
+        seen = {"state": "training", "step": 2 * second, "loss": 5 - second / 400, "step_s": 0.5, "etcd_s": 0.002}
+        journal.write("progress", START_S + second, **seen, spent={"training": 0.9 * second, "replay": 0.1 * second})
+    for each in (KILLED, STAYS):
+        journal.write("incident", each.at_s, incident=asdict(each))
+    if code:
+        journal.write("said", START_S + 1000, sentence="the disk is full", mood="bad")
+    else:
+        (root / "finished").touch()
+    journal.write("end", START_S + 1001, code=code)
+    return root
+
+
+@contextmanager
+def dashboard(*words: str) -> Iterator[str]:
+    """The address that `mt-resilient dashboard WORDS` prints."""
+    command = [sys.executable, "-m", "mt_resilient", "dashboard", "--port", "0", *words]
+    server = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    try:
+        yield server.stdout.readline().split()[-1]
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+@contextmanager
+def browser(address: str, width: int = 1280, dark: bool = False) -> Iterator[Any]:
+    """A page of Chromium. At the end: no console error, no request to anywhere else, and nothing wider than the screen."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra: test)")
+    chromium = shutil.which("chromium") or pytest.skip("chromium is not installed (Debian)")
+    with playwright.sync_playwright() as here:
+        running = here.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        scheme = "dark" if dark else "light"
+        page = running.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+        wrong: list[str] = []
+        page.on("console", lambda said: wrong.append(said.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on(
+            "request",
+            lambda asked: None if asked.url.startswith((address, "data:", "blob:")) else wrong.append(asked.url),
+        )
+        page.set_default_timeout(60_000)
+        yield page
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        running.close()
+    assert wrong == []
+
+
+def test_the_numbers_of_the_page_are_those_of_the_journal(tmp_path: Path) -> None:
+    root = finished(tmp_path / "train")
+    with dashboard(str(root)) as address, browser(address) as page:
+        page.goto(address)
+        page.wait_for_selector("#curve .main-svg")
+        assert page.inner_text("#words") == "Finished after step 2000"
+        figures = {
+            each.get_attribute("data-figure"): each.inner_text() for each in page.query_selector_all("[data-figure]")
+        }
+        lost_s = sum(sum(each.phases_s.values()) for each in (KILLED, STAYS))
+        assert figures == {
+            "effective": "90.0 %",
+            "answered": "2",
+            "lost_steps": str(KILLED.lost_steps + STAYS.lost_steps),
+            "lost_s": f"{lost_s * 1000:.0f} ms",
+        }
+        rows = page.query_selector_all("#incidents [data-row]")
+        assert [row.get_attribute("data-row") for row in rows] == ["2", "1"]
+        cells = [row.query_selector("[data-cell=lost_steps]").inner_text() for row in rows]
+        assert cells == [str(STAYS.lost_steps), str(KILLED.lost_steps)]
+        assert STAYS.summary in rows[0].inner_text(), "what a script says is text, not HTML"
+        assert page.evaluate("document.querySelector('#curve').data[0].y.at(-1)") == 2000
+        assert page.evaluate("document.querySelector('#curve').data.at(-1).x.length") == 2, "both incidents are marked"
+
+        page.focus("[data-incident='1']")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#story-1 .main-svg")
+        told = page.inner_text("#story-1 pre")
+        for line in explain.lines(KILLED, "", "1")[1:]:
+            assert line.strip() in told
+        page.click("text=last 10 min")
+        page.wait_for_selector("text=last 10 min >> xpath=self::*[@aria-pressed='true']")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, False), pytest.param(1280, True, marks=pytest.mark.variant)])
+def test_of_several_jobs_the_one_to_act_on_comes_first(tmp_path: Path, width: int, dark: bool) -> None:
+    finished(tmp_path / "a")
+    finished(tmp_path / "b", code=3)
+    with dashboard(str(tmp_path)) as address, browser(address, width, dark) as page:
+        page.goto(address)
+        page.wait_for_selector("#jobs li")
+        first = page.query_selector("#jobs a")
+        assert first.get_attribute("class") == "bad"
+        assert "act now" in first.inner_text()
+        first.click()
+        page.wait_for_selector("#curve .main-svg")
+        assert page.inner_text("#words") == "Not training: the job has stopped with exit code 3 after step 2000"
+        assert "the disk is full" in page.inner_text("#act")
+
+
+def test_nobody_without_the_token_is_answered(tmp_path: Path) -> None:
+    def answer(address: str, **headers: str) -> int:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as told:
+                return int(told.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    root = str(finished(tmp_path / "train"))
+    with dashboard(root) as address:
+        assert answer(f"{address}api/runs") == 200
+        assert answer(f"{address}api/runs/7") == answer(f"{address}static/server.py") == 404
+        assert answer(f"{address}api/runs", Host="example.com") == 403, (
+            "another page may have bent its name to this address"
+        )
+    with dashboard(root, "--host", "0.0.0.0") as address:
+        here = re.sub(r"//[^:]+", "//127.0.0.1", address)
+        plain, token = here.split("?token=")
+        assert answer(plain) == answer(f"{plain}api/runs") == answer(f"{plain}?token=wrong") == 403
+        assert answer(f"{plain}api/runs", Cookie=f"mt-resilient-token={token}") == 200
+
+
+def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    nothing = cli("dashboard", str(tmp_path))
+    assert (nothing.returncode, nothing.stderr.count("there is no run in")) == (2, 1)
+    root = str(finished(tmp_path / "train"))
+    with dashboard(root) as address:
+        taken = cli("dashboard", root, "--port", address.strip("/").rpartition(":")[2])
+    assert (taken.returncode, "name others with --host and --port" in taken.stderr) == (3, True)

@@ -1,0 +1,50 @@
+"""Grafana's dashboard, the alert rules and docs/metrics.md are those of the declarations, and each rule has a page and is tested."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mt_resilient.resilience.report.alert_rules import RULES
+from mt_resilient.resilience.report.panels import PANELS
+
+ROOT = Path(__file__).parents[2]
+TESTED = Path(__file__).with_name("alert_rules.yml")
+
+
+def test_what_is_made_from_the_declarations_is_current() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed (extra: test)")
+    command = [sys.executable, str(ROOT / "scripts" / "generated_dashboards.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_keys_of_panels_and_rules_are_unique() -> None:
+    for names in ([panel.key for panel in PANELS], [rule.name for rule in RULES], [rule.slug for rule in RULES]):
+        assert len({*names}) == len(names)
+
+
+def test_each_rule_has_a_page_that_says_what_to_do() -> None:
+    pages = ROOT / "docs" / "runbooks"
+    assert {page.stem for page in pages.glob("*.md")} == {rule.slug for rule in RULES}
+    for rule in RULES:
+        text = (pages / f"{rule.slug}.md").read_text()
+        assert rule.name in text
+        assert "## What to do" in text
+
+
+def test_each_rule_is_shown_to_be_silent_and_to_fire() -> None:
+    cases = [case for test in yaml.safe_load(TESTED.read_text())["tests"] for case in test["alert_rule_test"]]
+    for rule in RULES:
+        outcomes = [bool(case["exp_alerts"]) for case in cases if case["alertname"] == rule.name]
+        assert {*outcomes} == {False, True}, rule.name
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_finds_the_rules_to_fire_as_said() -> None:
+    for words in (["check", "rules", str(ROOT / "examples/prometheus/rules.yml")], ["test", "rules", TESTED.name]):
+        done = subprocess.run(["promtool", *words], cwd=TESTED.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,96 @@
+"""What the page of `mt-resilient dashboard` says, and whether a person must act."""
+
+from typing import Any
+
+import pytest
+
+from mt_resilient.dashboard import page_view
+from mt_resilient.dashboard.page_view import NO_AGENT, Seen
+from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.types import Step
+
+from .worlds import incident
+
+NOW = 10_000.0
+LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "nodes": {"trains": 2}}
+OVER = incident(at_s=NOW - 60, resume_step=Step(8), phases_s={"stop": 2.0}, open=False)
+UNCURED = incident(2, rung=1, cause="loss_divergence", remedy="continue", resume_step=Step(8), open=False)
+SLOW = incident(3, rung=0, cause="straggler", summary="rank 3 is slow")
+
+
+def said(
+    *incidents: Incident, alive: bool = True, finished: bool = False, end: dict[str, Any] | None = None, **line: Any
+) -> tuple[str, str, str]:
+    last: dict[str, dict[str, Any]] = {"start": {"at_s": 0.0}, "bad": {"sentence": "the disk is full"}}
+    last |= {"progress": {**LINE, **line}} | ({"end": {"at_s": NOW, **end}} if end else {})
+    numbered = {str(number): each for number, each in enumerate(incidents, 1)}
+    told = page_view.state(Seen(finished=finished, alive=alive, last=last, incidents=numbered), NOW)
+    return told["mood"], told["words"], told["act"]
+
+
+NOTHING = "Nothing to do."
+
+
+@pytest.mark.parametrize(
+    ("told", "mood", "words", "act"),
+    [
+        (said(), "good", "Training: step 70, 250 ms a step", NOTHING),
+        (said(OVER), "good", "Training: step 70, 250 ms a step", NOTHING),
+        (said(UNCURED), "warn", "Training: step 70", "Look at the loss: incident 1 was not cured."),
+        (said(UNCURED, OVER), "good", "Training: step 70", NOTHING),
+        (said(SLOW), "warn", "Training: step 70", "Incident 1 lasts: rank 3 is slow."),
+        (said(quarantined=1), "warn", "Training", "Nodes in quarantine: 1."),
+        (said(spares=1), "warn", "Training", "No spare is left"),
+        (said(spares=1, nodes={"trains": 2, "stands by": 1}), "good", "Training", NOTHING),
+        (
+            said(incident(at_s=NOW - 9), state="recovering"),
+            "warn",
+            "Recovering, for 9.0 s: rank 0",
+            "Nothing to do yet",
+        ),
+        (said(state="starting", step=-1), "info", "Starting", NOTHING),
+        (said(state="waiting for nodes"), "bad", "Waiting for nodes, at step 70", "Start the missing nodes"),
+        (said(state="paused"), "info", "Paused at step 70", "mt-resilient resume"),
+        (said(at_s=NOW - 900), "warn", "Silent: the last word is 15.0 min old", "mt-resilient status"),
+        (said(at_s=NOW - 900, alive=False), "bad", "Not training: its agent is gone", "Give the same command again"),
+        (said(alive=False), "good", "Training", NOTHING),  # the agents of a hostfile run on other machines
+        (said(alive=False, end={"code": 93}), "bad", "exit code 93 after step 70", "the disk is full"),
+        (said(alive=False, end={"code": 130}), "info", "ended by Ctrl-C after step 70", "Give the same command again"),
+        (said(alive=False, finished=True, end={"code": 0}), "good", "Finished after step 70", NOTHING),
+        (said(end={"code": 93}), "good", "Training", NOTHING),  # it has been started again
+    ],
+)
+def test_one_sentence_says_what_it_does_and_one_what_to_do(
+    told: tuple[str, str, str], mood: str, words: str, act: str
+) -> None:
+    assert told[0] == mood
+    assert words in told[1]
+    assert act in told[2]
+
+
+def test_costs_add_up_over_all_starts_of_the_agent() -> None:
+    lives = [
+        {"from_s": 0.0, "until_s": 100.0, "spent": {"j": {"training": 90.0, "paused": 10.0}}},
+        {"from_s": 160.0, "until_s": 200.0, "spent": {"j": {"training": 30.0, "replay": 10.0}}},
+    ]
+    told = page_view.costs(lives, {"1": OVER, "2": SLOW})
+    assert told["spent"] == {"training": 120.0, "replay": 10.0, "paused": 10.0, NO_AGENT: 60.0}
+    assert told["effective"] == 120 / 190
+    assert (told["answered"], told["incidents"], told["lost_steps"], told["lost_s"]) == (1, 2, 2, 2.0)
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_end() -> None:
+    lines = [{"at_s": float(at), "step": at, "loss": 1.0} for at in range(10_000)]
+    told = page_view.curve(lines, 0.0)
+    assert len(told["step"]) <= page_view.POINTS
+    assert told["step"][-1] == 9_999
+    assert page_view.curve(lines, 9_990.0)["step"] == [*range(9_990, 10_000)]
+    assert page_view.curve([{"at_s": 1.0, "step": -1}], 0.0)["step"] == []
+
+
+def test_an_incident_in_the_table() -> None:
+    assert page_view.row("1", OVER)["result"] == "recovered"
+    assert page_view.row("1", UNCURED)["result"] == "not cured"
+    assert page_view.row("1", incident())["result"] == "under way"
+    assert page_view.row("1", SLOW)["result"] == "still lasts"
+    assert page_view.story("1", OVER, "then")["phases"] == {"stop": 2.0}
