@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import options as known
+from . import run_options
 from .resilience.errors import MachineError, UsageError
 
 
@@ -269,7 +270,7 @@ def _run_on_hosts(
             "nothing was started"
         )
     ours = known.Parser()
-    known.hosts_options(ours)
+    run_options.hosts_options(ours)
     wanted = Wanted(
         hostfile=options.hostfile,
         ssh_options=tuple(options.ssh_option),

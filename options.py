@@ -1,4 +1,4 @@
-"""The parser of all commands and their options."""
+"""The parser of all commands, and the options of all but `run`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .resilience.errors import UsageError
+from .run_options import add_command, configuration_options, run_options
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,27 +23,27 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="store_true", help="print the version and exit")
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    _run_options(commands)
-    check = _command(
+    run_options(commands)
+    check = add_command(
         commands, "preflight", "check memory, storage and devices of this node", "preflight --snapshots /shared/gpt"
     )
     check.add_argument(
         "--snapshots", metavar="DIR|URL", help="place for snapshots to check (default: the run directory)"
     )
-    _configuration_options(check)
+    configuration_options(check)
     check.add_argument(
         "--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="run directory to check (default: mt-runs)"
     )
-    status = _command(commands, "status", "show what a running job is doing", "status")
+    status = add_command(commands, "status", "show what a running job is doing", "status")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    explain = _command(
+    explain = add_command(
         commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
     )
     explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
     _dashboard_options(commands)
     _simulate_options(commands)
     orders = _order_actions(commands)
-    snapshots = _command(
+    snapshots = add_command(
         commands,
         "snapshots",
         "list, check, keep, remove, export or import the snapshots on disk",
@@ -56,99 +57,8 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
-def _command(commands: Any, name: str, does: str, example: str, **further: str) -> Any:
-    """Add a command. does: what it does, a sentence without capital letter and full stop. example: the words of a command line."""
-    texts = {"description": f"{does[0].upper()}{does[1:]}.", "epilog": f"Example: mt-resilient {example}"}
-    return commands.add_parser(name, help=does, **{**texts, **further})
-
-
-def _many(parser: argparse.ArgumentParser, option: str, metavar: str, what: str) -> None:
-    """Add an option that may be given several times."""
-    parser.add_argument(option, action="append", default=[], metavar=metavar, help=f"{what}; may be repeated")
-
-
-def _run_options(commands: Any) -> None:
-    """Add the command `run`. An option that is short for a configuration value is stored under that value's name."""
-    run = _command(
-        commands,
-        "run",
-        "run a torchrun command, and restart or rewind it after each fault",
-        "run --snapshots s3://bucket/gpt -- torchrun --nproc-per-node 8 train.py",
-        usage="mt-resilient run [options] -- torchrun …",
-    )
-    add = run.add_argument
-    add("--run-dir", type=Path, metavar="DIR", help="directory for all files of the job (default: mt-runs/<script>)")
-    add("--run-dirs", default="mt-runs/", help=argparse.SUPPRESS)  # for the torchruns of a script
-    add(
-        "--snapshots",
-        metavar="DIR|URL",
-        help="place for snapshots on disk: a directory, s3://… or gs://… (default: the run directory)",
-    )
-    add("--start-from", metavar="DIR|URL", help="start from the newest snapshot of another run, in any parallel layout")
-    _many(run, "--skip-data", "FROM:TO", "leave out the global batches FROM to TO-1 of the data, counted from 0")
-    _configuration_options(run)
-    add("--etcd", dest="control.etcd", metavar="HOST:PORT,…", help="endpoints of etcd (default: start one)")
-    add("--job", dest="control.job", metavar="NAME", help="the job's name, the same on all its nodes")
-    add(
-        "--nodes",
-        dest="nodes.number",
-        metavar="N|MIN:MAX",
-        help="number of nodes that train (default: torchrun's --nnodes, or 1)",
-    )
-    add("--spares", dest="nodes.spares", type=int, metavar="K", help="number of nodes that stand by (default: 0)")
-    add("--node", dest="control.node", metavar="NAME", help="this node's name (default: the host's)")
-    add(
-        "--address",
-        dest="control.address",
-        metavar="HOST",
-        help="address at which other nodes reach this one (default: its address on the way to etcd)",
-    )
-    _many(run, "--label", "KEY=VALUE", "label of this node; nodes with the same rack=NAME are assumed to fail together")
-    hosts_options(run)
-    for option, key, where in (("snapshot", "every_steps", "in memory"), ("durable", "durable_every_steps", "on disk")):
-        what = f"steps between snapshots {where} (default: chosen by what a snapshot costs)"
-        add(f"--{option}-every", dest=f"snapshots.{key}", type=int, metavar="STEPS", help=what)
-    for option, key, value, what in (
-        ("--observe", "agent.observe", "true", "detect and report faults, but change nothing: for the first days"),
-        ("--preflight", "preflight.enabled", "true", "check each node before it joins; a node that fails is not used"),
-        ("--last-snapshot", "agent.last_snapshot", "true", "take a snapshot before the job ends on Ctrl-C or SIGTERM"),
-        (
-            "--changed-arguments",
-            "agent.changed_arguments",
-            "true",
-            "continue the job although the script's arguments have changed",
-        ),
-        ("--no-warm", "agent.warm", "false", "start all ranks cold, each in a fresh interpreter"),
-    ):
-        add(option, dest=key, action="store_const", const=value, help=what)
-    add(
-        "--metrics-port",
-        dest="agent.metrics_port",
-        type=int,
-        metavar="PORT",
-        help="port of /metrics (default: 9464; 0: any free port)",
-    )
-    add("--dry-run", action="store_true", help="print what is understood of the command, and start nothing")
-    add("--quiet", action="store_true", help="print warnings and errors only")
-    add("wrapped", nargs="*", metavar="-- torchrun …", help="the command to run")
-
-
-def _configuration_options(
-    parser: argparse.ArgumentParser, further: str = "", one: str = "set one configuration value"
-) -> None:
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"configuration file in TOML{further}")
-    _many(parser, "--set", "SECTION.KEY=VALUE", one)
-
-
-def hosts_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only a launch with `--hostfile` uses."""
-    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="start an agent on each host in FILE, by ssh")
-    _many(parser, "--ssh-option", "KEY=VALUE", "option for ssh -o")
-    _many(parser, "--export", "NAME", "pass this environment variable to the hosts, too")
-
-
 def _dashboard_options(commands: Any) -> None:
-    page = _command(
+    page = add_command(
         commands,
         "dashboard",
         "serve a web page about one job or many, while they train and after they have ended",
@@ -167,7 +77,7 @@ def _dashboard_options(commands: Any) -> None:
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
     """Add the commands that send an order to a running job."""
-    rewind = _command(
+    rewind = add_command(
         commands,
         "rewind",
         "go back to an earlier step, and wait until all ranks are there",
@@ -183,17 +93,17 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
     rewind.add_argument(
         "--skip", type=_count, default=0, metavar="N", help="leave out the next N batches, permanently (default: 0)"
     )
-    pause = _command(commands, "pause", "let all ranks wait at their next boundary; nothing is lost", "pause")
-    resume = _command(commands, "resume", "let paused ranks continue", "resume")
-    snapshot = _command(
+    pause = add_command(commands, "pause", "let all ranks wait at their next boundary; nothing is lost", "pause")
+    resume = add_command(commands, "resume", "let paused ranks continue", "resume")
+    snapshot = add_command(
         commands, "snapshot", "take a snapshot, and wait until it is on disk", "snapshot now --run-dir mt-runs/train"
     )
     snapshot.add_argument("when", choices=["now"])
-    drain = _command(commands, "drain", "take a snapshot, then release a node for its maintenance", "drain gpu-07")
-    readmit = _command(commands, "readmit", "end a node's quarantine, so that it may train again", "readmit gpu-07")
+    drain = add_command(commands, "drain", "take a snapshot, then release a node for its maintenance", "drain gpu-07")
+    readmit = add_command(commands, "readmit", "end a node's quarantine, so that it may train again", "readmit gpu-07")
     for command in (drain, readmit):
         command.add_argument("node", metavar="NODE", help="the node's name, from status")
-    stop = _command(
+    stop = add_command(
         commands, "stop", "end the job as Ctrl-C does; the same command continues it", "stop --last-snapshot"
     )
     stop.add_argument("--last-snapshot", action="store_true", help="take a snapshot first")
@@ -201,7 +111,7 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
 
 
 def _simulate_options(commands: Any) -> None:
-    simulate = _command(
+    simulate = add_command(
         commands,
         "simulate",
         "compute what faults would cost a training on a whole cluster",
@@ -231,7 +141,7 @@ def _simulate_options(commands: Any) -> None:
     )
     add("--no-buddies", action="store_true", help="keep no copies in other nodes' memory")
     add("--seed", type=_count, default=0, help="seed of the random draws (default: %(default)s)")
-    _configuration_options(
+    configuration_options(
         simulate,
         ", as for run (docs/scaling.md says which keys count), with a section [costs]",
         "set one configuration value, such as costs.step_s=3",
@@ -256,19 +166,19 @@ def _step_or_name(text: str) -> str:
 
 
 def _snapshot_actions(actions: Any) -> None:
-    ls = _command(actions, "ls", "list the committed snapshots", "snapshots ls")
-    verify = _command(actions, "verify", "read every byte, and check every checksum", "snapshots verify")
-    digest = _command(
+    ls = add_command(actions, "ls", "list the committed snapshots", "snapshots ls")
+    verify = add_command(actions, "verify", "read every byte, and check every checksum", "snapshots verify")
+    digest = add_command(
         actions,
         "digest",
         "print the SHA-256 of the training state: equal for two runs that ended in the same bits",
         "snapshots digest 1200",
     )
     ls.add_argument("--all", action="store_true", help="also list the snapshots that are set aside, and why they are")
-    keep = _command(actions, "keep", "keep a snapshot from being deleted as too old", "snapshots keep 1200")
+    keep = add_command(actions, "keep", "keep a snapshot from being deleted as too old", "snapshots keep 1200")
     keep.add_argument("snapshot", help="a step, or a snapshot's name")
     keep.add_argument("--undo", action="store_true", help="let it be deleted again when it is too old")
-    remove = _command(actions, "rm", "delete snapshots", "snapshots rm 1200 1400")
+    remove = add_command(actions, "rm", "delete snapshots", "snapshots rm 1200 1400")
     remove.add_argument("snapshot", nargs="+", help="a step, or a snapshot's name")
     for action in (ls, verify, digest):
         action.add_argument(
@@ -282,7 +192,7 @@ def _snapshot_actions(actions: Any) -> None:
         dest="whole",
         help="digest of the global tensors, the same in every parallel layout",
     )
-    export = _command(
+    export = add_command(
         actions,
         "export",
         "write whole tensors by name, for other programs",
@@ -294,7 +204,7 @@ def _snapshot_actions(actions: Any) -> None:
     export.add_argument(
         "--only", action="append", metavar="SOURCE", help="export only this part of the state, such as model"
     )
-    bring = _command(
+    bring = add_command(
         actions,
         "import",
         "make a snapshot from another program's checkpoint, for run --start-from",
