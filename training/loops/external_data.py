@@ -21,7 +21,8 @@ class ExternalData:
     __slots__ = ("_iterators", "_kept")
 
     def __init__(self, iterators: Any) -> None:
-        self._iterators, self._kept = iterators, None
+        self._iterators = iterators
+        self._kept: list[Any] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {"loaders": [getattr(loader, save)() for loader, save, _ in _loaders(self._iterators)]}
@@ -41,7 +42,7 @@ class ExternalData:
     def put_back(self, iterators: Any) -> None:
         """Restore the states of the new loaders."""
         self._iterators = iterators
-        for (loader, _, restore), kept in zip(_loaders(iterators), self._kept or (), strict=False):
+        for (loader, _, restore), kept in zip(_loaders(iterators), self._kept, strict=False):
             getattr(loader, restore)(kept)
 
 
