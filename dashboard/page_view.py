@@ -12,6 +12,7 @@ from ..resilience.plan.escalation import OBSERVE, STOP
 from ..resilience.report import explain
 from ..resilience.report.overview import LOSSES, TIERS, State
 from ..resilience.report.time_ledger import TRAINING, WHERE, effective
+from ..resilience.text.formatting import printable
 
 POINTS = 1500
 """The most points of a curve that are sent; of more, every n-th."""
@@ -120,7 +121,7 @@ def _why(seen: Seen, quiet: bool) -> str:
 
 
 def _said(mood: str, words: str, act: str) -> dict[str, str]:
-    return {"mood": mood, "words": words, "act": act}
+    return {"mood": mood, "words": printable(words), "act": printable(act)}
 
 
 def duration(seconds: float) -> str:
@@ -177,7 +178,7 @@ def present(line: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 def curve(progress: Sequence[Mapping[str, Any]], since_s: float) -> dict[str, list[Any]]:
     """Return the course of step, loss and step time since `since_s`, thinned to POINTS."""
-    chosen = [line for line in progress if line["at_s"] >= since_s and line.get("step", -1) >= 0]
+    chosen = [line for line in progress if line["at_s"] >= since_s and (line.get("step") or 0) >= 0]
     every = len(chosen) // POINTS + 1
     kept = [line for at, line in enumerate(chosen) if (len(chosen) - 1 - at) % every == 0]
     return {name: [line.get(name) for line in kept] for name in ("at_s", "step", "loss", "step_s")}
@@ -189,7 +190,7 @@ def row(number: str, incident: Incident) -> dict[str, Any]:
     return {
         "number": number,
         "at_s": incident.at_s,
-        "summary": incident.summary,
+        "summary": printable(incident.summary),
         "cause": incident.cause.replace("_", " "),
         "rung": explain.rung(incident.rung),
         "result": "still lasts" if incident.open and incident.rung == OBSERVE else over,
@@ -202,4 +203,4 @@ def row(number: str, incident: Incident) -> dict[str, Any]:
 def story(number: str, incident: Incident, when: str) -> dict[str, Any]:
     """Return an incident as its drill-down shows it: its phases in their order, and the lines of `explain`."""
     phases = {name: incident.phases_s[name] for name in PHASES if name in incident.phases_s}
-    return {"phases": phases, "lines": explain.lines(incident, when, number), "outcome": explain.outcome(incident)}
+    return {"phases": phases, "lines": [printable(line) for line in explain.lines(incident, when, number)]}

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..agent.cli.explain import latest
 from ..agent.run_directory import RunDirectory
 from ..resilience.model.incident import Incident
 
+_COURSE = ("at_s", "step", "loss", "step_s")
+"""What is kept of every `progress` line; of the newest one, everything is."""
 _KINDS = ("start", "end", "progress", "incident", "said")
+
+
+_decode = msgspec.json.Decoder().decode
 
 
 class RunReader:
@@ -21,7 +29,7 @@ class RunReader:
         self._read: dict[Path, int] = {}
         """Bytes of each journal that have been read."""
         self.progress: list[dict[str, Any]] = []
-        """The leaders' `progress` lines, in order of time."""
+        """The course of the training, from the leaders' `progress` lines, in order of time."""
         self.lives: list[dict[str, Any]] = []
         """One for each start of an agent here: when it began and ended, its exit code, its last `progress` line."""
         self.last: dict[str, dict[str, Any]] = {}
@@ -53,7 +61,7 @@ class RunReader:
             return
         lines.sort(key=lambda line: line["at_s"])
         self._incidents.update(latest(line for line in lines if line["kind"] == "incident"))
-        self.progress += [line for line in lines if line["kind"] == "progress"]
+        self.progress += [{name: line.get(name) for name in _COURSE} for line in lines if line["kind"] == "progress"]
         for line in lines:
             self.last[line["kind"]] = line
             if line["kind"] == "said" and line.get("mood") == "bad":
@@ -82,13 +90,21 @@ class RunReader:
             return found
         self._read[path] = self._read.get(path, 0) + len(whole) + bool(whole)
         for text in whole.splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:  # an agent was killed while writing
-                continue
+            line = _line(text)
             if isinstance(line, dict) and line.get("kind") in _KINDS and isinstance(line.get("at_s"), int | float):
-                found.append({**line, "journal": path})
+                line["journal"] = path
+                found.append(line)
         return found
+
+
+def _line(text: bytes) -> Any:
+    """Return the line's object; None: an agent was killed while writing it."""
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:  # perhaps half a surrogate pair, as in a path that is not UTF-8
+        with suppress(ValueError):
+            return json.loads(text)
+    return None
 
 
 def by_job(roots: Sequence[Path]) -> list[RunReader]:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..agent.cli.explain import time_of
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError
+from ..resilience.text.formatting import printable
 from . import page_view, prometheus
 from .run_reader import RunReader, by_job
 
@@ -83,6 +84,8 @@ class Runs:
         """address: of a Prometheus; empty: none."""
         self._readers, self._address = by_job(roots), address
         self._lock = Lock()
+        for reader in self._readers:  # long journals take seconds, and a visitor should not wait for them
+            reader.look()
 
     def _seen(self, reader: RunReader) -> page_view.Seen:
         with self._lock:
@@ -103,8 +106,8 @@ class Runs:
         seen, now = self._seen(reader), wall_s()
         return {
             "run": number,
-            "job": reader.job,
-            "directory": ", ".join(str(each.root) for each in reader.directories),
+            "job": printable(reader.job),
+            "directory": printable(", ".join(str(each.root) for each in reader.directories)),
             "state": {**page_view.state(seen, now), "last": page_view.last_incident(seen.incidents)},
             "costs": page_view.costs(reader.lives, seen.incidents),
             "runs": seen.alive,
@@ -118,7 +121,7 @@ class Runs:
             {
                 **summary,
                 "now": now,
-                "command": " ".join(map(str, reader.last.get("start", {}).get("command", ()))),
+                "command": printable(" ".join(map(str, reader.last.get("start", {}).get("command", ())))),
                 "from_s": reader.lives[0]["from_s"] if reader.lives else now,
                 "until_s": now if summary["runs"] else max((life["until_s"] for life in reader.lives), default=now),
                 "prometheus": self._address,
