@@ -200,7 +200,7 @@ def test_tensor_parallel_groups_that_span_two_nodes_are_found(words: tuple[str, 
 def test_the_arguments_are_understood_as_the_same_launch() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
     again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1, run="1f"))
-    assert again == replace(once, nodes="1", port=1, rdzv_id="1f")
+    assert again == replace(once, nodes="1", port=1, rdzv_id="1f", master="x", node_rank="0")
 
 
 def test_a_script_may_be_a_folder_that_python_can_run(place: Path) -> None:
