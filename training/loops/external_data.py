@@ -11,8 +11,8 @@ from typing import Any
 from ..state.values.value_source import Known, Stateful
 
 _PAIRS = (("save_state", "restore_state"), ("save_state_rank", "restore_state_rank"), ("state_dict", "load_state_dict"))
-_INSIDE = ("iterable", "_dataloader", "dataloader", "loader")
-"""Attributes that hold the loader inside a wrapper: Megatron's `RerunDataIterator`, and the one of its examples for Energon."""
+_INSIDE = ("_dataloader", "dataloader", "loader")
+"""Attributes that hold the loader inside a wrapper, as that of Megatron's examples for Energon."""
 
 
 class ExternalData:
@@ -49,6 +49,10 @@ class ExternalData:
 def _loaders(iterators: Any) -> Iterator[tuple[Any, str, str]]:
     """Yield each loader with the names of its two methods. Raises LookupError if one has no such methods."""
     for iterator in iterators if isinstance(iterators, list) else [iterators]:
+        if (
+            type(iterator).__name__ == "RerunDataIterator"
+        ):  # its own state_dict has only the micro-batches that Megatron may replay
+            iterator = iterator.iterable
         if iterator is not None:
             yield _pair(iterator, len(_INSIDE))
 
