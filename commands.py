@@ -56,8 +56,7 @@ def _snapshots(options: argparse.Namespace) -> int:
         return snapshots.remove(explain.find_directory(options.run_dir), options.snapshot)
     if not getattr(options, "all", False):
         return snapshots.snapshots(_named(options), options.action, getattr(options, "whole", False))
-    kept = _policies()["snapshots"]
-    return snapshots.list_all(options.snapshot, options.run_dir, kept)
+    return snapshots.list_all(options.snapshot, options.run_dir, _policies()["snapshots"])
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -92,7 +92,7 @@ class Verdict:
 
     @property
     def advice(self) -> str:
-        return self.blamed[0].advice
+        return next((suspicion.advice for suspicion in self.blamed), "")
 
     def describe(self) -> str:
         return "; ".join(

@@ -32,7 +32,9 @@ class Seen:
         self.said: list[str] = []
         self.mended = 0
         self.store = MemoryStore(lambda: 0.0)
-        telling: Any = SimpleNamespace(say=lambda words, mood="info": self.said.append(words))
+        telling: Any = SimpleNamespace(
+            say=lambda words, mood="info": self.said.append(words), progress=SimpleNamespace(stored=lambda took_s: None)
+        )
         self.node: Any = SimpleNamespace(
             group=group, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
         )
