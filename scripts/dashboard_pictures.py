@@ -3,6 +3,7 @@
 .venv/bin/python scripts/dashboard_pictures.py [DIR]    DIR: a new directory for the job, deleted at the end (default: a temporary one)
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,8 @@ def main() -> None:
     script, run = place / "train.py", place / "train"
     script.write_text((ROOT / "examples/minimal/train.py").read_text().replace(_LINE, _POISON))
     poison = {"POISON": str(place / "poison"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    words = [str(BIN / "mt-resilient"), "run", "--metrics-port", "0", "--run-dir", str(run), "--", "torchrun"]
+    ours = [str(BIN / "mt-resilient")]
+    words = [*ours, "run", "--metrics-port", "0", "--run-dir", str(run), "--", "torchrun"]
     words += ["--nproc-per-node", "2", str(script), "--steps", "100000", "--step-delay", "0.05"]
     started: list[subprocess.Popen[str]] = []
 
@@ -68,16 +69,15 @@ def main() -> None:
         return (run / "journal.jsonl").exists() and what in (run / "journal.jsonl").read_text()
 
     try:
-        agent = psutil.Process(begin(words, stdout=subprocess.DEVNULL).pid)
+        begin(words, stdout=subprocess.DEVNULL)
         wait(lambda: told("recovered (rung 1") and told("the warm process is ready"))
         time.sleep(20)
-        ranks = [
-            each for each in agent.children(recursive=True) if "-u" in each.cmdline() and str(script) in each.cmdline()
-        ]
-        max(ranks, key=lambda each: each.cpu_times().user).kill()
+        status = subprocess.run([*ours, "status", "--json", "--run-dir", str(run)], capture_output=True, check=True)
+        (node,) = json.loads(status.stdout)["nodes"].values()
+        os.kill(node["pids"][1], signal.SIGKILL)
         wait(lambda: told("recovered (rung 2"))
         time.sleep(20)
-        page = begin([str(BIN / "mt-resilient"), "dashboard", str(run), "--port", "0"], stdout=subprocess.PIPE)
+        page = begin([*ours, "dashboard", str(run), "--port", "0"], stdout=subprocess.PIPE)
         assert page.stdout
         photograph(page.stdout.readline().split()[-1])
     finally:

@@ -8,13 +8,15 @@ from mt_resilient.agent.cli.explain import incidents
 from mt_resilient.agent.output.event_log import Telling
 from mt_resilient.agent.output.terminal import Terminal
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
+from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.generation import Decision, Quarantine
 from mt_resilient.resilience.model.request import Answer
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.report.metrics import Metrics
 
-from .worlds import B, incident, world
+from .worlds import NOW, A, B, incident, status, world
 
 
 def test_one_answer_to_several_requests_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,3 +65,22 @@ def test_an_incident_whose_cause_changes_is_listed_once(tmp_path: Path) -> None:
     telling.decided(Decision(incidents=(incident(1, signature="script_raised", cause="script_raised"),)))
     telling.decided(Decision(incidents=(incident(1, signature="agent_lost", cause="agent_lost"),)))
     assert [each.cause for each in incidents(run).values()] == ["agent_lost"]
+
+
+def test_the_leader_alone_writes_the_course_of_the_training(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    page.beat(12, 0.5, 1.0, 1)
+    page.stepped_ns = 1
+    telling = Telling(Terminal(True), journal, Metrics("job"))
+    telling.count([page], None, None)
+    assert [*journal.read()] == [], "it does not lead"
+    telling = Telling(Terminal(True), journal, Metrics("job"))
+    telling.progress.stored(0.002)
+    telling.count([page], None, world(status={A: status(min_step=10, max_step=10, alive=2, stepped_s=NOW)}))
+    telling.count([page], None, world())
+    (line,) = journal.read()
+    told = (line["kind"], line["state"], line["step"], line["loss"], line["etcd_s"], line["nodes"])
+    assert told == ("progress", "training", 12, 0.5, 0.002, {"trains": 1}), (
+        "its own ranks' step is newer than the status"
+    )

@@ -32,8 +32,10 @@ class Seen:
         self.said: list[str] = []
         self.mended = 0
         self.store = MemoryStore(lambda: 0.0)
+        self.latencies: list[float | None] = []
         telling: Any = SimpleNamespace(
-            say=lambda words, mood="info": self.said.append(words), progress=SimpleNamespace(stored=lambda took_s: None)
+            say=lambda words, mood="info": self.said.append(words),
+            progress=SimpleNamespace(stored=self.latencies.append),
         )
         self.node: Any = SimpleNamespace(
             group=group, board=SimpleNamespace(pages=[Page(memoryview(bytearray(PAGE_BYTES)))])
@@ -128,6 +130,7 @@ def test_an_outage_is_reported_once_and_mended_in_each_round(fenced_soon: bool, 
     began, ended = seen.said
     assert began.startswith(f"etcd did not answer; {expected}")
     assert (ended.partition(",")[0], seen.mended) == ("etcd answers again", 3)
+    assert seen.latencies == [None] * 3, "the metrics say that etcd does not answer"
 
 
 @pytest.mark.parametrize(
