@@ -27,9 +27,11 @@ class Faults:
     nan_batches: set[int] = field(default_factory=set)
     """Samples that give NaN whenever they are used,"""
     spike_batches: set[int] = field(default_factory=set)
+    """and those that let the loss go up: it stays there while the state has used one."""
     hard_steps: set[int] = field(default_factory=set)
     """Steps with a high loss that leaves no trace in the state."""
-    """and those that let the loss go up: it stays there while the state has used one."""
+    odd: bool = False
+    """While the loss is high, rank 1's own gradient is out of line."""
     spike_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times the state will be damaged there, so that the loss goes up."""
     fixed_data: bool = False

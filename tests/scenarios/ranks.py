@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.resilience.inprocess import rewind_ladder
 from mt_resilient.resilience.inprocess.loss_level import Outcome
-from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, Tally, judge, row, tally
+from mt_resilient.resilience.inprocess.tally import Directive, Held, Judgement, Tally, blamed, judge, row, tally
 from mt_resilient.resilience.ipc.board_events import Rewound, Sighted
 from mt_resilient.resilience.ipc.handoff import Handoff
 from mt_resilient.resilience.model import data_windows
 from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
 from mt_resilient.resilience.model.rewind import Remedy, Turn
-from mt_resilient.resilience.model.types import Doing, Order, OrderedBy, RankPhase, Step
+from mt_resilient.resilience.model.types import Doing, Order, OrderedBy, Rank, RankPhase, Step
 from mt_resilient.resilience.text import sentences
 from mt_resilient.training.boundary.lineage import Course
 
@@ -366,6 +366,8 @@ class Ranks(Processes):
         watched = self.course.level.watch
         judgement = judge(said, self.course.figures, self.course.level, self.course.turns, self.job.judged_by)
         assert judgement.directive is not Directive.DIVERGED
+        if judgement.waits and self.job.faults.odd:
+            judgement = blamed(judgement, said, self.course.turns, self.job.judged_by.ladder)
         self.paused = judgement.pause
         for node in self.nodes.values():
             if judgement.newest is Held.WHOLE and said.step in node.arena:
@@ -500,6 +502,7 @@ class Ranks(Processes):
             window=window,
             value=finding.value,
             expected=finding.expected,
+            ranks=(Rank(1),) if self.job.faults.odd else (),
             at_ns=ns(now_s),
             done_ns=ns(now_s + 0.005),
         )

@@ -476,6 +476,17 @@ def test_two_hard_stretches_of_data() -> None:
     ]
 
 
+def test_a_spike_of_a_rank_whose_own_gradient_was_out_of_line(golden: Golden) -> None:
+    """The state is damaged once. One rank stands out, so the ranks do not wait: a replay of a few steps tells."""
+    job = Job(total=48, spike_at={26: 1}, odd=True, judged_by=PATIENT)
+    job.ends()
+    assert job.last_state == without(48)
+    assert [(i.cause, i.rung, i.ranks, i.origin) for i in job.incidents.values()] == [
+        ("loss_spike", 1, (1,), "transient")
+    ]
+    golden(job.transcript())
+
+
 def test_a_high_loss_that_does_not_come_back(golden: Golden) -> None:
     """The state is damaged once. The ranks wait for the loss, then rewind to before it; the replay is clean."""
     job = Job(total=60, spike_at={26: 1}, judged_by=PATIENT)
