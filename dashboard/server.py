@@ -184,6 +184,7 @@ def serve(roots: Sequence[Path], host: str, port: int, address: str) -> int:
         raise MachineError(
             f"the dashboard cannot listen on {host}, port {port} ({error.strerror}); name others with --host and --port"
         ) from error
+    page = application(roots, address, token)
     shown = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     print(
@@ -192,6 +193,6 @@ def serve(roots: Sequence[Path], host: str, port: int, address: str) -> int:
     )
     if token:
         print("whoever has this address can read what the journals say; nothing is encrypted", flush=True)
-    config = uvicorn.Config(application(roots, address, token), log_level="warning", access_log=False)
+    config = uvicorn.Config(page, log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[listening])
     return 0

@@ -2,7 +2,7 @@
 const $ = id => document.getElementById(id);
 const SYMBOL = { good: "✔ no action", info: "ℹ no action", warn: "▲ look", bad: "✖ act now" };
 const SPANS = [["all", 0], ["last 10 min", 600], ["last hour", 3600], ["last 6 h", 21600], ["last day", 86400]];
-const drawn = new WeakMap(), FIRST = 50, EVERY_MS = 3000;
+const drawn = new WeakMap(), FIRST = 50, MARKED = 400, EVERY_MS = 3000;
 let run = null, span = 0, open = new Set(), all = false, told = null, plotly = null, busy = false;
 
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -91,7 +91,7 @@ function showCosts(costs) {
 
 async function showCurve({ curve, incidents, now }) {
   const x = curve.at_s.map(when), from = span ? now - span : curve.at_s[0] ?? 0;
-  const marks = incidents.filter(each => each.at_s >= from);
+  const marks = incidents.filter(each => each.at_s >= from).slice(-MARKED);
   const line = (name, y, colour, axis) => ({ name, x, y, yaxis: axis, mode: "lines", line: { color: colour, width: 2 }, connectgaps: false, hovertemplate: `%{y:.6~g}<extra>${name}</extra>` });
   const shapes = marks.slice(-200).map(each => ({ type: "line", xref: "x", yref: "paper", x0: when(each.at_s), x1: when(each.at_s), y0: 0, y1: 1,
     line: { color: colour(each.result), width: 1.5, dash: "dot" } }));
