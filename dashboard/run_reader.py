@@ -64,9 +64,13 @@ class RunReader:
 
     @property
     def over(self) -> bool:
-        """Whether the agents that led and started last have both ended. If only another has, as that of a drained node, the job goes on."""
-        told = [self.last[kind] for kind in ("start", "progress") if kind in self.last]
-        return all(self._ended_s.get(line["journal"], -math.inf) >= line["at_s"] for line in told)
+        """Whether the agent that led last has ended, and none has started since. If only another one has ended, as that of a drained node,
+        the job goes on."""
+        led, began = self.last.get("progress"), self.last.get("start")
+        ended_s = self._ended_s.get(led["journal"], -math.inf) if led else -math.inf
+        if led and ended_s < led["at_s"]:
+            return False
+        return not began or max(ended_s, self._ended_s.get(began["journal"], -math.inf)) >= began["at_s"]
 
     @property
     def lives(self) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 """An agent reports each event once."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mt_resilient.agent.cli.explain import incidents
-from mt_resilient.agent.output import progress
+from mt_resilient.agent.output import event_log, progress
 from mt_resilient.agent.output.event_log import Telling
 from mt_resilient.agent.output.progress import Progress
 from mt_resilient.agent.output.terminal import Terminal
@@ -130,3 +131,27 @@ def test_the_loss_is_that_of_the_first_rank_that_knows_it(tmp_path: Path) -> Non
     metrics = Metrics("job")
     Progress(Journal(tmp_path / "journal.jsonl"), metrics).look(None, pages)
     assert metrics.registry.get_sample_value("mt_resilient_loss", {"job": "job"}) == 0.5
+
+
+def test_a_clock_that_jumps_changes_no_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, passed = [NOW], [0.0]
+    monkeypatch.setattr(event_log, "wall_s", lambda: wall[0])
+    monkeypatch.setattr(event_log, "monotonic_s", lambda: passed[0])
+    metrics = Metrics("job")
+    telling = Telling(Terminal(True), Journal(tmp_path / "journal.jsonl"), metrics)
+    told = status(min_step=10, max_step=10, alive=2, stepped_s=NOW)
+    for clock, since, paused in ((NOW - 9, 10.0, False), (NOW + 3600, 40.0, True), (NOW - 3600, 50.0, False)):
+        wall[0], passed[0] = clock, since
+        telling.count([], replace(told, paused=paused), None)
+    assert metrics.registry.get_sample_value("mt_resilient_effective_training_time_ratio", {"job": "job"}) == 0.5
+
+
+def test_a_recovery_that_another_fault_interrupted_is_counted_and_not_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = Metrics("job")
+    telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), metrics)
+    telling.decided(Decision(incidents=(incident(1, phases_s={"stop": 0.25}, open=False),)))
+    labels = {"job": "job", "cause": "rank_killed", "rung": "2", "result": "interrupted"}
+    assert metrics.registry.get_sample_value("mt_resilient_recoveries_total", labels) == 1
+    assert "recovered" not in capsys.readouterr().err

@@ -51,6 +51,14 @@ def test_the_end_of_one_node_is_not_the_end_of_the_job(tmp_path: Path) -> None:
     assert not reader(leads, drained).over
 
 
+def test_a_node_that_died_long_before_the_end_does_not_hide_the_end(tmp_path: Path) -> None:
+    leads = journal(tmp_path / "a", (0.0, "start", START), (50.0, "progress", training(9, 50.0)))
+    died = journal(tmp_path / "b", (1.0, "start", START))
+    assert not reader(leads, died).over
+    journal(leads, (70.0, "end", {"code": 93}))
+    assert reader(leads, died).over
+
+
 def test_each_start_of_each_agent_has_its_own_costs(tmp_path: Path) -> None:
     first = journal(tmp_path / "a", (0.0, "start", START), (50.0, "progress", training(9, 50.0)))
     other = journal(
