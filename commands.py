@@ -100,16 +100,13 @@ def _dcp_writer() -> Any:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    from .agent.cli.explain import run_roots
-
-    roots = run_roots(options.runs)
     try:
         from .dashboard.server import serve
     except ImportError as error:
         raise UsageError(
             f"the dashboard needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
         ) from error
-    return serve(roots, options.host, options.port, options.prometheus.rstrip("/"))
+    return serve(options.runs, options.host, options.port, options.prometheus.rstrip("/"))
 
 
 def _simulate(options: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from ..resilience.store.etcd.access import Papers
 from ..resilience.text import formatting
 from .ranks.exit_codes import born
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 MARK = paths.JOB
 _MARK_BYTES = 1024
 
@@ -53,7 +54,7 @@ class RunDirectory:
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
         """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
         no secret. Raises MachineError."""
-        me = {"pid": os.getpid(), "born": born(os.getpid())}
+        me = {"pid": os.getpid(), "born": born(os.getpid()), "machine": _machine()}
         told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
         try:
             self.endpoint.write_text(json.dumps(told))
@@ -65,6 +66,12 @@ class RunDirectory:
         place = self._published(self.endpoint)
         since = born(place["pid"]) if place else ""
         return place if place and since and place.get("born", since) == since else None
+
+    @property
+    def gone(self) -> bool:
+        """Whether the last agent was killed here, without a word. False if it may run on another machine."""
+        place = self._published(self.endpoint)
+        return place is not None and place.get("machine") == _machine() and self.agent() is None
 
     def published(self) -> dict[str, Any] | None:
         """Return the endpoint data of the last agent that ran here; None: there are none."""
@@ -177,6 +184,11 @@ def next_directory(base: Path, arguments: Sequence[str], below: str = "") -> Pat
         ordinal += 1
         path = base.with_name(f"{base.name}.{ordinal}")
     return other if other and not again else path
+
+
+def _machine() -> str:
+    """Return what identifies the machine since its boot, and the container on it: only there do its processes' ids mean anything."""
+    return f"{BOOT.read_text(encoding='utf-8').strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _text(file: Path) -> str:

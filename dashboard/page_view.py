@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from ..resilience.model.incident import PHASES, Incident
@@ -18,8 +18,19 @@ POINTS = 1500
 """The most points of a curve that are sent; of more, every n-th."""
 SILENT_S = 200.0
 """Seconds after which a leader's `progress` line is missing: it writes one at least every minute."""
+STILL_S, START_S = 600.0, 1800.0
+"""Seconds without a step, and without the first step of a start, after which a person should look."""
 NO_AGENT = "no agent ran"
-_QUIET = {0: "in order", 130: "by Ctrl-C", 129: "by SIGHUP", 131: "by SIGQUIT", 143: "by SIGTERM, a preemption"}
+_QUIET = {
+    0: "in order",
+    129: "by SIGHUP",
+    130: "by Ctrl-C",
+    131: "by SIGQUIT",
+    138: "by its scheduler's SIGUSR1",
+    140: "by its scheduler's SIGUSR2",
+    143: "by SIGTERM, a preemption",
+    152: "by its scheduler's SIGXCPU",
+}
 _AGAIN = "Give the same command again: it continues from the newest snapshot on disk"
 
 
@@ -30,6 +41,12 @@ class Seen:
     finished: bool
     alive: bool
     """Whether an agent runs in the run directory."""
+    gone: bool = False
+    """Whether it was killed on this machine."""
+    stepped_s: float = math.inf
+    """When the ranks had last made a step, or had a reason for making none."""
+    launched: bool = False
+    """Whether agents were started from here with a hostfile."""
     last: Mapping[str, Mapping[str, Any]]
     """The newest line of each kind (`RunReader.last`)."""
     incidents: Mapping[str, Incident]
@@ -37,35 +54,49 @@ class Seen:
 
 def state(seen: Seen, now: float) -> dict[str, str]:
     """Return the sentence of state. mood: good, info, warn or bad; act: what a person should do now."""
-    line = seen.last.get("progress", {})
+    line, start = seen.last.get("progress", {}), seen.last.get("start", {})
     at = f"step {line['step']}" if line.get("step", -1) >= 0 else "its first step"
-    ago_s = now - line.get("at_s", 0.0)
+    ago_s = abs(now - max(line.get("at_s", 0.0), start.get("at_s", 0.0)))  # the clock of another machine may be ahead
+    here = " here" if start.get("several") and not seen.launched else ""
+    again = f"Does it go on elsewhere? mt-resilient status. If not: {_AGAIN}." if here else f"{_AGAIN}."
     code = _ended(seen)
     if seen.finished:
         return _said("good", f"Finished after {at}", "Nothing to do.")
     if code is not None:
         quiet = code in _QUIET
         how = f"ended {_QUIET[code]}" if quiet else f"has stopped with exit code {code}"
-        return _said("info" if quiet else "bad", f"Not training: the job {how} after {at}", _why(seen, quiet))
-    if not seen.alive and ago_s > SILENT_S and (line or not seen.last.get("start", {}).get("several")):
-        return _said("bad", f"Not training: its agent is gone without a word since {at}", f"{_AGAIN}.")
-    if not line and seen.last.get("start", {}).get("several"):
-        elsewhere = "Look into the run directory of the node that leads: mt-resilient status names it."
-        return _said("info", "Not known: this node does not lead its job, so its journal has not the course", elsewhere)
-    if not line:
-        return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
+        words = f"Not training{here}: the {'agent' if here else 'job'} {how} after {at}"
+        bad = seen.last.get("bad")
+        if quiet or not bad:
+            return _said("info" if quiet else "bad", words, again)
+        return _said("bad", words, f"Read why: {bad['sentence']}. Correct it, and give the same command again.")
+    if seen.gone or (not seen.alive and ago_s > SILENT_S and (line or not (here or seen.launched))):
+        return _said("bad", f"Not training{here}: its agent is gone without a word since {at}", again)
+    if not line and (here or seen.launched):
+        elsewhere = "Look into the run directory of that node: mt-resilient status names it."
+        return _said("info", "Not known: the node that leads the job has its course in its own journal", elsewhere)
     if ago_s > SILENT_S:
         return _said("warn", f"Silent: the last word is {duration(ago_s)} old, from {at}", "Ask: mt-resilient status.")
+    if not line:
+        return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
     return _running(seen, State(line["state"]), at, line, now)
 
 
 def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, str]:
     under_way = [i for i in seen.incidents.values() if i.open and OBSERVE < i.rung < STOP]
+    still_s = line["at_s"] - seen.stepped_s
+    if doing in (State.TRAINING, State.RECOVERING, State.STARTING) and still_s > (
+        START_S if doing is State.STARTING else max(STILL_S, 20 * line.get("step_s", 0.0))
+    ):
+        unwatched = "" if line.get("step", -1) >= 0 else " A script without a loop that is watched reports no steps."
+        words = f"No step for {duration(still_s)}, at {at}, {doing}"
+        return _said("warn", words, f"Read mt-resilient explain, and the stacks in logs/stacks-*.txt.{unwatched}")
     match doing:
-        case State.RECOVERING if under_way:
-            since = f", for {duration(now - under_way[-1].at_s)}"
-            words = f"Recovering{since}: {under_way[-1].summary}"
-            return _said("warn", words, "Nothing to do yet: the program is at it. It takes seconds to minutes.")
+        case State.RECOVERING:
+            since = "".join(f", for {duration(now - i.at_s)}: {i.summary}" for i in under_way[-1:])
+            return _said(
+                "warn", f"Recovering{since}", "Nothing to do yet: the program is at it. It takes seconds to minutes."
+            )
         case State.WAITING:
             return _said(
                 "bad", f"Waiting for nodes, at {at}", "Start the missing nodes: mt-resilient status names them."
@@ -111,15 +142,6 @@ def _ended(seen: Seen) -> int | None:
     return int(end["code"]) if end and not seen.alive and end["at_s"] >= start["at_s"] else None
 
 
-def _why(seen: Seen, quiet: bool) -> str:
-    bad = seen.last.get("bad")
-    return (
-        f"{_AGAIN}."
-        if quiet or not bad
-        else f"Read why: {bad['sentence']}. Correct it, and give the same command again."
-    )
-
-
 def _said(mood: str, words: str, act: str) -> dict[str, str]:
     return {"mood": mood, "words": printable(words), "act": printable(act)}
 
@@ -133,13 +155,15 @@ def duration(seconds: float) -> str:
 
 
 def costs(lives: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]) -> dict[str, Any]:
-    """Return where the time went, in seconds, over all starts of the agent; and how many incidents were answered, at what cost."""
+    """Return where the time went, in seconds, over all starts of agents (lives, in order of time); and how many incidents were
+    answered, at what cost."""
     spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
-    for each in (told for life in lives for told in life["spent"].values()):
-        for where, seconds in each.items():
+    reached_s = lives[0]["from_s"] if lives else 0.0
+    for life in lives:
+        for where, seconds in life["spent"].items():
             spent[where] = spent.get(where, 0.0) + seconds
-    for before, after in pairwise(lives):
-        spent[NO_AGENT] += max(0.0, after["from_s"] - before["until_s"])
+        spent[NO_AGENT] += max(0.0, life["from_s"] - reached_s)
+        reached_s = max(reached_s, life["until_s"])
     answered = [i for i in incidents.values() if i.rung != OBSERVE]
     return {
         "effective": effective(spent),

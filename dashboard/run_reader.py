@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +15,7 @@ import msgspec
 from ..agent.cli.explain import latest
 from ..agent.run_directory import RunDirectory
 from ..resilience.model.incident import Incident
+from ..resilience.report.overview import State
 
 _COURSE = ("at_s", "step", "loss", "step_s")
 """What is kept of every `progress` line; of the newest one, everything is."""
@@ -26,14 +29,23 @@ class RunReader:
     def __init__(self, directories: Sequence[RunDirectory]) -> None:
         """directories: one, or those of several nodes of the job."""
         self.directories, self.directory = directories, directories[0]
-        self._read: dict[Path, int] = {}
-        """Bytes of each journal that have been read."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._read: dict[Path, tuple[int, int]] = {}
+        """Of each journal: its inode, and the bytes that have been read."""
         self.progress: list[dict[str, Any]] = []
         """The course of the training, from the leaders' `progress` lines, in order of time."""
-        self.lives: list[dict[str, Any]] = []
-        """One for each start of an agent here: when it began and ended, its exit code, its last `progress` line."""
+        self._lives: dict[Path, list[dict[str, Any]]] = {}
+        """By journal, one for each start of its agent: when it began, its last line, and where its time went."""
         self.last: dict[str, dict[str, Any]] = {}
         """The newest line of each kind, and under `bad` the newest sentence that reports trouble."""
+        self._ended_s: dict[Path, float] = {}
+        """By journal: when its agent ended."""
+        self.stepped_s = 0.0
+        """When the ranks had last made a step, or had a reason for making none."""
+        self.launched = False
+        """Whether agents were started from here with a hostfile. Only the launcher's `start` says nothing about several nodes."""
         self._incidents: dict[tuple[int, str, float], Incident] = {}
 
     @property
@@ -46,6 +58,26 @@ class RunReader:
         return any(each.agent() is not None for each in self.directories)
 
     @property
+    def gone(self) -> bool:
+        """Whether the job's agent was killed on this machine. False if agents run elsewhere (those of a hostfile have journals below)."""
+        return all(each.gone and len(each.journals) == 1 for each in self.directories)
+
+    @property
+    def over(self) -> bool:
+        """Whether the agent that led last has ended, and none has started since. If only another one has ended, as that of a drained node,
+        the job goes on."""
+        led, began = self.last.get("progress"), self.last.get("start")
+        ended_s = self._ended_s.get(led["journal"], -math.inf) if led else -math.inf
+        if led and ended_s < led["at_s"]:
+            return False
+        return not began or max(ended_s, self._ended_s.get(began["journal"], -math.inf)) >= began["at_s"]
+
+    @property
+    def lives(self) -> list[dict[str, Any]]:
+        """Return the starts of the job's agents, in order of time."""
+        return sorted((life for lives in self._lives.values() for life in lives), key=lambda life: life["from_s"])
+
+    @property
     def job(self) -> str:
         return _job(self.directory)
 
@@ -56,39 +88,56 @@ class RunReader:
 
     def look(self) -> None:
         """Take in what the journals have new."""
+        if self._replaced():
+            self._forget()
         lines = [line for each in self.directories for path in each.journals for line in self._new(path)]
-        if not lines:
-            return
         lines.sort(key=lambda line: line["at_s"])
         self._incidents.update(latest(line for line in lines if line["kind"] == "incident"))
         self.progress += [{name: line.get(name) for name in _COURSE} for line in lines if line["kind"] == "progress"]
         for line in lines:
-            self.last[line["kind"]] = line
-            if line["kind"] == "said" and line.get("mood") == "bad":
-                self.last["bad"] = line
-            self._live(line)
+            self._take(line)
 
-    def _live(self, line: dict[str, Any]) -> None:
-        life = self.lives[-1] if self.lives else None
-        here = line["journal"] == self.directory.journal
-        if line["kind"] == "start" and here:
-            self.lives.append({"from_s": line["at_s"], "until_s": line["at_s"], "code": None, "spent": {}})
-        elif life:
-            life["until_s"] = line["at_s"]
-            if line["kind"] == "end" and here:
-                life["code"] = line.get("code")
-            if line["kind"] == "progress":
-                life["spent"][str(line["journal"])] = line.get("spent", {})
+    def _take(self, line: dict[str, Any]) -> None:
+        kind, at_s, journal = line["kind"], line["at_s"], line["journal"]
+        lives = self._lives.setdefault(journal, [])
+        if kind == "start" or not lives:
+            lives.append({"from_s": at_s, "spent": {}})
+        lives[-1]["until_s"] = at_s
+        match kind:
+            case "start":
+                self.stepped_s = at_s
+                self.launched |= "several" not in line
+                if self.last.get("bad", {}).get("journal") == journal:
+                    del self.last["bad"]
+            case "end":
+                self._ended_s[journal] = at_s
+            case "progress":
+                lives[-1]["spent"] = line.get("spent", {})
+                if _moves(line, self.last.get("progress", {})):
+                    self.stepped_s = at_s
+            case "said" if line.get("mood") == "bad":
+                self.last["bad"] = line
+        self.last[kind] = line
+
+    def _replaced(self) -> bool:
+        """Whether a journal is another file than the one that was read, or has become shorter."""
+        for path, (inode, read) in self._read.items():
+            with suppress(OSError):
+                now = path.stat()
+                if now.st_ino != inode or now.st_size < read:
+                    return True
+        return False
 
     def _new(self, path: Path) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         try:
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
+                inode, read = self._read.get(path, (os.fstat(file.fileno()).st_ino, 0))
+                file.seek(read)
                 whole = file.read().rpartition(b"\n")[0]
         except OSError:  # not there yet, or the disk does not answer: the next look tries again
             return found
-        self._read[path] = self._read.get(path, 0) + len(whole) + bool(whole)
+        self._read[path] = inode, read + len(whole) + bool(whole)
         for text in whole.splitlines():
             line = _line(text)
             if isinstance(line, dict) and line.get("kind") in _KINDS and isinstance(line.get("at_s"), int | float):
@@ -97,12 +146,20 @@ class RunReader:
         return found
 
 
+def _moves(line: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether the ranks have made a step since the line `before`, or need not make any."""
+    state, step = line.get("state"), line.get("step")
+    made = state == State.TRAINING and (state, step) != (before.get("state"), before.get("step"))
+    return made or state in (State.PAUSED, State.WAITING)
+
+
 def _line(text: bytes) -> Any:
     """Return the line's object; None: an agent was killed while writing it."""
     try:
         return _decode(text)
-    except msgspec.DecodeError:  # perhaps half a surrogate pair, as in a path that is not UTF-8
-        with suppress(ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # Perhaps half a surrogate pair, as in a path that is not UTF-8.
+        with suppress(ValueError, RecursionError):
             return json.loads(text)
     return None
 

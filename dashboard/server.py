@@ -7,6 +7,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from threading import Lock
@@ -23,9 +24,9 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..agent.cli.explain import time_of
+from ..agent.cli.explain import run_roots, time_of
 from ..resilience.clock import wall_s
-from ..resilience.errors import MachineError
+from ..resilience.errors import MachineError, UsageError
 from ..resilience.text.formatting import printable
 from . import page_view, prometheus
 from .run_reader import RunReader, by_job
@@ -72,7 +73,9 @@ class Guard:
         given = request.query_params.get("token", "")
         if given and hmac.compare_digest(given.encode(), self._token.encode()):
             answer = RedirectResponse(request.url.path)
-            answer.set_cookie(_COOKIE, given, httponly=True, samesite="strict")
+            answer.set_cookie(
+                _COOKIE, given, httponly=True, samesite="lax"
+            )  # strict: a link clicked in a chat would not work
             return answer
         if hmac.compare_digest(request.cookies.get(_COOKIE, "").encode(), self._token.encode()):
             return None
@@ -80,18 +83,54 @@ class Guard:
 
 
 class Runs:
-    def __init__(self, roots: Sequence[Path], address: str) -> None:
-        """address: of a Prometheus; empty: none."""
-        self._readers, self._address = by_job(roots), address
+    def __init__(self, given: Sequence[Path], address: str) -> None:
+        """given: run directories, or folders of them. address: of a Prometheus; empty: none."""
+        self._given, self._address = given, address
+        self._readers: list[RunReader] = []
         self._lock = Lock()
-        for reader in self._readers:  # long journals take seconds, and a visitor should not wait for them
-            reader.look()
+        self._list()  # long journals take seconds, and a visitor should not wait for them
+
+    def _list(self) -> list[dict[str, Any]]:
+        """Return what is known of each job, those that are new included."""
+        with self._lock, suppress(UsageError):  # all have been deleted
+            known = [each.root for reader in self._readers for each in reader.directories]
+            roots = dict.fromkeys((*known, *run_roots(self._given)))
+            for fresh in by_job([*roots]) if len(roots) > len(known) else ():
+                mine = {each.root for each in fresh.directories}
+                told = [{each.root for each in reader.directories} for reader in self._readers]
+                at = next((at for at, others in enumerate(told) if others & mine), len(told))
+                if at == len(told) or told[at] != mine:  # numbers of jobs stay: pages have them in their address
+                    self._readers[at : at + 1] = [fresh]
+        return [self._listed(number, reader) for number, reader in enumerate(self._readers)]
+
+    def _listed(self, number: int, reader: RunReader) -> dict[str, Any]:
+        try:
+            return self._summary(number, reader)
+        except Exception as error:  # what one journal holds must not hide the other jobs
+            why = f"Cannot be read: {type(error).__name__}, {error}"
+            state = {"mood": "warn", "words": printable(why), "act": "Ask: mt-resilient status.", "last": None}
+            return {
+                "run": number,
+                "job": printable(reader.directory.root.name),
+                "state": state,
+                "costs": page_view.costs((), {}),
+            }
 
     def _seen(self, reader: RunReader) -> page_view.Seen:
         with self._lock:
             reader.look()
             last, incidents = dict(reader.last), reader.incidents
-            return page_view.Seen(finished=reader.finished, alive=reader.alive, last=last, incidents=incidents)
+            if not reader.over:
+                last.pop("end", None)
+            return page_view.Seen(
+                finished=reader.finished,
+                alive=reader.alive,
+                gone=reader.gone,
+                launched=reader.launched,
+                stepped_s=reader.stepped_s,
+                last=last,
+                incidents=incidents,
+            )
 
     def _of(self, request: Request) -> RunReader:
         number = int(request.path_params["run"])
@@ -100,7 +139,7 @@ class Runs:
         return self._readers[number]
 
     def all(self, request: Request) -> JSONResponse:
-        return JSONResponse([self._summary(number, reader) for number, reader in enumerate(self._readers)])
+        return JSONResponse(self._list())
 
     def _summary(self, number: int, reader: RunReader) -> dict[str, Any]:
         seen, now = self._seen(reader), wall_s()
@@ -158,10 +197,10 @@ def _file(request: Request) -> FileResponse:
     return FileResponse(path, headers={"Cache-Control": fresh})
 
 
-def application(roots: Sequence[Path], address: str, token: str) -> Starlette:
-    """Return the page's application. roots: run directories. address: of a Prometheus, or empty. token: what a visitor must know, or
-    empty."""
-    runs = Runs(roots, address)
+def application(given: Sequence[Path], address: str, token: str) -> Starlette:
+    """Return the page's application. given: run directories, or folders of them. address: of a Prometheus, or empty. token: what a visitor
+    must know, or empty."""
+    runs = Runs(given, address)
     routes = [
         Route("/", lambda request: FileResponse(_HERE / "page.html")),
         Route("/static/{name}", _file),
@@ -174,8 +213,9 @@ def application(roots: Sequence[Path], address: str, token: str) -> Starlette:
     return Starlette(routes=routes, middleware=guards)
 
 
-def serve(roots: Sequence[Path], host: str, port: int, address: str) -> int:
-    """Serve the page until Ctrl-C. Raises MachineError if the address cannot be had."""
+def serve(given: Sequence[Path], host: str, port: int, address: str) -> int:
+    """Serve the page until Ctrl-C. Raises UsageError if there is no run, and MachineError if the address cannot be had."""
+    roots = run_roots(given)
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -184,7 +224,7 @@ def serve(roots: Sequence[Path], host: str, port: int, address: str) -> int:
         raise MachineError(
             f"the dashboard cannot listen on {host}, port {port} ({error.strerror}); name others with --host and --port"
         ) from error
-    page = application(roots, address, token)
+    page = application(given, address, token)
     shown = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     print(

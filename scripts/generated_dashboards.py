@@ -130,7 +130,8 @@ def _page() -> Iterator[str]:
         queries = "<br>".join(f"`{query}`".replace("|", "\\|") for query, _ in panel.queries)
         yield f"| {panel.title} | {panel.question} | {queries} |"
     yield "\n## Alerts\n\n[rules.yml](../examples/prometheus/rules.yml) has them for Prometheus. `page`: look now."
-    yield "`ticket`: look in the morning.\n"
+    yield "`ticket`: look in the morning. A job whose agents are all gone raises MtResilientGone, and so does a job that has finished:"
+    yield "Prometheus cannot tell one from the other. The alert ends by itself two hours after the last scrape.\n"
     yield "| alert | severity | when, and for how long |\n|---|---|---|"
     for rule in RULES:
         yield f"| [{rule.name}](runbooks/{rule.slug}.md) | {rule.severity} | `{rule.expr}`, {rule.lasts} |"

@@ -11,7 +11,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ...checkpoint.backend import paths
@@ -34,12 +33,10 @@ from ..peers.liveness_link import Neighbour
 from ..preflight import rules
 from ..preflight import run as checks
 from ..preflight.rules import PreflightPolicy
-from ..run_directory import RunDirectory
+from ..run_directory import BOOT, RunDirectory
 from . import identity, storage_match
 from .identity import ControlPolicy
 from .registration import register
-
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)

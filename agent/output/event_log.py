@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...resilience.clock import wall_s
+from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.cause import Cause
 from ...resilience.model.cluster_state import World
@@ -14,7 +14,7 @@ from ...resilience.model.generation import Decision
 from ...resilience.model.incident import Incident
 from ...resilience.model.node import NodeStatus
 from ...resilience.model.rewind import Remedy
-from ...resilience.plan.escalation import OBSERVE, RESTARTS, REWIND_IN_PLACE, STOP
+from ...resilience.plan.escalation import OBSERVE, REWIND_IN_PLACE, STOP
 from ...resilience.report import explain
 from ...resilience.report.journal import Journal
 from ...resilience.report.metrics import Metrics
@@ -27,7 +27,7 @@ class Telling:
     def __init__(self, terminal: Terminal, journal: Journal, metrics: Metrics) -> None:
         self._terminal, self._journal, self._metrics = Recorded(terminal, journal), journal, metrics
         self.progress = Progress(journal, metrics)
-        self._started_s = wall_s()
+        self._began_s = monotonic_s()
         self._lost_s = 0.0
         self._starved = False
         self._waited_s = 0.0
@@ -37,7 +37,7 @@ class Telling:
         self._counted = (0, 0)
         self._paused_s = 0.0
         """Seconds that all ranks spent in a pause that an operator ordered. This time counts neither as a loss nor as training."""
-        self._looked_s = self._started_s
+        self._looked_s = self._began_s
 
     def say(self, sentence: str, mood: str = "info") -> None:
         """Write one line to the terminal and the journal. mood: info, good, warn or bad."""
@@ -78,11 +78,12 @@ class Telling:
         if incident.open:
             return False
         ordered = incident.cause == Cause.ORDERED
-        over = incident.rung not in RESTARTS or "step" in incident.phases_s or bool(ordered and incident.remedy)
-        if over:  # otherwise another fault, or the end of the job, came before its first step
-            self._metrics.recovery(incident)
-        if over and incident.rung not in (OBSERVE, STOP) and not ordered:  # the answer to the order reports that
-            self.say(explain.outcome(incident), "bad" if incident.remedy == Remedy.CONTINUE else "good")
+        self._metrics.recovery(incident)
+        over, mood = explain.result(incident), {"in vain": "warn", "not cured": "bad"}
+        if (
+            over != "interrupted" and incident.rung not in (OBSERVE, STOP) and not ordered
+        ):  # the answer to the order reports that
+            self.say(explain.outcome(incident), mood.get(over, "good"))
         self._lost_s += sum(incident.phases_s.values())
         return True
 
@@ -136,6 +137,7 @@ class Telling:
         """Update the metrics from the ranks' pages and the node's status, and report the progress. world: None if this agent does not
         lead."""
         self.progress.look(world, pages)
+        now = monotonic_s()
         taken, skipped = sum(p.snapshots for p in pages), sum(p.skipped for p in pages)
         grown = taken >= self._counted[0] and skipped >= self._counted[1]
         before = self._counted if grown else (0, 0)  # a new generation starts its pages at 0
@@ -151,13 +153,13 @@ class Telling:
         self._starved = bool(starved)
         stall_s = max((p.stall_ns for p in pages), default=0) / 1e9
         if not self._waited_s and told and told.stepped_s:
-            self._waited_s = max(1e-9, told.stepped_s - self._started_s)
+            self._waited_s = max(1e-9, now - self._began_s)
         if told and told.paused:
-            self._paused_s += wall_s() - self._looked_s
-        self._looked_s = wall_s()
-        elapsed_s = max(wall_s() - self._started_s - self._paused_s, 1e-9)
+            self._paused_s += now - self._looked_s
+        self._looked_s = now
+        elapsed_s = max(now - self._began_s - self._paused_s, 1e-9)
         self._metrics.now(
-            step=max(0, min((p.step for p in pages), default=0)),
+            step=min((p.step for p in pages), default=-1),
             generation=told.generation if told else 0,
             alive=told.alive if told else 0,
             paused=told is not None and told.paused,

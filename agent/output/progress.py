@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from ...resilience.clock import wall_s
+from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.cluster_state import World
 from ...resilience.model.incident import Incident
@@ -24,18 +24,23 @@ _LINE_S, _SHARE = 60.0, 200.0
 """The most seconds between two lines, and the share of this agent's life that they are before: a minute is short for a job of a week, and
 long for one that has just begun. A job of 54 days writes some 80,000 lines, of 0.5 kB each."""
 
+_SNAPSHOTS = 1000
+"""Number of snapshots whose age is remembered, until they are certified or on disk."""
+
 
 class Progress:
     def __init__(self, journal: Journal, metrics: Metrics) -> None:
         self._journal, self._metrics = journal, metrics
         self._ledger = Ledger()
-        self._began_s = self._looked_s = wall_s()
+        self._began_s = self._looked_s = monotonic_s()
         self._next_s = self._line_s = 0.0
         self._counted: dict[str, float] = {}
         """Seconds by `time_ledger.WHERE` that the metrics have."""
         self._said: Overview | None = None
         self._newest: dict[str, tuple[int, float]] = {}
-        """By tier: the newest snapshot's step, and when it was first seen."""
+        """By tier: the newest snapshot's step, and the wall-clock time at which it was first seen in any tier."""
+        self._seen_s: dict[int, float] = {}
+        """By step: when a snapshot of it was first seen. Of the newest ones."""
         self._last = (-1, 0, 0.0)
         """Step, generation and time at the beginning of the window over which the time of a step is averaged."""
         self._step_s = math.nan
@@ -53,27 +58,35 @@ class Progress:
 
     def look(self, world: World | None, pages: Sequence[Page]) -> None:
         """Take in the present. world: None: this agent does not lead. pages: of the ranks here."""
-        now = wall_s()
+        now, wall = monotonic_s(), wall_s()  # the wall clock may jump
         if now < self._next_s:
             return
-        told = overview(world, now) if world and (world.record or world.spec) else None
-        passed_s, self._looked_s = max(0.0, now - self._looked_s), now
-        loss = pages[0].loss if pages and pages[0].stepped_ns else math.nan
+        told = overview(world, wall) if world and (world.record or world.spec) else None
+        passed_s, self._looked_s = now - self._looked_s, now
+        loss = next((page.loss for page in pages if page.stepped_ns and math.isfinite(page.loss)), math.nan)
         step = max((page.step for page in pages), default=told.step if told else -1)
         self._pace(step, told.generation if told else 0, now)
         self._metrics.progress(loss, self._step_s)
         if told:
-            for tier, newest in told.snapshots.items():
-                if newest < 0 or newest != self._newest.get(tier, (-1, 0.0))[0]:
-                    self._newest[tier] = (newest, now if newest >= 0 else 0.0)
+            self._snapshots(told.snapshots, step, wall)
             self._ledger.passed(passed_s, told.state, max((page.stall_ns for page in pages), default=0) / 1e9)
             for where, seconds in self._ledger.spent.items():
                 self._metrics.spend(where, seconds - self._counted.get(where, 0.0))
             self._counted = dict(self._ledger.spent)
-            self._write(replace(told, step=step), loss, now)
+            self._write(replace(told, step=step), loss, now, wall)
         self._metrics.leads(told, {tier: at_s for tier, (_, at_s) in self._newest.items()})
         self._said = told
-        self._next_s = now + max(_PACE_S, _DEAR * (wall_s() - now))
+        self._next_s = now + max(_PACE_S, _DEAR * (monotonic_s() - now))
+
+    def _snapshots(self, newest: Mapping[str, int], step: int, wall: float) -> None:
+        """Note the newest snapshots, by tier. step: -1: the ranks have not finished one yet."""
+        last = {at: seen_s for at, seen_s in self._newest.values() if at >= 0}
+        known = [
+            (at, seen_s) for at, seen_s in self._seen_s.items() if at <= step or step < 0
+        ]  # ranks that rewind take them again
+        self._seen_s = dict(known[-_SNAPSHOTS:])
+        for tier, at in newest.items():
+            self._newest[tier] = (at, last.get(at) or self._seen_s.setdefault(at, wall)) if at >= 0 else (-1, 0.0)
 
     def _pace(self, step: int, generation: int, now: float) -> None:
         last, then, at_s = self._last
@@ -83,7 +96,7 @@ class Progress:
             self._step_s = (now - at_s) / (step - last)
             self._last = (step, generation, now)
 
-    def _write(self, told: Overview, loss: float, now: float) -> None:
+    def _write(self, told: Overview, loss: float, now: float, wall: float) -> None:
         """Write a line at once if something other than the training's course has changed; otherwise when it is time."""
         changed = self._said is None or (told.state, told.nodes, told.quarantined) != (
             *(self._said.state, self._said.nodes, self._said.quarantined),
@@ -95,4 +108,4 @@ class Progress:
         known = {name: float(f"{value:.6g}") for name, value in figures.items() if math.isfinite(value)}
         spent = {where: round(seconds, 2) for where, seconds in self._ledger.spent.items() if seconds}
         fields = {**asdict(told), "snapshots": self._newest, "spent": spent, **known}
-        self._journal.write("progress", now, **fields)
+        self._journal.write("progress", wall, **fields)

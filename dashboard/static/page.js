@@ -1,19 +1,20 @@
 // Draws what /api says. Every text goes into the page as text, never as HTML.
 const $ = id => document.getElementById(id);
-const SYMBOL = { good: "✔ no action", info: "ℹ no action", warn: "▲ look", bad: "✖ act now" };
+const SYMBOL = { good: "✔ no action", info: "ℹ", warn: "▲ look", bad: "✖ act now" };
 const SPANS = [["all", 0], ["last 10 min", 600], ["last hour", 3600], ["last 6 h", 21600], ["last day", 86400]];
-const drawn = new WeakMap(), FIRST = 50, MARKED = 400, EVERY_MS = 3000;
-let run = null, span = 0, open = new Set(), all = false, told = null, plotly = null, busy = false;
+const drawn = new WeakMap(), FIRST = 50, MARKED = 400, EVERY_MS = 3000, PANELS_MS = 30000;
+let run = null, span = 0, open = new Set(), all = false, told = null, plotly = null, busy = false, panelsAsked = [];
 
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const when = s => new Date(s * 1000);
+const badge = state => SYMBOL[state.mood] + (state.mood !== "info" ? "" : state.act === "Nothing to do." ? " no action" : " waits for you");
 const number = n => n.toLocaleString("en");
 const clock = s => { const d = when(s), two = n => String(n).padStart(2, "0");
   const day = `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
   return `${day === new Date().toISOString().slice(0, 10) ? "" : day + " "}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
 const took = s => s >= 7200 ? `${(s / 3600).toFixed(1)} h` : s >= 120 ? `${(s / 60).toFixed(1)} min` : s >= 1 ? `${s.toFixed(1)} s` : `${Math.round(s * 1000)} ms`;
 const kind = result => result.split(" ")[0];
-const colour = result => ({ recovered: ink("good"), not: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
+const colour = result => ({ recovered: ink("good"), not: ink("bad"), in: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
 
 function make(tag, words = "", attributes = {}) {
   const found = document.createElement(tag);
@@ -58,9 +59,9 @@ function fill(table, rows) {
 
 function showState(state) {
   $("state").className = state.mood;
-  for (const [id, words] of [["badge", SYMBOL[state.mood]], ["words", state.words], ["act", state.act]])
+  for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["act", state.act]])
     if ($(id).textContent !== words) $(id).textContent = words;
-  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : `${last.result}, in ${took(last.seconds)}, ${number(last.lost_steps)} steps computed again`);
+  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : `${last.result} after ${took(last.seconds)}, ${number(last.lost_steps)} steps computed again`);
   $("last").textContent = last ? `Last incident, ${clock(last.at_s)}: ${last.summary} – ${outcome}.` : "No incident so far.";
   document.title = `${state.words} – ${told.job}`;
 }
@@ -162,7 +163,11 @@ function showPresent(present) {
 }
 
 async function showPanels() {
-  const answer = await ask(`api/runs/${run}/prometheus?span=${span}`);
+  const which = `api/runs/${run}/prometheus?span=${span}`, mine = [which, Infinity];
+  if (panelsAsked[0] === which && Date.now() - panelsAsked[1] < PANELS_MS) return;
+  panelsAsked = mine;
+  const answer = await ask(which).finally(() => { mine[1] = Date.now(); });
+  if (panelsAsked !== mine) return; // another job, or another range, has been chosen meanwhile
   $("asked").hidden = false;
   $("asked-error").textContent = answer.error;
   for (const [at, panel] of answer.panels.entries()) {
@@ -192,7 +197,7 @@ async function look() {
     }
     $("fresh").textContent = `as of ${clock(Date.now() / 1000)}`;
   } catch (error) {
-    $("fresh").textContent = "the dashboard's server does not answer; what you see is old";
+    $("fresh").textContent = error instanceof TypeError ? "the dashboard's server does not answer; what you see is old" : `what you see is old: the server cannot read this job (${error.message})`;
     if (!(error instanceof TypeError)) console.error(error);
   } finally { busy = false; }
 }
@@ -206,7 +211,7 @@ function showJobs(jobs) {
   $("jobs").replaceChildren(...jobs.map(job => {
     const line = make("li"), link = make("a", "", { href: `#run=${job.run}`, class: job.state.mood });
     const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incident${job.costs.answered === 1 ? "" : "s"} answered, ${number(job.costs.lost_steps)} steps computed again`;
-    link.append(make("span", SYMBOL[job.state.mood], { class: "badge" }), make("b", ` ${job.job}`), make("div", job.state.words), make("small", costs));
+    link.append(make("span", badge(job.state), { class: "badge" }), make("b", ` ${job.job}`), make("div", job.state.words), make("small", costs));
     line.append(link);
     return line;
   }));
@@ -221,7 +226,7 @@ function showOne() {
   showCurve(told);
   showIncidents(told.incidents);
   showPresent(told.present);
-  if (told.prometheus) showPanels();
+  if (told.prometheus) showPanels().catch(console.error);
   const more = told.prometheus ? "" : " Start it with --prometheus URL to see a Prometheus' panels, too.";
   const old = told.curve.at_s.length ? "" : " They have no lines about the progress: no step was finished, or an older version wrote them.";
   $("source").textContent = `Drawn from the journals in ${told.directory}.${old}${more} Command: ${told.command}`;
@@ -233,6 +238,7 @@ function address() {
   open = new Set();
   $("incidents").tBodies[0].replaceChildren();
   $("panels").replaceChildren();
+  panelsAsked = [];
   return look().then(() => { if (words.has("incident")) toggle(words.get("incident"), true); });
 }
 

@@ -23,9 +23,18 @@ class Rule:
 
 RULES = (
     Rule(
+        name="MtResilientGone",
+        slug="gone",
+        expr="max by (job) (last_over_time(mt_resilient_ranks_alive[2h])) unless on (job) max by (job) (mt_resilient_ranks_alive)",
+        lasts="10m",
+        summary="no agent of {{ $labels.job }} has answered for 10 minutes: the job has ended, or its machines are gone",
+    ),
+    Rule(
         name="MtResilientNoProgress",
         slug="no-progress",
-        expr="max by (job) (changes(mt_resilient_step[10m])) == 0 unless on (job) max by (job) (mt_resilient_paused) == 1",
+        expr="max by (job) (changes(mt_resilient_step[10m])) == 0 and on (job) max by (job) (max_over_time(mt_resilient_step[1d])) >= 0 "
+        "unless on (job) max by (job) (mt_resilient_paused) == 1 "
+        'or max by (job) (min_over_time(mt_resilient_state{state="waiting for nodes"}[10m])) == 1',
         lasts="10m",
         summary="{{ $labels.job }} has finished no step for 20 minutes, and nobody has paused it",
     ),
@@ -93,11 +102,11 @@ RULES = (
     Rule(
         name="MtResilientDiskFilling",
         slug="disk-filling",
-        expr="min by (job, place) (mt_resilient_disk_free_ratio) < 0.05 "
-        "or min by (job, place) (predict_linear(mt_resilient_disk_free_ratio[1h], 14400)) < 0",
+        expr="min by (job, instance, place) (mt_resilient_disk_free_ratio) < 0.05 "
+        "or min by (job, instance, place) (predict_linear(mt_resilient_disk_free_ratio[1h], 14400)) < 0",
         lasts="10m",
         severity=TICKET,
-        summary="the disk of {{ $labels.job }} ({{ $labels.place }}) is full, or will be within four hours",
+        summary="the disk of {{ $labels.job }} ({{ $labels.place }}, {{ $labels.instance }}) is full, or will be within four hours",
     ),
     Rule(
         name="MtResilientNotCured",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..model.cause import Cause
+from ..model.cause import Cause, Kind
 from ..model.incident import PHASES, Because, Incident, Weighed
-from ..model.rewind import Remedy
+from ..model.rewind import AGAIN, Remedy
 from ..model.signals import Repeated
 from ..model.types import OrderedBy
 from ..plan.escalation import OBSERVE, RESTARTS, STOP
@@ -46,12 +46,12 @@ def _computed_again(incident: Incident) -> str:
 
 
 def recovered(incident: Incident) -> str:
-    """Return one line about an incident from which the job has recovered."""
+    """Return one line about an incident that was answered, and is over."""
     start = f", started {launched(incident.launch)}" if incident.launch else ""
     why = f"; {verdicts.concluded(incident)}" if incident.origin else ""
     other = f"; {_OTHER}" if incident.repeated is Repeated.OTHER else ""
     other += f"; {_OTHER_DATA}" if incident.other_data else ""
-    return f"recovered ({rung(incident.rung)}{start}): {_computed_again(incident)}; {phases(incident)}{why}{other}"
+    return f"{result(incident)} ({rung(incident.rung)}{start}): {_computed_again(incident)}; {phases(incident)}{why}{other}"
 
 
 _LASTING = (Cause.CUT_OFF, Cause.STRAGGLER, Cause.MEMORY_SHORT, Cause.RANK_HUNG)
@@ -66,7 +66,7 @@ def outcome(incident: Incident) -> str:
         return "it is over" if incident.cause in _LASTING and incident.rung == OBSERVE else incident.plan
     if incident.open:
         return "the recovery is under way"
-    if incident.rung in RESTARTS and "step" not in incident.phases_s and not incident.remedy:
+    if result(incident) == "interrupted" and incident.rung in RESTARTS:
         return "the ranks did not reach a step: another fault or the end of the job came first"
     if incident.remedy == Remedy.CONTINUE:
         return f"not cured: the training goes on from step {incident.resume_step}; {_computed_again(incident)}"
@@ -77,7 +77,14 @@ def result(incident: Incident) -> str:
     """Return in a word or two what became of an incident that is over, as the metrics count it."""
     if incident.rung in (OBSERVE, STOP):
         return "reported" if incident.rung == OBSERVE else "stopped"
-    return "not cured" if incident.remedy == Remedy.CONTINUE else "recovered"
+    if incident.remedy == Remedy.CONTINUE:
+        return "not cured"
+    if incident.origin == AGAIN:
+        return "in vain"
+    if incident.rung in RESTARTS:  # did another fault, or the end of the job, come before the first step?
+        return "recovered" if "step" in incident.phases_s or incident.remedy else "interrupted"
+    # A rewind that nobody ordered has an origin once the ranks are well past the fault.
+    return "interrupted" if incident.cause in tuple(Kind) and not incident.origin else "recovered"
 
 
 def struck(incident: Incident) -> str:

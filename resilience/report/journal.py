@@ -38,7 +38,7 @@ class Journal:
         for line in self.path.read_bytes().splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if (
                 isinstance(event, dict)

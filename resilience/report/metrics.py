@@ -29,10 +29,10 @@ T = TypeVar("T")
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 RESULTS = {
     0: ("reported",),
-    1: ("recovered", "not cured"),
-    2: ("recovered",),
-    3: ("recovered",),
-    4: ("recovered",),
+    1: ("recovered", "in vain", "not cured", "interrupted"),
+    2: ("recovered", "interrupted"),
+    3: ("recovered", "interrupted"),
+    4: ("recovered", "interrupted"),
     6: ("stopped",),
 }
 """The results that an answer can have (`explain.result`), by rung."""
@@ -56,7 +56,8 @@ class Metrics:
             Counter,
             "mt_resilient_recoveries",
             "Incidents that are over, by cause, rung and result. Rung 0: only reported; 1: rewind in place; 2: restart of the ranks; "
-            "3: on a spare; 4: on another number of nodes; 6: stop",
+            "3: on a spare; 4: on another number of nodes; 6: stop. in vain: the fault recurred; interrupted: another fault, or the end "
+            "of the job, came first",
             *("cause", "rung", "result"),
         )
         phases = f"Seconds of a recovery, by phase: {', '.join(PHASES)}"
@@ -88,11 +89,13 @@ class Metrics:
             "Share of the time since the start in which steps of the final lineage were computed",
         )
         self._stragglers = gauge("mt_resilient_stragglers", "Local ranks that are slower than their peers now")
-        self._step = gauge("mt_resilient_step", "Newest step finished by all local ranks")
+        self._step = gauge("mt_resilient_step", "Newest step finished by all local ranks; NaN: none yet")
         self._generation = gauge("mt_resilient_generation", "Generation of the worker group")
         self._paused = gauge("mt_resilient_paused", "1 while all local ranks wait as ordered")
         self._alive = gauge("mt_resilient_ranks_alive", "Local ranks alive")
-        self._loss = gauge("mt_resilient_loss", "Loss of the newest step of this node's first rank; NaN: not known")
+        self._loss = gauge(
+            "mt_resilient_loss", "Loss of the newest step of this node's first rank that knows it; NaN: not known"
+        )
         self._step_s = gauge("mt_resilient_step_time_seconds", "Seconds per step since the last look; NaN: not known")
         self._leads = gauge("mt_resilient_leads", "1 while this agent leads the job")
         self._etcd_up = gauge("mt_resilient_etcd_up", "0 while etcd does not answer this agent")
@@ -119,7 +122,7 @@ class Metrics:
         self._newest_s = metric(
             Gauge,
             "mt_resilient_snapshot_timestamp_seconds",
-            f"Unix time at which the agent saw that snapshot first; 0: there is none; {only}",
+            f"Unix time at which the agent saw a snapshot of that step first, in whichever tier; 0: there is none; {only}",
             "tier",
         )
         self._at_risk = metric(
@@ -133,6 +136,7 @@ class Metrics:
             Gauge, "mt_resilient_disk_free_ratio", "Free share of the file system; NaN: unknown", "place"
         )
         self._etcd_up.set(1)
+        self._step.set(math.nan)
         self._loss.set(math.nan)
         self._step_s.set(math.nan)
         for where in WHERE:
@@ -162,7 +166,8 @@ class Metrics:
         which = {"incident": incident.id, "generation": str(incident.generation)}
         result = explain.result(incident)
         self._recoveries.labels(self._job, incident.cause, str(incident.rung), result).inc(exemplar=which)
-        self._lost_steps.inc(incident.lost_steps)
+        if result != "interrupted":  # the next incident has the steps
+            self._lost_steps.inc(incident.lost_steps)
         for phase, seconds in incident.phases_s.items():
             self._phases.labels(self._job, phase).observe(seconds, exemplar=which)
 
@@ -194,7 +199,7 @@ class Metrics:
             self._own.labels(self._job, str(rank)).set(seconds)
 
     def now(self, *, step: int, generation: int, alive: int, paused: bool, stall_s: float, effective: float) -> None:
-        self._step.set(step)
+        self._step.set(step if step >= 0 else math.nan)
         self._generation.set(generation)
         self._alive.set(alive)
         self._paused.set(int(paused))

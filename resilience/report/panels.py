@@ -78,7 +78,7 @@ PANELS = (
         key="loss",
         title="Loss",
         question="Does it still learn?",
-        queries=((f"avg by (job) (mt_resilient_loss{_OF})", "{{job}}"),),
+        queries=((f"avg by (job) (mt_resilient_loss{_OF} > -Inf)", "{{job}}"),),
     ),
     Panel(
         key="step_time",

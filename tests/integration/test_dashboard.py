@@ -3,6 +3,7 @@ token it shows nothing."""
 
 from __future__ import annotations
 
+import http.client
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ from ..unit.worlds import incident
 pytest.importorskip("plotly", reason="the extra `dashboard` is not installed")
 START_S = 1_790_000_000.0
 KILLED = incident(
-    1, at=900, at_s=START_S + 450, resume_step=Step(881), phases_s={"detect": 0.06, "stop": 0.25}, open=False
+    1, at=900, at_s=START_S + 450, resume_step=Step(881), phases_s={"detect": 0.06, "step": 0.25}, open=False
 )
 STAYS = incident(
     2,
@@ -168,6 +169,10 @@ def test_nobody_without_the_token_is_answered(tmp_path: Path) -> None:
         plain, token = here.split("?token=")
         assert answer(plain) == answer(f"{plain}api/runs") == answer(f"{plain}?token=wrong") == 403
         assert answer(f"{plain}api/runs", Cookie=f"mt-resilient-token={token}") == 200
+        asked = http.client.HTTPConnection(plain.split("/")[2])
+        asked.request("GET", f"/?token={token}")
+        cookie = asked.getresponse().headers["Set-Cookie"]
+        assert "SameSite=lax" in cookie, "a browser sends no strict cookie after a click in a chat"
 
 
 def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -1,11 +1,15 @@
 """An agent reports each event once."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mt_resilient.agent.cli.explain import incidents
+from mt_resilient.agent.output import event_log, progress
 from mt_resilient.agent.output.event_log import Telling
+from mt_resilient.agent.output.progress import Progress
 from mt_resilient.agent.output.terminal import Terminal
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
@@ -84,3 +88,70 @@ def test_the_leader_alone_writes_the_course_of_the_training(tmp_path: Path) -> N
     assert told == ("progress", "training", 12, 0.5, 0.002, {"trains": 1}), (
         "its own ranks' step is newer than the status"
     )
+
+
+def test_a_clock_that_jumps_steers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, passed = [NOW], [0.0]
+    monkeypatch.setattr(progress, "wall_s", lambda: wall[0])
+    monkeypatch.setattr(progress, "monotonic_s", lambda: passed[0])
+    reported = Progress(Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    for clock, since in ((NOW, 10.0), (NOW - 3600, 20.0), (NOW + 3600, 80.0)):
+        wall[0], passed[0] = clock, since
+        reported.look(world(status={A: status(min_step=10, max_step=10, alive=2, stepped_s=NOW)}), ())
+    lines = [*Journal(tmp_path / "journal.jsonl").read()]
+    assert [line["spent"] for line in lines] == [{"training": 10.0}, {"training": 20.0}, {"training": 80.0}]
+    assert [line["at_s"] for line in lines] == [NOW, NOW - 3600, NOW + 3600]
+
+
+def test_a_snapshot_is_as_old_as_its_first_sight_in_any_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = [0.0]
+    monkeypatch.setattr(progress, "wall_s", lambda: wall[0])
+    monkeypatch.setattr(progress, "monotonic_s", lambda: wall[0])
+    reported = Progress(Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    for at, kept in (
+        (NOW, {"memory_steps": (Step(10),)}),
+        (NOW + 100, {"memory_steps": (Step(110),), "durable_steps": (Step(10),), "certified_steps": (Step(10),)}),
+    ):
+        wall[0] = at
+        reported.look(world(status={A: status(min_step=110, max_step=110, alive=2, stepped_s=NOW, **kept)}), ())
+    *_, line = Journal(tmp_path / "journal.jsonl").read()
+    assert {tier: at_s for tier, (_, at_s) in line["snapshots"].items()} == {
+        "memory": NOW + 100,
+        "other node": 0.0,
+        "disk": NOW,
+        "certified": NOW,
+    }
+
+
+def test_the_loss_is_that_of_the_first_rank_that_knows_it(tmp_path: Path) -> None:
+    pages = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(2)]
+    for page, loss in zip(pages, (math.nan, 0.5), strict=True):  # of a pipeline, the last stage alone
+        page.beat(12, loss, 1.0, 1)
+        page.stepped_ns = 1
+    metrics = Metrics("job")
+    Progress(Journal(tmp_path / "journal.jsonl"), metrics).look(None, pages)
+    assert metrics.registry.get_sample_value("mt_resilient_loss", {"job": "job"}) == 0.5
+
+
+def test_a_clock_that_jumps_changes_no_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, passed = [NOW], [0.0]
+    monkeypatch.setattr(event_log, "wall_s", lambda: wall[0])
+    monkeypatch.setattr(event_log, "monotonic_s", lambda: passed[0])
+    metrics = Metrics("job")
+    telling = Telling(Terminal(True), Journal(tmp_path / "journal.jsonl"), metrics)
+    told = status(min_step=10, max_step=10, alive=2, stepped_s=NOW)
+    for clock, since, paused in ((NOW - 9, 10.0, False), (NOW + 3600, 40.0, True), (NOW - 3600, 50.0, False)):
+        wall[0], passed[0] = clock, since
+        telling.count([], replace(told, paused=paused), None)
+    assert metrics.registry.get_sample_value("mt_resilient_effective_training_time_ratio", {"job": "job"}) == 0.5
+
+
+def test_a_recovery_that_another_fault_interrupted_is_counted_and_not_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = Metrics("job")
+    telling = Telling(Terminal(False), Journal(tmp_path / "journal.jsonl"), metrics)
+    telling.decided(Decision(incidents=(incident(1, phases_s={"stop": 0.25}, open=False),)))
+    labels = {"job": "job", "cause": "rank_killed", "rung": "2", "result": "interrupted"}
+    assert metrics.registry.get_sample_value("mt_resilient_recoveries_total", labels) == 1
+    assert "recovered" not in capsys.readouterr().err

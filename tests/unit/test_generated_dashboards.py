@@ -48,3 +48,17 @@ def test_promtool_finds_the_rules_to_fire_as_said() -> None:
     for words in (["check", "rules", str(ROOT / "examples/prometheus/rules.yml")], ["test", "rules", TESTED.name]):
         done = subprocess.run(["promtool", *words], cwd=TESTED.parent, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_the_loss_of_a_pipeline_is_that_of_the_nodes_that_know_it(tmp_path: Path) -> None:
+    (query,) = next(panel for panel in PANELS if panel.key == "loss").asked("well", "1h")
+    series = [
+        {"series": f'mt_resilient_loss{{job="well",instance="{node}"}}', "values": f"{loss}+0x5"}
+        for node, loss in (("a", "NaN"), ("b", 2), ("c", 4))
+    ]
+    asked = {"expr": query[0], "eval_time": "5m", "exp_samples": [{"labels": '{job="well"}', "value": 3}]}
+    told = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    (tmp_path / "loss.yml").write_text(yaml.safe_dump({"rule_files": [], "tests": [told]}))
+    done = subprocess.run(["promtool", "test", "rules", str(tmp_path / "loss.yml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -4,6 +4,7 @@ import math
 import shutil
 import socket
 import subprocess
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -44,7 +45,7 @@ def test_every_combination_of_labels_is_there_at_0_from_the_start() -> None:
     expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "copied", "skipped", "failed")}
     expected |= {("lost_steps_total",), ("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
     expected |= {("suspected_hangs_total",), ("stragglers",), ("paused",)}
-    expected |= {("effective_training_time_ratio",), ("step",), ("generation",)}
+    expected |= {("effective_training_time_ratio",), ("generation",)}
     assert samples(Metrics("job")) == {**dict.fromkeys(expected, 0.0), ("etcd_up",): 1.0}
 
 
@@ -60,15 +61,45 @@ def test_no_recovery_adds_a_combination_that_was_not_there() -> None:
 
 def test_a_recovery_counts_once_with_its_cost() -> None:
     metrics = Metrics("job")
-    metrics.recovery(incident(at=10, resume_step=Step(8), phases_s={"detect": 0.5, "stop": 0.25}, open=False))
+    metrics.recovery(incident(at=10, resume_step=Step(8), phases_s={"detect": 0.5, "step": 0.25}, open=False))
     assert changed(metrics) == {
         ("recoveries_total", "rank_killed", "2", "recovered"): 1,
         ("lost_steps_total",): 2,
         ("recovery_seconds_count", "detect"): 1,
         ("recovery_seconds_sum", "detect"): 0.5,
-        ("recovery_seconds_count", "stop"): 1,
-        ("recovery_seconds_sum", "stop"): 0.25,
+        ("recovery_seconds_count", "step"): 1,
+        ("recovery_seconds_sum", "step"): 0.25,
     }
+
+
+@pytest.mark.parametrize(
+    ("told", "result", "steps"),
+    [
+        (
+            {"phases_s": {"stop": 0.25}},
+            "interrupted",
+            0,
+        ),  # another fault, or the end of the job, came before its first step
+        ({"rung": 1, "cause": "non_finite", "remedy": "replay"}, "interrupted", 0),
+        ({"rung": 1, "cause": "non_finite", "remedy": "replay", "origin": "transient"}, "recovered", 2),
+        ({"rung": 1, "cause": "non_finite", "remedy": "replay", "origin": "again"}, "in vain", 2),
+        ({"rung": 1, "cause": "loss_divergence", "remedy": "continue"}, "not cured", 2),
+        ({"rung": 1, "cause": "ordered", "remedy": "rewind"}, "recovered", 2),
+        ({"rung": 2, "cause": "ordered", "remedy": "rewind"}, "recovered", 2),
+    ],
+)
+def test_only_what_has_helped_counts_as_recovered(told: dict[str, Any], result: str, steps: int) -> None:
+    metrics = Metrics("job")
+    over = incident(at=10, resume_step=Step(8), open=False, **told)
+    metrics.recovery(over)
+    counted = {key[3]: key for key, value in changed(metrics).items() if key[0] == "recoveries_total" and value}
+    assert (list(counted), samples(metrics)[("lost_steps_total",)]) == ([result], steps)
+
+
+def test_no_step_is_not_the_step_0() -> None:
+    metrics = Metrics("job")
+    metrics.now(step=-1, generation=1, alive=2, paused=False, stall_s=0.0, effective=0.0)
+    assert ("step",) not in samples(metrics), "a script without a watched loop has made no step"
 
 
 def test_snapshots_and_the_present() -> None:

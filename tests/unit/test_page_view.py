@@ -13,18 +13,24 @@ from .worlds import incident
 
 NOW = 10_000.0
 LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "nodes": {"trains": 2}}
-OVER = incident(at_s=NOW - 60, resume_step=Step(8), phases_s={"stop": 2.0}, open=False)
+OVER = incident(at_s=NOW - 60, resume_step=Step(8), phases_s={"step": 2.0}, open=False)
 UNCURED = incident(2, rung=1, cause="loss_divergence", remedy="continue", resume_step=Step(8), open=False)
+NODE = {"several": True}
 SLOW = incident(3, rung=0, cause="straggler", summary="rank 3 is slow")
 
 
 def said(
-    *incidents: Incident, alive: bool = True, finished: bool = False, end: dict[str, Any] | None = None, **line: Any
+    *incidents: Incident, end: dict[str, Any] | None = None, start: dict[str, Any] | None = None, **given: Any
 ) -> tuple[str, str, str]:
-    last: dict[str, dict[str, Any]] = {"start": {"at_s": 0.0}, "bad": {"sentence": "the disk is full"}}
-    last |= {"progress": {**LINE, **line}} | ({"end": {"at_s": NOW, **end}} if end else {})
+    outside = {"alive": True, "finished": False}
+    outside |= {
+        name: given.pop(name) for name in ("alive", "finished", "gone", "launched", "stepped_s") if name in given
+    }
+    last: dict[str, dict[str, Any]] = {"start": {"at_s": 0.0, **(start or {})}, "bad": {"sentence": "the disk is full"}}
+    last |= {} if given.pop("silent", False) else {"progress": {**LINE, **given}}
+    last |= {"end": {"at_s": NOW, **end}} if end else {}
     numbered = {str(number): each for number, each in enumerate(incidents, 1)}
-    told = page_view.state(Seen(finished=finished, alive=alive, last=last, incidents=numbered), NOW)
+    told = page_view.state(Seen(**outside, last=last, incidents=numbered), NOW)
     return told["mood"], told["words"], told["act"]
 
 
@@ -58,6 +64,38 @@ NOTHING = "Nothing to do."
         (said(alive=False, end={"code": 130}), "info", "ended by Ctrl-C after step 70", "Give the same command again"),
         (said(alive=False, finished=True, end={"code": 0}), "good", "Finished after step 70", NOTHING),
         (said(end={"code": 93}), "good", "Training", NOTHING),  # it has been started again
+        (said(stepped_s=NOW - 700), "warn", "No step for 11.7 min, at step 70, training", "logs/stacks-"),
+        (said(stepped_s=NOW - 700, step_s=40.0), "good", "Training", NOTHING),
+        (said(stepped_s=NOW - 700, state="paused"), "info", "Paused", "mt-resilient resume"),
+        (
+            said(stepped_s=NOW - 700, state="recovering"),
+            "warn",
+            "No step for 11.7 min, at step 70, recovering",
+            "explain",
+        ),
+        (said(stepped_s=NOW - 700, state="starting", step=-1), "info", "Starting", NOTHING),
+        (said(stepped_s=0.0, state="starting", step=-1), "warn", "No step for 2.8 h", "without a loop that is watched"),
+        (
+            said(state="recovering"),
+            "warn",
+            "Recovering",
+            "Nothing to do yet",
+        ),  # another node's journal has the incident
+        (said(alive=False, gone=True), "bad", "Not training: its agent is gone", "Give the same command again"),
+        (said(alive=False, gone=True, start=NODE), "bad", "Not training here: its agent is gone", "elsewhere?"),
+        (said(at_s=NOW + 900, alive=False), "bad", "Not training: its agent is gone", "Give the same command again"),
+        (said(alive=False, end={"code": 140}), "info", "by its scheduler's SIGUSR2", "Give the same command again"),
+        (said(alive=False, end={"code": 0}, start=NODE), "info", "Not training here: the agent ended", "elsewhere?"),
+        (said(alive=False, silent=True, start=NODE), "info", "Not known", "Look into the run directory of that node"),
+        (
+            said(alive=False, silent=True, launched=True),
+            "info",
+            "Not known",
+            "Look into the run directory of that node",
+        ),
+        (said(silent=True), "warn", "Silent", "mt-resilient status"),  # no agent leads, and for long
+        (said(silent=True, start={"at_s": NOW - 9}), "info", "Starting", NOTHING),
+        (said(alive=False, silent=True, start={"at_s": NOW - 9}), "info", "Starting", NOTHING),
     ],
 )
 def test_one_sentence_says_what_it_does_and_one_what_to_do(
@@ -70,8 +108,9 @@ def test_one_sentence_says_what_it_does_and_one_what_to_do(
 
 def test_costs_add_up_over_all_starts_of_the_agent() -> None:
     lives = [
-        {"from_s": 0.0, "until_s": 100.0, "spent": {"j": {"training": 90.0, "paused": 10.0}}},
-        {"from_s": 160.0, "until_s": 200.0, "spent": {"j": {"training": 30.0, "replay": 10.0}}},
+        {"from_s": 0.0, "until_s": 100.0, "spent": {"training": 90.0, "paused": 10.0}},
+        {"from_s": 5.0, "until_s": 50.0, "spent": {}},
+        {"from_s": 160.0, "until_s": 200.0, "spent": {"training": 30.0, "replay": 10.0}},
     ]
     told = page_view.costs(lives, {"1": OVER, "2": SLOW})
     assert told["spent"] == {"training": 120.0, "replay": 10.0, "paused": 10.0, NO_AGENT: 60.0}
@@ -93,4 +132,4 @@ def test_an_incident_in_the_table() -> None:
     assert page_view.row("1", UNCURED)["result"] == "not cured"
     assert page_view.row("1", incident())["result"] == "under way"
     assert page_view.row("1", SLOW)["result"] == "still lasts"
-    assert page_view.story("1", OVER, "then")["phases"] == {"stop": 2.0}
+    assert page_view.story("1", OVER, "then")["phases"] == {"step": 2.0}

@@ -51,17 +51,17 @@ def test_phases_come_in_their_order_however_they_were_told() -> None:
 
 
 def test_a_recovery_in_one_line() -> None:
-    over = incident(at=10, resume_step=Step(9), launch="warm", phases_s={"detect": 0.004}, open=False)
+    over = incident(at=10, resume_step=Step(9), launch="warm", phases_s={"step": 0.004}, open=False)
     assert (
         explain.recovered(over)
-        == "recovered (rung 2, restart of the worker group, started warm): 1 step computed again; detect 4 ms"
+        == "recovered (rung 2, restart of the worker group, started warm): 1 step computed again; step 4 ms"
     )
     rewound = incident(rung=1, at=10, resume_step=Step(8), phases_s={"restore": 0.01}, open=False)
     assert explain.recovered(rewound) == "recovered (rung 1, rewind in place): 2 steps computed again; restore 10 ms"
     unheard = explain.recovered(replace(over, cause=Cause.AGENT_RESTARTED))
     assert "at least 1 step computed again" in unheard  # what the ranks did after the agent's death nobody has told
     same = explain.recovered(replace(over, repeated=Repeated.SAME))
-    assert same.endswith("1 step computed again, with the same loss as before; detect 4 ms")
+    assert same.endswith("1 step computed again, with the same loss as before; step 4 ms")
     other = explain.recovered(replace(rewound, repeated=Repeated.OTHER, origin=Origin.TRANSIENT))
     assert "2 steps computed again, with another loss than before; restore 10 ms; it did not recur, but" in other
     assert other.endswith("or its snapshots lack a part of its state (docs/state.md lists what they hold)")
@@ -121,6 +121,18 @@ def test_where_the_job_went_on(told: Incident, line: str) -> None:
         (
             incident(open=False, phases_s={"step": 0.1}, resume_step=Step(9)),
             "recovered (rung 2, restart of the worker group): 1 step computed again; step 100 ms",
+        ),
+        (
+            incident(
+                rung=1,
+                cause="non_finite",
+                remedy="replay",
+                origin="again",
+                resume_step=Step(9),
+                phases_s={"restore": 0.5},
+                open=False,
+            ),
+            "in vain (rung 1, rewind in place): 1 step computed again; restore 500 ms; it recurred",
         ),
     ],
 )
