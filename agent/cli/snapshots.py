@@ -74,7 +74,7 @@ def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> i
     for attempts, verdict in ((seen.left, _GOOD), (seen.rejected, _WRONG)):
         by_reason: dict[str, list[str]] = {}
         for attempt in matching(attempts):
-            words, at_s = commit.reason(attempt.under(root))
+            words, at_s = commit.reason(attempt.under(root), seen.left.get(attempt, paths.REASON))
             yours = [word for name, word in _YOURS.items() if name in users.get(attempt, ())]
             when = [f"set aside at {time_of(at_s)}"] if at_s is not None else []
             by_reason.setdefault(words, []).append(f"    {attempt}  {', '.join((*when, *yours))}".rstrip())

@@ -179,7 +179,7 @@ def test_what_is_committed_late_of_a_course_that_was_left_is_refused(tmp_path: P
     held.shelf.fresh(FRESH_S)
     assert held.durable_steps() == [15, 20], "also before it is marked"
     held.look(20)
-    assert [each.there(paths.LEFT) for each in (kept, before, late, newer)] == [False, True, True, False]
+    assert [each.there(paths.TURNS[0]) for each in (kept, before, late, newer)] == [False, True, True, False]
 
 
 def test_what_was_fetched_from_another_node_is_not_of_the_time_before_one_had_a_part(tmp_path: Path) -> None:
