@@ -266,7 +266,7 @@ class Node:
             at_s=wall_s(),
             memory_steps=tuple(Step(stamp.step) for stamp in memory),
             durable_steps=tuple(map(Step, self.held.durable_steps())),
-            rejected_steps=tuple(map(Step, seen.rejected)),
+            rejected_steps=self.held.rejected_steps(),
             storage=seen.there,
         )
         said = status_report.status(

@@ -22,7 +22,7 @@ from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.errors import ResilientError
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import InPlaceRewind
-from ...resilience.model.types import OrderedBy
+from ...resilience.model.types import OrderedBy, Step
 from ...resilience.plan.resume_point import StabilityPolicy
 from ..buddy.buddy_client import Copies
 from .durable_index import Shelf
@@ -170,6 +170,11 @@ class Holdings:
     def unusable(self) -> tuple[str, ...]:
         """Return the names of committed snapshots on disk that ranks must not restore. Storage may not show their marks yet."""
         return tuple(name for _, name in self.shelf.seen.durable if not self._usable(name))
+
+    def rejected_steps(self) -> tuple[Step, ...]:
+        """Return the steps of all snapshots on disk that are set aside, with or without a mark."""
+        unmarked = (step for step, name in self.shelf.seen.durable if not self._usable(name))
+        return tuple(sorted({*self.shelf.seen.rejected, *unmarked}))
 
     def _usable(self, name: str) -> bool:
         return name not in self.unfit and self._cuts.of(name) is None and self.sound.fit(name)
