@@ -66,7 +66,7 @@ def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> i
         root = place.at(place.address(where, kept.endpoint, kept.region))
     seen, users = catalog.look(root), catalog.marked(root)
 
-    def matching(attempts: Sequence[Attempt]) -> list[Attempt]:
+    def matching(attempts: Collection[Attempt]) -> list[Attempt]:
         asked = (each for each in attempts if not which or which in (str(each), str(each.stamp.step)))
         return sorted(asked, key=lambda attempt: attempt.stamp, reverse=True)
 
