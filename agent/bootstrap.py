@@ -103,7 +103,6 @@ def run_job(
             beginning = _begun_from(origin, kept)
         if beginning:  # all ranks read this snapshot at each restart; its own job must not delete it meanwhile
             closing.enter_context(beginning.reading(paths.COMMIT))
-            closing.enter_context(beginning.reading(paths.LEFT))
         refused = kernel_features.check()
         numbers, spares = identity.counted(nodes, control, agent, snapshots)
         run.own(root / paths.SNAPSHOTS, control.job)

@@ -101,10 +101,10 @@ class Node:
         self.held.settle(record, node_rank)
         self.saving.resumed(record.resume_step, self.held.shelf.seen.durable)
         self.saving.begin()
-        ranks = node_rank, len(record.members)
-        same = record.onset < 0 and record.begins is None and ranks == self._ran
+        ran = node_rank, len(record.members)
+        same = record.onset < 0 and record.begins is None and ran == self._ran
         reached = status_report.reached(self.board.pages, record.resume_step) if same else ()
-        self._ran, self.told = ranks, ()
+        self._ran, self.told = ran, ()
         self.board.clear(record.number)
         self._door.pids.clear()
         self.board.pause(record.waits)  # before any rank reads its page
@@ -116,6 +116,7 @@ class Node:
             board=self.board.path,
             arena=tuple(tuple(row) for row in self.paths),
             snapshots=self.root.address,
+            unusable=self.held.unusable(),
             resume_step=record.resume_step,
             replay_until=record.replay_until,
             reached=reached,
@@ -134,11 +135,7 @@ class Node:
             variables=self.launch.told_to_ranks(os.environ),
         )
         arguments = self.launch.arguments(
-            nodes=len(record.members),
-            node_rank=node_rank,
-            master_addr=record.master_addr,
-            master_port=record.master_port,
-            run=self.run,
+            nodes=ran[1], node_rank=ran[0], master_addr=record.master_addr, master_port=record.master_port, run=self.run
         )
         environment = self.launch.environment(os.environ) | handoff.to_environment() | self._door.environment
         self.group = started(self.launch, self.warm, record.number, arguments, environment, self._end_others)
@@ -269,7 +266,7 @@ class Node:
             at_s=wall_s(),
             memory_steps=tuple(Step(stamp.step) for stamp in memory),
             durable_steps=tuple(map(Step, self.held.durable_steps())),
-            rejected_steps=tuple(map(Step, seen.rejected)),
+            rejected_steps=self.held.rejected_steps(),
             storage=seen.there,
         )
         said = status_report.status(

@@ -69,8 +69,9 @@ def notice(
     def stays(each: Attempt) -> bool:
         if left is None:
             return each.stamp.step <= step
-        older = each.stamp[:2] <= left.stamp[:2] and each.stamp.step <= step
-        return older and not commit.returned(each.under(directory.kept()))
+        lives, of = each.stamp[:2], left.stamp[:2]
+        returned = lives < of and commit.returned(each.under(directory.kept()))
+        return lives <= of and each.stamp.step <= step and not returned
 
     aside = sorted((each for each in seen.durable if not stays(each)), key=lambda each: (each.stamp.step, each.stamp))
     said = ["this sets aside no snapshot on disk"]

@@ -66,7 +66,7 @@ def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> i
         root = place.at(place.address(where, kept.endpoint, kept.region))
     seen, users = catalog.look(root), catalog.marked(root)
 
-    def matching(attempts: Sequence[Attempt]) -> list[Attempt]:
+    def matching(attempts: Collection[Attempt]) -> list[Attempt]:
         asked = (each for each in attempts if not which or which in (str(each), str(each.stamp.step)))
         return sorted(asked, key=lambda attempt: attempt.stamp, reverse=True)
 
@@ -74,7 +74,7 @@ def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> i
     for attempts, verdict in ((seen.left, _GOOD), (seen.rejected, _WRONG)):
         by_reason: dict[str, list[str]] = {}
         for attempt in matching(attempts):
-            words, at_s = commit.reason(attempt.under(root))
+            words, at_s = commit.reason(attempt.under(root), seen.left.get(attempt, paths.REASON))
             yours = [word for name, word in _YOURS.items() if name in users.get(attempt, ())]
             when = [f"set aside at {time_of(at_s)}"] if at_s is not None else []
             by_reason.setdefault(words, []).append(f"    {attempt}  {', '.join((*when, *yours))}".rstrip())

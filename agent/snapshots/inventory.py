@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from ...checkpoint.arena.arena import Slot
@@ -19,43 +18,23 @@ from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import commit
-from ...resilience.clock import wall_s
+from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.errors import ResilientError
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import InPlaceRewind
-from ...resilience.model.types import OrderedBy
+from ...resilience.model.types import OrderedBy, Step
 from ...resilience.plan.resume_point import StabilityPolicy
 from ..buddy.buddy_client import Copies
 from .durable_index import Shelf
+from .lineage_cuts import Cut, Cuts, before
 from .storage_worker import Urgent
 from .trust import Soundness
 
+RETRY_S = 5.0
+"""Seconds after which a mark that storage has not confirmed is written again."""
 FRESH_S = 1.0
 """Seconds that storage may take to list its snapshots when an up-to-date list matters. With an outdated list, the job may lose steps, but
 never resumes from a wrong state. The limit is shorter than a lease's lifetime."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Cut:
-    """The training went back, and left steps of its lineage."""
-
-    to: int
-    life: tuple[int, int]
-    """Numbers of generation and rewinds under which the lineage continues."""
-    ordered: bool = False
-    """Whether a person ordered it. Then the states that were left are good."""
-    source: tuple[int, int] | None = None
-    """If an order came back to a snapshot of an earlier lineage: its numbers of generation and rewinds. Snapshots between them and `life`
-    do not belong to the lineage, whatever their step."""
-
-    def left(self, stamp: Stamp) -> bool:
-        return stamp.left(self.to, self.life) or (self.source is not None and self.source < stamp[:2] < self.life)
-
-    @property
-    def why(self) -> str:
-        who = "an order" if self.ordered else "the training"
-        what = "came back to a snapshot of step" if self.source else "went back to step"
-        return f"{who} {what} {self.to}, and this snapshot does not belong to the lineage any more"
 
 
 class Holdings:
@@ -68,9 +47,11 @@ class Holdings:
         self.shelf = Shelf(root)
         self.sound = Soundness(slots, self.shelf, root, run, stability)
         self._urgent = Urgent()
-        self.unfit: set[str] = set()
-        """Names of snapshots that are damaged, or that left the lineage. Those that an order left are in `_told`."""
-        self._told: set[str] = set()
+        self.unfit: dict[str, str] = {}
+        """Snapshots that are damaged or wrong, and why, by name. Those that an order left are good."""
+        self._again_s: dict[str, float] = {}
+        """By name of a snapshot: when its mark is written again if storage does not show it by then (monotonic)."""
+        self._said: set[str] = set()
         self.generation = 0
         """Number of the newest generation that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
@@ -80,12 +61,11 @@ class Holdings:
         did not."""
         self._settled = 0
         self._ended = -1
-        self._cuts: list[_Cut] = []
-        self._back: tuple[int, Stamp] | None = None
-        """Number of the order because of which the present generation comes back to a snapshot that an earlier order left, and that
-        snapshot."""
-        self._returned: list[tuple[Stamp, int]] = []
-        """Snapshots to which orders came back, and how many of `_cuts` do not concern them and their predecessors any more."""
+        self._cuts = Cuts()
+        self._order = 0
+        """Number of the order because of which the present generation begins at `_cuts.begins`."""
+        self._taking: Stamp | None = None
+        """The snapshot to which an order came back, while its marks are not all written."""
 
     def settle(self, record: GenerationRecord, node_rank: int) -> None:
         """Free all snapshots in memory that the ranks of `record` cannot restore. Only the first call per generation does this, because
@@ -96,14 +76,15 @@ class Holdings:
         seat = (node_rank, len(record.members))
         newcomers = record.number in record.joined.values()
         back = Attempt.parse(record.begins.left) if record.begins else None
-        self._back = (record.begins.number, back.stamp) if record.begins and back else None
+        self._order = record.begins.number if record.begins else 0
+        self._cuts.begins = back.stamp if back else None
         # Ranks with other numbers cannot use this memory, nor can ranks that continue an earlier lineage.
         upto = record.resume_step if seat == self.seat and not back else -1
         settle(self.slots, upto, torn=newcomers)
         self.seat = seat
         self.sound.went_back(record.resume_step, record.number)
         if record.onset >= 0:
-            self._set_aside(_Cut(to=record.onset - 1, life=(record.number, 0)))
+            self._set_aside(Cut(to=record.onset - 1, life=(record.number, 0)))
         if self.copies:
             self.copies.forget(lambda stamp: stamp.step > upto and stamp.generation < record.number)
             self.copies.begin()
@@ -117,7 +98,7 @@ class Holdings:
         for slot in chain(*self.slots):
             if slot.header().whole and slot.header().step >= record.onset:
                 slot.free()
-        self._set_aside(_Cut(to=record.onset - 1, life=(record.number + 1, 0)))
+        self._set_aside(Cut(to=record.onset - 1, life=(record.number + 1, 0)))
 
     def clear(self, generation: int, finished: int, since: int) -> None:
         """Check which snapshots the next ranks may restore. Free snapshots of generations before `since`, when this node was last absent
@@ -137,7 +118,7 @@ class Holdings:
         """Compare new snapshots with `Soundness.look`, and return its result. generation: number of this node's generation, if it is newer
         than the known one."""
         self.generation = max(self.generation, generation)
-        self._refuse_the_left(self.shelf.seen.durable)
+        self._mark_all()
         return self.sound.look(self.generation, finished, every=every)
 
     def want_newest_on_disk(self) -> None:
@@ -155,9 +136,9 @@ class Holdings:
         """Discard snapshots of the steps that these in-place rewinds have undone, because they no longer belong to the lineage."""
         for rewind in rewinds:
             life = (rewind.generation, rewind.ordinal)
-            back = self._back[1] if self._back and rewind.order == self._back[0] else None
+            back = self._cuts.begins if self._order and rewind.order == self._order else None
             source = back[:2] if back else None
-            cut = _Cut(to=rewind.to, life=life, ordered=rewind.cause == OrderedBy.OPERATOR, source=source)
+            cut = Cut(to=rewind.to, life=life, ordered=rewind.cause == OrderedBy.OPERATOR, source=source)
             if self.copies:
                 self.copies.forget(cut.left)
             self._set_aside(cut)
@@ -184,85 +165,128 @@ class Holdings:
 
     def durable_steps(self) -> list[int]:
         """Return the steps of committed snapshots on disk that are fit to resume from, in ascending order."""
-        seen = self.shelf.seen.durable
-        there = ((step, name) for step, name in seen if name not in self.unfit and self._cut_of(name) is None)
-        return sorted({step for step, name in there if self.sound.fit(name)})
+        return sorted({step for step, name in self.shelf.seen.durable if self._usable(name)})
+
+    def unusable(self) -> tuple[str, ...]:
+        """Return the names of committed snapshots on disk that ranks must not restore. Storage may not show their marks yet."""
+        return tuple(name for _, name in self.shelf.seen.durable if not self._usable(name))
+
+    def rejected_steps(self) -> tuple[Step, ...]:
+        """Return the steps of all snapshots on disk that are set aside, with or without a mark."""
+        unmarked = (step for step, name in self.shelf.seen.durable if not self._usable(name))
+        return tuple(sorted({*self.shelf.seen.rejected, *unmarked}))
+
+    def _usable(self, name: str) -> bool:
+        return name not in self.unfit and self._cuts.of(name) is None and self.sound.fit(name)
 
     def reject(self, name: str, reason: str) -> None:
         """From now on, ignore a snapshot that is damaged or left the lineage, and mark it as rejected in storage. Raises ResilientError if
         storage refuses the mark, or does not answer within FRESH_S."""
-        self.unfit.add(name)
+        self.unfit[name] = reason
         self._mark(lambda: _reject(self.root / paths.SNAPSHOTS / name, reason))
 
     def sees(self, left: str) -> bool:
-        """Whether an order can come back to this snapshot, which an earlier order left."""
-        return left in self.shelf.seen.left and left not in self.unfit
+        """Whether an order can come back to this snapshot, which an earlier order left. Another agent may already have taken it back."""
+        there = {*self.shelf.seen.left, *(name for _, name in self.shelf.seen.durable)}
+        return left in there and left not in self.unfit and self.sound.fit(left)
 
     def _mark(self, act: Callable[[], None]) -> None:
         self._urgent.do(act, FRESH_S)
         self.shelf.fresh(FRESH_S)
 
-    def _set_aside(self, cut: _Cut) -> None:
+    def _set_aside(self, cut: Cut) -> None:
         """Set aside the snapshots on disk that `cut` left. The rule stays in force: a node that was cut off or stopped may commit such a
         snapshot when it returns."""
-        self._cuts.append(cut)
-        self._refuse_the_left(self.shelf.fresh(FRESH_S).durable)
+        self._cuts.note(self.shelf.fresh(FRESH_S))
+        self._cuts.made.append(cut)
+        self._again_s.clear()
+        if self._taking and cut.left(self._taking):
+            self._taking = None
+        self._mark_all()
 
-    def _cut_of(self, name: str) -> _Cut | None:
-        """Return how the training left this snapshot's lineage. None: the snapshot still belongs to the lineage."""
-        attempt = Attempt.parse(name)
-        if attempt is None:
-            return None
-        if self._back and _precedes(attempt.stamp, self._back[1]):
-            return None
-        past = max((number for back, number in self._returned if _precedes(attempt.stamp, back)), default=0)
-        return next((cut for cut in self._cuts[past:] if cut.left(attempt.stamp)), None)
+    def _mark_all(self) -> None:
+        """Write the marks that storage lacks."""
+        self._cuts.note(self.shelf.seen)
+        self._refuse_the_left(self.shelf.seen.durable)
+        if self._taking:
+            self._take_back(self._taking)
+
+    def _due(self, name: str) -> bool:
+        """Whether to write this snapshot's mark now. If storage has refused it, or hangs, it is written again later."""
+        again_s = self._again_s.get(name)
+        if again_s is not None and (self._urgent.busy() or monotonic_s() < again_s):
+            return False
+        self._again_s[name] = monotonic_s() + RETRY_S
+        return True
+
+    def _say(self, name: str, sentence: str) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            self.sound.sentences.append((sentence, "bad"))
 
     def _refuse_the_left(self, durable: Sequence[tuple[int, str]]) -> None:
         for _, name in durable:
-            if name in self.unfit or name in self._told or (cut := self._cut_of(name)) is None:
+            cut = self._cuts.of(name)
+            why = self.unfit.get(name) or (cut.why if cut else "")
+            good = cut is not None and cut.ordered and name not in self.unfit and self.sound.fit(name)
+            if not why or (good and cut and self._waits(cut, durable)) or not self._due(name):
                 continue
             try:
-                if cut.ordered and self.sound.fit(name):
-                    self._told.add(name)
+                if good:
                     place = self.root / paths.SNAPSHOTS / name
-                    self._mark(lambda place=place, why=cut.why: commit.leave(place, why, wall_s()))  # type: ignore[misc]
+                    self._mark(lambda place=place, why=why: commit.leave(place, why, wall_s()))  # type: ignore[misc]
                 else:
-                    self.reject(name, cut.why)
+                    self.reject(name, why)
             except ResilientError as error:
-                left = f"{error}: the snapshot {name} left the lineage. It is not marked as rejected yet, but this agent does not use it"
-                self.sound.sentences.append((left, "bad"))
+                left = "is not marked as set aside yet, but this agent does not use it, and tries again"
+                self._say(name, f"{error}: the snapshot {name} {left}")
+
+    def _waits(self, cut: Cut, durable: Sequence[tuple[int, str]]) -> bool:
+        """Whether the state to which an order went back is in memory only: until it is on disk, nothing is marked. So a job that loses all
+        its memory meanwhile finds the newer snapshots."""
+        return cut.source is None and not any(step >= cut.to and self._usable(name) for step, name in durable)
 
     def _come_back(self, back: Stamp) -> None:
-        """Take back the snapshot from which the ranks have just begun, and its predecessors. First set aside other snapshots to which
-        orders came back before: they need not belong to this lineage."""
-        self._returned.append((back, len(self._cuts)))
-        self._back = None
-        where, cut, seen = self.root / paths.SNAPSHOTS, self._cuts[-1], self.shelf.seen
+        """Take back the snapshot from which the ranks have just begun, and its predecessors."""
+        self._cuts.returned(back)
+        self._taking = back
+        self._take_back(back)
+
+    def _take_back(self, back: Stamp) -> None:
+        """First set aside other snapshots to which orders came back before: they need not belong to this lineage. Do nothing yet while what
+        this lineage has left is not marked: a restart would mix the two."""
+        seen, where, cut = self.shelf.seen, self.root / paths.SNAPSHOTS, self._cuts.made[-1]
         durable = {name for _, name in seen.durable}
-        own = {name for name in (*durable, *seen.left) if (at := Attempt.parse(name)) and _precedes(at.stamp, back)}
-        self._told -= own
-        others, taken = durable - own, sorted(own & seen.left)
+        own = before({*durable, *seen.left}, back)
+        if any(self._cuts.of(name) for name in durable - own) or not self._due(_COMING_BACK):
+            return
 
         def act() -> None:
-            for name in others:
+            for name in durable - own:
                 if commit.returned(where / name):
                     commit.leave(where / name, cut.why, wall_s())
-            for name in taken:
-                commit.take_back(where / name)
+            failed = None
+            for name in sorted(own & seen.left, reverse=True):  # first the snapshot itself
+                try:
+                    commit.take_back(where / name)
+                except ResilientError as error:
+                    failed = failed or error
+            if failed:
+                raise failed
 
         try:
             self._mark(act)
+            self._taking = None
         except ResilientError as error:
-            said = f"{error}: the snapshot of step {back.step} is still marked as set aside, and no restart uses it"
-            self.sound.sentences.append((said, "bad"))
+            said = (
+                "is still marked as set aside, or one before it. Until then no restart uses it; the agent tries again"
+            )
+            self._say(_COMING_BACK, f"{error}: the snapshot of step {back.step} {said}")
 
 
-def _precedes(stamp: Stamp, back: Stamp) -> bool:
-    """Whether the same ranks computed this step before that one, or it is the same."""
-    return stamp[:2] == back[:2] and stamp.step <= back.step
+_COMING_BACK = "coming back"
 
 
 def _reject(snapshot: Place, reason: str) -> None:
-    if commit.committed(snapshot) or snapshot.there(paths.LEFT):
+    if snapshot.there(paths.COMMIT) and not snapshot.there(paths.REJECTED):
         commit.reject(snapshot, reason)

@@ -47,6 +47,10 @@ class Urgent:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
 
+    def busy(self) -> bool:
+        """Whether an earlier task hangs."""
+        return any(thread.is_alive() for thread in self._threads)
+
     def do(self, act: Callable[[], object], deadline_s: float) -> None:
         """Run a task and wait for it, at most `deadline_s` seconds. Do not wait at all while an earlier task hangs. Raises the task's
         error, or MachineError if the task is not done yet."""

@@ -7,7 +7,7 @@ Replicas (which agreed) + Shelf (which are on disk) ──▶ agreed and certifi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from ...checkpoint.arena.arena import Slot
@@ -74,13 +74,16 @@ class Soundness:
 
     def _mark(self) -> None:
         certified = self._replicas.certified([stamp for _, stamp in self._durable()], self._finished)
-        for name, stamp in self._durable():
+        left = self._shelf.seen.left
+        for name, stamp in (*self._durable(), *self._ours(left)):
             place = self._root / SNAPSHOTS / name
             if not self._replicas.fit(stamp):
                 if name not in self._refused:
                     self._refused.add(name)
                     self.sentences.append((f"the snapshot {name} is set aside: {_APART}", "bad"))
                 self._errands.ask(f"reject {name}", lambda place=place: commit.reject(place, _APART))  # type: ignore[misc]
+            elif name in left:
+                continue
             elif not self._replicas.compared(stamp):
                 self._errands.ask(f"read {name}", lambda place=place, stamp=stamp: self._read(place, stamp))  # type: ignore[misc]
             elif stamp in certified and name not in self._shelf.seen.certified:
@@ -100,8 +103,11 @@ class Soundness:
             return stored(stamp, [load.open_rank(place, rank) for rank in ranks])
 
     def _durable(self) -> Iterator[tuple[str, Stamp]]:
-        """Yield names and stamps (generation, rewinds, step) of the snapshots on disk that this run of the job has written."""
-        for _, name in self._shelf.seen.durable:
+        """Return names and stamps (generation, rewinds, step) of the snapshots on disk that this run of the job has written."""
+        return self._ours(name for _, name in self._shelf.seen.durable)
+
+    def _ours(self, names: Iterable[str]) -> Iterator[tuple[str, Stamp]]:
+        for name in names:
             attempt = Attempt.parse(name)
             if attempt and attempt.run == self._run:
                 yield name, attempt.stamp

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from ...resilience.errors import MachineError, SnapshotError, UsageError
@@ -102,10 +103,15 @@ class Files:
                 file.unlink(missing_ok=True)  # files first: a manifest without its slab would look like a complete part
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def holding(self, names: Collection[str]) -> dict[str, set[str]]:
+    def holding(self, names: Collection[str], series: Collection[str] = ()) -> dict[str, set[str]]:
+        def of(child: str) -> set[str]:
+            def there(name: str) -> bool:
+                return _there(self.path / child / name)
+
+            return {*filter(there, names), *takewhile(there, series)}
+
         with _told(self.path):
-            below = os.listdir(self.path) if self.path.is_dir() else []
-            return {child: {name for name in names if _there(self.path / child / name)} for child in below}
+            return {child: of(child) for child in (os.listdir(self.path) if self.path.is_dir() else [])}
 
     @contextmanager
     def renewed(self) -> Iterator[None]:

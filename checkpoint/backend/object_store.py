@@ -125,11 +125,12 @@ class Objects:
     def clear(self) -> None:
         self._done(self.kv.delete_range(ts.KvStore.KeyRange()), writing=True)
 
-    def holding(self, names: Collection[str]) -> dict[str, set[str]]:
+    def holding(self, names: Collection[str], series: Collection[str] = ()) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
+        wanted = {*names, *series}
         for key in self._done(self.kv.list()):
             child, _, rest = key.decode().partition("/")
-            found.setdefault(child, set()).update({rest}.intersection(names))
+            found.setdefault(child, set()).update({rest} & wanted)
         return found
 
     @contextmanager

@@ -5,6 +5,7 @@
         rank-00000.json                               its manifest, written after the slab
         COMMIT                                        written after all manifests: only now the snapshot exists
         CERTIFIED                                     many clean steps have followed, and its replicas agreed
+        LEFT-1, BACK-1, LEFT-2, …                     an order left it, another came back to it, …
         ORDERED, KEPT                                 a person ordered it; a person keeps it from being deleted
 
 All nodes of a job give an attempt the same name without communication. The name ends with the run's number (agreed when the run starts) and
@@ -29,11 +30,13 @@ mounted."""
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"
 """COMMIT is renamed to REJECTED when the snapshot failed to restore. If both exist, only REJECTED counts."""
-LEFT = "LEFT"
-"""COMMIT is renamed to LEFT when a person ordered a rewind to an earlier step. The state is good, but no longer belongs to the lineage, and
-only another order may use it. If both exist, only LEFT counts."""
+LEFT, BACK = "LEFT-{}", "BACK-{}"
+TURNS = tuple(mark.format(number) for number in range(1, 1000) for mark in (LEFT, BACK))
+"""LEFT-1, BACK-1, LEFT-2, …: additional files beside COMMIT. Each is written once, and never deleted alone. An order to rewind to an
+earlier step writes the next LEFT, an order that comes back to this snapshot the next BACK. If the last one is a LEFT, the state is good,
+but does not belong to the lineage, and only another order may use it. A LEFT contains why and when."""
 REASON = "REASON"
-"""Why and when the snapshot was set aside. The file stays if an order comes back to the snapshot."""
+"""Why the snapshot was rejected."""
 ORDERED = "ORDERED"
 KEPT = "KEPT"
 CERTIFIED = "CERTIFIED"

@@ -12,7 +12,8 @@ Both kinds of place have the same methods, with the same guarantees:
                                 store has no locks
     retract(name)               `delete`, unless a process is reading the file; returns whether it was deleted
     clear()                     deletes everything in this place; a kill may leave some of it
-    holding(names)              for each child, which of `names` it contains, with one listing for all children
+    holding(names, series)      for each child, which of `names` it contains, and how much of `series`, which is read up to the first name
+                                that is missing. An object store needs one listing for all children
     renewed()                   a block that writes this place again. It first deletes what a killed writer left. If the block fails,
                                 nothing stays, because the disk may be full. An object store deletes nothing: objects are replaced whole
     sync()                      makes the names of everything in this place durable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -34,8 +34,8 @@ class Catalog:
     """The committed attempts whose state has proved stable."""
     rejected: tuple[Attempt, ...]
     """The attempts that were set aside because they are wrong, or because the ranks went back by themselves."""
-    left: tuple[Attempt, ...]
-    """The attempts that were set aside because an ordered rewind left their lineage. Their state is good."""
+    left: Mapping[Attempt, str]
+    """The attempts that were set aside because an ordered rewind left their lineage, and the file that says why. Their state is good."""
     remains: tuple[Attempt, ...]
     """The attempts that are neither committed nor set aside: still being written, or left over."""
 
@@ -44,18 +44,20 @@ def look(root: Place) -> Catalog:
     """Return the catalog of `root`. Raises MachineError."""
     found = _attempts(root)
     rejected = [attempt for attempt, marks in found.items() if paths.REJECTED in marks]
-    left = [a for a, marks in found.items() if paths.LEFT in marks and paths.REJECTED not in marks]
-    durable = [a for a, marks in found.items() if paths.COMMIT in marks and not marks & _ASIDE]
+    whole = {
+        a: len(marks & _TURNS) for a, marks in found.items() if paths.COMMIT in marks and paths.REJECTED not in marks
+    }
+    durable = [attempt for attempt, turns in whole.items() if turns % 2 == 0]
     return Catalog(
         certified=frozenset(attempt for attempt in durable if paths.CERTIFIED in found[attempt]),
         durable=tuple(sorted(durable, key=lambda attempt: attempt.stamp, reverse=True)),
         rejected=tuple(rejected),
-        left=tuple(left),
-        remains=tuple(attempt for attempt, marks in found.items() if not marks & {paths.COMMIT, *_ASIDE}),
+        left={attempt: paths.TURNS[turns - 1] for attempt, turns in whole.items() if turns % 2 == 1},
+        remains=tuple(attempt for attempt, marks in found.items() if not marks & {paths.COMMIT, paths.REJECTED}),
     )
 
 
-_ASIDE = {paths.REJECTED, paths.LEFT}
+_TURNS = frozenset(paths.TURNS)
 
 
 def committed(root: Place) -> list[Place]:
@@ -71,7 +73,7 @@ def find(where: str) -> Place:
 def at(place: Place) -> list[Place]:
     """Return the snapshot at this place, also if an ordered rewind has left it. If the place contains `snapshots/`, return the committed
     snapshots in it, the newest first. Raises UsageError if there is none, MachineError if the storage does not answer."""
-    if Attempt.parse(place.name) is not None and (commit.committed(place) or place.there(paths.LEFT)):
+    if Attempt.parse(place.name) is not None and (commit.committed(place) or commit.left(place)):
         return [place]
     found = committed(place)
     if not found:
@@ -174,10 +176,16 @@ def retire(
     protected |= {each.attempt for each in ordered if policy.stays(each.written_s, now_s)}
     found = stored(root, durable, known) if policy.weighs else [*map(Stored.unknown, durable)]
     going = retention.surplus(found, now_s, policy, protected)
-    for attempt in (attempt for attempt in seen.left if attempt not in protected):
-        if not policy.stays(commit.reason(attempt.under(root)).at_s, now_s):
+    for attempt, mark in seen.left.items():
+        if attempt not in protected and not policy.stays(commit.reason(attempt.under(root), mark).at_s, now_s):
             going.append(Going(attempt, f"it was set aside more than {policy.keep_own_h:g} h ago"))
-    gone = _delete(root, [each.attempt for each in going])
+
+    def stays(attempt: Attempt) -> bool:
+        """Whether meanwhile a person has kept it, or an order has left it or come back to it."""
+        place = attempt.under(root)
+        return place.there(paths.KEPT) or commit.left(place) != (attempt in seen.left)
+
+    gone = _delete(root, [each.attempt for each in going], stays)
     return [each for each in going if each.attempt in gone]
 
 
@@ -189,7 +197,7 @@ def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attemp
 
 def _attempts(root: Place) -> dict[Attempt, set[str]]:
     """Return each attempt with those of its marker files that exist and say what it is."""
-    return _holding(root, (paths.COMMIT, paths.REJECTED, paths.LEFT, paths.CERTIFIED))
+    return _holding(root, (paths.COMMIT, paths.REJECTED, paths.CERTIFIED), paths.TURNS)
 
 
 def marked(root: Place) -> dict[Attempt, set[str]]:
@@ -197,16 +205,16 @@ def marked(root: Place) -> dict[Attempt, set[str]]:
     return _holding(root, (paths.ORDERED, paths.KEPT))
 
 
-def _holding(root: Place, names: Collection[str]) -> dict[Attempt, set[str]]:
-    found = (root / paths.SNAPSHOTS).holding(names)
+def _holding(root: Place, names: Collection[str], series: Collection[str] = ()) -> dict[Attempt, set[str]]:
+    found = (root / paths.SNAPSHOTS).holding(names, series)
     parsed = {Attempt.parse(name): marks for name, marks in found.items()}
     return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
 
 
-def _delete(root: Place, going: list[Attempt]) -> list[Attempt]:
+def _delete(root: Place, going: list[Attempt], stays: Callable[[Attempt], bool] = lambda _: False) -> list[Attempt]:
     gone = []
     for attempt in going:
         with suppress(MachineError):  # the next call tries again
-            if commit.delete(attempt.under(root)):
+            if not stays(attempt) and commit.delete(attempt.under(root)):
                 gone.append(attempt)
     return gone

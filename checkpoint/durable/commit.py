@@ -1,7 +1,8 @@
 """The commit protocol as steps in a store: parts → manifests → COMMIT, each durable before the next. Also undoes a commit.
 
-A snapshot exists if COMMIT exists, and neither REJECTED nor LEFT does; nothing else matters. So after a kill or a power failure at any
-moment, the snapshot is complete or it does not exist. A snapshot with LEFT is complete too, but only a person's order may use it.
+A snapshot exists if COMMIT exists, REJECTED does not, and an ordered rewind has not left it (`paths.TURNS`); nothing else matters. So after
+a kill or a power failure at any moment, the snapshot is complete or it does not exist. One that an order left is complete too, but only a
+person's order may use it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from itertools import takewhile
 from typing import NamedTuple
 
 from ...resilience.errors import FormatError, MachineError, SnapshotError
@@ -46,7 +48,17 @@ def committed(snapshot: Place) -> bool:
 
 
 def set_aside(snapshot: Place) -> bool:
-    return snapshot.there(paths.REJECTED) or snapshot.there(paths.LEFT)
+    return snapshot.there(paths.REJECTED) or left(snapshot)
+
+
+def left(snapshot: Place) -> bool:
+    """Whether an ordered rewind has left the snapshot, and no order has come back to it since."""
+    return _turns(snapshot) % 2 == 1
+
+
+def _turns(snapshot: Place) -> int:
+    """Return how many of `paths.TURNS` exist."""
+    return len([*takewhile(snapshot.there, paths.TURNS)])
 
 
 def read_commit(snapshot: Place) -> Commit:
@@ -54,23 +66,14 @@ def read_commit(snapshot: Place) -> Commit:
     another attempt, FormatError if another version wrote it."""
     if snapshot.there(paths.REJECTED):
         raise SnapshotError(f"{snapshot} is not a snapshot: it was rejected: {reason(snapshot).words}")
-    data = _commit_bytes(snapshot)
+    if not snapshot.there(paths.COMMIT):
+        raise SnapshotError(f"{snapshot} is not a snapshot: it has no COMMIT")
+    data = snapshot.read(paths.COMMIT)
     with _named(str(snapshot)):
         found = Commit.from_json(data)
     if found.attempt != snapshot.name:
         raise SnapshotError(f"{snapshot}/{paths.COMMIT} belongs to the attempt {found.attempt}")
     return found
-
-
-def _commit_bytes(snapshot: Place) -> bytes:
-    for name in (paths.COMMIT, paths.LEFT, paths.COMMIT):  # an agent may rename LEFT to COMMIT meanwhile
-        if snapshot.there(name):
-            try:
-                return snapshot.read(name)
-            except SnapshotError:
-                if snapshot.there(name):
-                    raise
-    raise SnapshotError(f"{snapshot} is not a snapshot: it has no COMMIT")
 
 
 def read_manifest(snapshot: Place, rank: int, promised: Commit) -> RankManifest:
@@ -110,10 +113,10 @@ class Reason(NamedTuple):
     """Wall-clock seconds when the snapshot was set aside; None: not recorded."""
 
 
-def reason(snapshot: Place) -> Reason:
-    """Return why and when the snapshot was set aside. Raises MachineError."""
+def reason(snapshot: Place, name: str = paths.REASON) -> Reason:
+    """Return why and when the snapshot was set aside. name: the file that says so (`Catalog.left`). Raises MachineError."""
     try:
-        words, _, at_s = snapshot.read(paths.REASON).decode(errors="replace").partition(_AT_S)
+        words, _, at_s = snapshot.read(name).decode(errors="replace").partition(_AT_S)
     except SnapshotError:
         return Reason("no reason was recorded", None)
     return Reason(words[:1000], float(at_s) if at_s.strip().isdecimal() else None)
@@ -132,45 +135,39 @@ def reject(snapshot: Place, why: str) -> None:
     """Set aside a snapshot that is wrong. Its bytes stay, so that people can find the reason. Several nodes may do this concurrently."""
     with suppress(MachineError):  # on a full disk, only the reason is lost
         snapshot.write(paths.REASON, why.encode())
-    for name in (paths.LEFT, paths.COMMIT):
-        if snapshot.there(name):
-            _rename(snapshot, name, paths.REJECTED)
+    try:
+        if snapshot.there(paths.COMMIT):
+            snapshot.rename(paths.COMMIT, paths.REJECTED)
+    except (MachineError, SnapshotError):
+        if snapshot.there(paths.COMMIT):  # otherwise another node has renamed or deleted it first
+            raise
 
 
 def leave(snapshot: Place, why: str, now_s: float) -> None:
     """Set aside a snapshot whose state is good, because an ordered rewind has left its lineage. Only another order may use it
-    (`take_back`). now_s: wall-clock seconds. Otherwise as `reject`."""
-    with suppress(MachineError):
-        snapshot.write(paths.REASON, f"{why}{_AT_S}{now_s:.0f}".encode())
-    _rename(snapshot, paths.COMMIT, paths.LEFT)
+    (`take_back`). Several nodes may do this concurrently. now_s: wall-clock seconds. Raises MachineError if storage refuses it."""
+    turns = _turns(snapshot)
+    if turns % 2 == 0 and snapshot.there(paths.COMMIT):
+        snapshot.write(paths.TURNS[turns], f"{why}{_AT_S}{now_s:.0f}".encode())
 
 
 def take_back(snapshot: Place) -> None:
-    """Undo `leave`: the training has come back to this snapshot. REASON stays, and `returned` reads it. Raises MachineError if it cannot be
-    undone."""
-    if not snapshot.there(paths.REASON):
-        snapshot.write(paths.REASON, b"no reason was recorded")
-    _rename(snapshot, paths.LEFT, paths.COMMIT)
+    """Undo `leave`: the training has come back to this snapshot. Otherwise as `leave`."""
+    turns = _turns(snapshot)
+    if turns % 2 == 1 and snapshot.there(paths.COMMIT):
+        snapshot.write(paths.TURNS[turns], b"an order came back to this snapshot\n")
 
 
 def returned(snapshot: Place) -> bool:
-    """Whether an ordered rewind had left this snapshot before. Snapshots with higher numbers of generation and rewinds than its own may
+    """Whether an order has come back to this snapshot before. Snapshots with higher numbers of generation and rewinds than its own may
     belong to another lineage, although it is not set aside now."""
-    return snapshot.there(paths.REASON)
-
-
-def _rename(snapshot: Place, name: str, new: str) -> None:
-    try:
-        snapshot.rename(name, new)
-    except (MachineError, SnapshotError):
-        if snapshot.there(name):  # otherwise another node has renamed or deleted it first
-            raise
+    return snapshot.there(paths.TURNS[1])
 
 
 def mark(snapshot: Place, name: str) -> None:
     """Write a marker that protects a snapshot from being deleted as too old: ORDERED or KEPT. Do nothing if the snapshot no longer exists.
     Raises MachineError."""
-    if snapshot.there(paths.COMMIT) or set_aside(snapshot):
+    if snapshot.there(paths.COMMIT) or snapshot.there(paths.REJECTED):
         snapshot.write(name, name.encode())
 
 
@@ -179,10 +176,10 @@ def reading(snapshot: Place) -> Iterator[None]:
     """Run a block that reads a snapshot. If the store has locks, `delete` does not delete the snapshot meanwhile. If it was deleted anyway,
     missing bytes are not damage. Then this raises MachineError in place of SnapshotError or OSError."""
     try:
-        with snapshot.reading(paths.COMMIT), snapshot.reading(paths.LEFT):
+        with snapshot.reading(paths.COMMIT):
             yield
     except (SnapshotError, OSError) as error:
-        if snapshot.there(paths.COMMIT) or set_aside(snapshot):
+        if snapshot.there(paths.COMMIT) or snapshot.there(paths.REJECTED):
             raise
         raise MachineError(f"{snapshot} no longer exists: it was deleted while it was being read") from error
     except RecursionError:
@@ -192,10 +189,9 @@ def reading(snapshot: Place) -> Iterator[None]:
 
 
 def delete(snapshot: Place) -> bool:
-    """Delete a snapshot or an attempt. Return False, and do nothing, while a process reads it. COMMIT or LEFT is deleted first, durably. A
-    kill may leave the rest, which `catalog.sweep` deletes."""
-    for name in (paths.COMMIT, paths.LEFT):
-        if snapshot.there(name) and not snapshot.retract(name):
-            return False
+    """Delete a snapshot or an attempt. Return False, and do nothing, while a process reads it. COMMIT is deleted first, durably. A kill may
+    leave the rest, which `catalog.sweep` deletes."""
+    if snapshot.there(paths.COMMIT) and not snapshot.retract(paths.COMMIT):
+        return False
     snapshot.clear()
     return True

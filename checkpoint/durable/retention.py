@@ -40,7 +40,7 @@ class RetentionPolicy:
     """Number of hours after which these older snapshots are deleted. 0: never."""
     max_bytes: int = 0
     """While all snapshots on disk together are larger than this many bytes, the oldest of these older snapshots are
-    deleted. 0: no limit."""
+    deleted. Snapshots that are set aside do not count, and need space in addition. 0: no limit."""
 
     keep_own_h: float = 336.0
     """Number of hours for which a snapshot that a person ordered stays, and for which a snapshot stays that an ordered

@@ -46,6 +46,7 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
                 now=size,
                 trained=trained if world.spec and trained in world.spec.sizes else 0,
                 left=size in rank_assignment.left(world, now),
+                alive=len(world.nodes),
             ),
         )
         if answer.event is Event.FAULT or not ending:  # else the job ends already

@@ -188,7 +188,7 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
         at_s=stall.at_s,
         evidence=text,
         started=stall.started,
-        signature=f"{Cause.RANK_HUNG}:{stall.place}:{stall.site}",
+        signature=f"{Cause.RANK_HUNG}:{'device' if stall.device else stall.place}:{stall.site}",
         step=stall.step,
         details=details,
         advice=sentences.no_hang(stall),

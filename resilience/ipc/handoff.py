@@ -34,6 +34,8 @@ class Handoff:
     """For each local rank: the paths of its slots (shared memory for its parts of snapshots)."""
     snapshots: str
     """Address of the directory or object store for the snapshots on disk."""
+    unusable: tuple[str, ...] = ()
+    """Names of committed snapshots there that ranks must not restore, although storage does not show their marks yet."""
     resume_step: Step
     """Step of the snapshot to start from; -1: there is none."""
     replay_until: Step

@@ -53,6 +53,7 @@ _STARTS_ELSEWHERE = 5
 """Maximum of failed starts on a number of nodes on which the job has not trained. The waits between them take 31 s together, longer than a
 network's disturbance when a node is lost."""
 
+_FROM_LEFT = "If one is good, this starts from it: mt-resilient run --run-dir NEW --start-from DIR/snapshots/NAME"
 _BEFORE = "although the job has trained before"
 
 
@@ -176,7 +177,8 @@ def plan(
         return restart
     stuck = without_progress(restarts, verdict, reached, kept, policy.unwatched_progress_s, size.trained > 0)
     spent = sum(0.5 if explained(life.nodes, shut_out) else 1.0 for life in stuck)
-    hung = hung_again(verdict, restarts, reached, policy.max_without_progress)
+    again = hung_again(verdict, restarts, reached, policy.max_without_progress, max(size.now, size.alive))
+    hung = "" if explained(verdict.nodes, shut_out) else again
     if spent >= policy.max_without_progress or hung:
         newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
         told = verdicts.tallied([life.cause for life in stuck])
@@ -287,7 +289,8 @@ def may_resume(point: ResumePoint, statuses: Sequence[NodeStatus], unread: bool,
         return _give_up(MachineError, why)
     if any(status.rejected_steps for status in statuses):
         return _give_up(
-            SnapshotError, f"every snapshot is set aside, {unasked}. mt-resilient snapshots ls --all says why. {anew}"
+            SnapshotError,
+            f"every snapshot is set aside, {unasked}. mt-resilient snapshots ls --all says why. {_FROM_LEFT}. {anew}",
         )
     if onset >= 0 and any(status.durable_steps for status in statuses):
         why = f"the state is wrong from step {onset} on, no older snapshot is left, {unasked}. {anew}"

@@ -3,7 +3,7 @@
 NaN     The ranks have tried every remedy in place. A variable of the script that no rewind restores may hold a NaN. New processes begin
         without it, so they get one attempt.
 hang    A rank has hung again after the same step and at the same place. In the script's own code, the agent waits there for a multiple of
-        the first silence the second time (`hang_rules.patient`). So a third attempt would hardly end otherwise.
+        the first silence the second time (`hang_rules.patient`). So a third attempt would hardly end otherwise, unless on another node.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ def may_begin_anew(verdict: Verdict, restarts: Sequence[Incident], reached: int,
     )
 
 
-def hung_again(verdict: Verdict, restarts: Sequence[Incident], reached: int, most: int) -> str:
+def hung_again(verdict: Verdict, restarts: Sequence[Incident], reached: int, most: int, nodes: int) -> str:
     """Return why another restart would not help: the last ones, as many as can help, answered the same hang after the same step. Snapshots
-    may lie in between: the job came no further. Empty: it may help. most: how many can help if the rank waits for other ranks; in the
-    script's own code, one can."""
+    may lie in between: the job came no further. Empty: it may help. most: how many can help if the rank waits for other ranks, or if
+    the fault may be its node's: other nodes are there, and one node is blamed. Otherwise one can help in the script's own code. nodes: how
+    many nodes are alive."""
     if verdict.cause is not Cause.RANK_HUNG or reached < 0:
         return ""
     here = verdict.signature, verdict.nodes, reached
     same = [*takewhile(lambda each: (each.signature, each.nodes, each.step_at_fault) == here, reversed(restarts))]
-    if len(same) < (1 if any(f":{place}:" in verdict.signature for place in OWN_WORK) else most):
+    own = any(f":{place}:" in verdict.signature for place in OWN_WORK) and not (len(verdict.nodes) == 1 and nodes > 1)
+    if len(same) < (1 if own else most):
         return ""
     return f"the same hang after the same step as in incident {int(same[0].id)} ({same[0].summary})"

@@ -26,6 +26,8 @@ class Size(NamedTuple):
     """Number of nodes when the ranks last finished steps; 0: never."""
     left: bool = False
     """Whether the job had already left the present number, and came back because no other number was available."""
+    alive: int = 1
+    """Number of nodes whose agents are alive, spares included."""
 
     @property
     def another(self) -> bool:

@@ -567,5 +567,5 @@ def test_what_is_on_disk_of_a_course_that_is_left_is_set_aside_when_storage_answ
     assert "the ranks go on" in order("resume")
     subprocess.run(["fsfreeze", "-u", freezer], check=True)
     assert job.finish() == 0, job.said()
-    (left,) = [each for each in (freezer / "snapshots").glob(f"{reached:010d}-*") if (each / "LEFT").exists()]
+    (left,) = [each for each in (freezer / "snapshots").glob(f"{reached:010d}-*") if (each / "LEFT-1").exists()]
     assert "does not belong to the lineage any more" in (left / "REASON").read_text()

@@ -25,6 +25,7 @@ from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.ipc.handoff import Handoff
 from mt_resilient.training.attach.attach import Attachment
 from mt_resilient.training.snapshot import restore
+from mt_resilient.training.snapshot.reachable import Reachable
 from mt_resilient.training.snapshot.restore import Unreadable
 from mt_resilient.training.snapshot.snapshot_pace import Pace
 from mt_resilient.training.snapshot.snapshots import Tape
@@ -103,6 +104,14 @@ def go_back(rank: Rank, whose: str) -> None:
         rank.tape.restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
     else:
         assert rank.tape.restorer.start_from(rank.snapshot) == 1
+
+
+def test_what_the_agent_refuses_is_not_restored_although_it_is_committed(rank: Rank) -> None:
+    restorer, root, name = rank.tape.restorer, Files(rank.snapshot.path.parents[1]), rank.snapshot.name
+    with pytest.raises(Unreadable, match="no committed snapshot of step 1"):
+        restorer.from_store(root, 1, unusable=(name,))
+    restorer.from_store(root, 1, name, unusable=(name,))  # an order names it
+    assert [Reachable(rank.tape._arena, str(root.path), told)._on_disk() for told in ((), (name,))] == [[1], []]
 
 
 @pytest.mark.parametrize("code", TRANSIENT)

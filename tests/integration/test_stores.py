@@ -98,6 +98,9 @@ def test_a_place_keeps_what_it_is_given(root: Place) -> None:
     here.rename("x", "z")
     assert (here.there("x"), here.read("z")) == (False, bytes(100_000))
     assert (root / "snapshots").holding(["x", "z"]) == {"a": {"z"}, "ab": set()}
+    here.write("s1", b"")
+    here.write("s2", b"")
+    assert (root / "snapshots").holding(["z"], ["s1", "s2", "s3"]) == {"a": {"z", "s1", "s2"}, "ab": set()}
     here.write("x", b"")
     here.delete("x")
     assert not here.there("x")
@@ -326,18 +329,46 @@ def test_what_belongs_to_the_user_stays_until_its_time_is_over(node: Node) -> No
     assert catalog.verify(places[1]) == []
     assert retired(11) == [2, 1], "one was ordered, the other set aside"
     assert not places[1].there("rank-00000.json")
-    commit.take_back(places[4])
+    for _ in ("this node", "another one"):
+        commit.take_back(places[4])
     assert [attempt.stamp.step for attempt in catalog.look(node.root).durable] == [6, 4, 3]
+    commit.leave(places[4], "another order went back", now_s)
+    left = catalog.look(node.root).left
+    assert [commit.reason(attempt.under(node.root), mark) for attempt, mark in left.items()] == [
+        ("another order went back", round(now_s))
+    ]
+    assert places[4].there(paths.COMMIT), "a store may delete later what it was asked to delete: nothing comes again"
     assert commit.returned(places[4])
     assert not commit.returned(places[3])
     assert promised
     commit.leave(places[4], "an order went back", now_s)
     commit.reject(places[4], "rank 1 could not load it")
     found = catalog.look(node.root)
-    assert (found.left, [attempt.stamp.step for attempt in found.rejected]) == ((), [4])
+    assert (found.left, [attempt.stamp.step for attempt in found.rejected]) == ({}, [4])
     commit.take_back(places[4])
     assert len(catalog.look(node.root).durable) == 2, "a wrong one cannot be taken back"
     assert retired(1000) == []
+
+
+@each
+def test_what_is_kept_or_taken_back_while_others_are_deleted_stays(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(1, 6):
+        node.snapshot(step)
+        node.drain_here(step)
+    places = {attempt.stamp.step: attempt.under(node.root) for attempt in catalog.look(node.root).durable}
+    for step in (1, 2):
+        commit.leave(places[step], "an order went back", 1.0)
+    delete = commit.delete
+
+    def slowly(snapshot: Place) -> bool:
+        commit.mark(places[3], paths.KEPT)
+        commit.take_back(places[1])
+        return delete(snapshot)
+
+    monkeypatch.setattr(commit, "delete", slowly)
+    gone = catalog.retire(node.root, RetentionPolicy(keep=1), 1e9)
+    assert [going.attempt.stamp.step for going in gone] == [4, 2]
+    assert [attempt.stamp.step for attempt in catalog.look(node.root).durable] == [5, 3, 1]
 
 
 @each

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.resilience.detect.registry import Suspicion
+from mt_resilient.resilience.detect.registry import Suspicion, hung_ranks
 from mt_resilient.resilience.diagnose.root_cause import Verdict
 from mt_resilient.resilience.errors import (
     BudgetSpent,
@@ -18,13 +18,15 @@ from mt_resilient.resilience.errors import (
 from mt_resilient.resilience.model.cause import Cause, Kind
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.rewind import AGAIN, Origin, Remedy
+from mt_resilient.resilience.model.signals import OWN_WORK, DeviceState
 from mt_resilient.resilience.model.state_machine import Event
 from mt_resilient.resilience.model.types import NodeId, Rank, Step
 from mt_resilient.resilience.plan.escalation import REWIND_IN_PLACE, STOP, RecoveryPolicy, may_resume, plan
 from mt_resilient.resilience.plan.restart_history import Size, bound, skipped_to, unreadable
 from mt_resilient.resilience.plan.resume_point import ResumePoint
 
-from .worlds import A, B, incident, status
+from .stalls import stall
+from .worlds import A, B, incident, status, world
 
 POLICY = RecoveryPolicy()
 IMPORT = "script_raised:1:ModuleNotFoundError"
@@ -516,6 +518,35 @@ def test_a_hang_after_the_same_step_at_the_same_place_is_no_progress(
     if event is Event.GIVE_UP:
         assert answer.exit_code == BudgetSpent.exit_code
         assert f"as in incident {times} (rank 0 hangs, silent for 660 s)" in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("alive", "out", "times", "event"),
+    [
+        (1, (), 1, Event.GIVE_UP),
+        (2, (), 1, Event.FAULT),  # the next restart may be on another node
+        (2, (), 2, Event.FAULT),
+        (2, (), 3, Event.GIVE_UP),
+        (2, ("a",), 3, Event.FAULT),  # in quarantine
+    ],
+)
+def test_the_same_hang_does_not_end_a_job_that_another_node_may_save(
+    alive: int, out: tuple[str, ...], times: int, event: Event
+) -> None:
+    said = {"signature": OWN, "nodes": (NodeId("a"),)}
+    hung = verdict(Cause.RANK_HUNG, signature=OWN)
+    hung = replace(hung, blamed=(replace(hung.blamed[0], rank=Rank(0)),))
+    past = [replace(each, **said) for each in killed(*range(10, 10 + times))]
+    shut_out = frozenset(map(NodeId, out))
+    answer = plan(hung, 200, 190, past, POLICY, shut_out=shut_out, size=Size(alive=alive))
+    assert answer.event is event
+
+
+def test_a_stuck_device_is_not_the_script_s_own_work() -> None:
+    """The agents do not wait longer there the second time."""
+    for device, own in ((DeviceState.UNKNOWN, True), (DeviceState.STUCK, False)):
+        (found,) = hung_ranks(world(status={A: status(stalls=(stall(device=device, site="train.py line 3"),))}))
+        assert any(f":{place}:" in found.signature for place in OWN_WORK) is own
 
 
 HOUR = 3600.0

@@ -1,6 +1,7 @@
 """What a node holds on disk, and what of that its ranks may go back to."""
 
 import os
+import time
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.run_directory import MARK
+from mt_resilient.agent.snapshots import inventory
 from mt_resilient.agent.snapshots.inventory import FRESH_S, Holdings
+from mt_resilient.agent.snapshots.replica_check import Replicas
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import Header, RankArena
 from mt_resilient.checkpoint.arena.slot_header import Stamp
@@ -17,6 +20,7 @@ from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.checkpoint.format.tensor_table import plan
+from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.generation import GenerationRecord, RewindOrder
 from mt_resilient.resilience.model.rewind import Remedy
@@ -166,6 +170,115 @@ def test_agents_of_several_nodes_come_back_to_the_same(tmp_path: Path) -> None:
     assert marks(root) == expected
 
 
+def test_an_agent_that_only_looks_on_does_not_undo_a_come_back(tmp_path: Path) -> None:
+    """A spare, or a node whose rank has died before it reported: it knows the first order, and not that another one has come back."""
+    root, held = holdings(tmp_path)
+    other = Holdings((), root, RUN, StabilityPolicy(), None)
+    name = f"0000000030-g1-{RUN}0000"
+    for step in (10, 20, 30):
+        written(root, f"00000000{step}-g1-{RUN}0000")
+    for each in (held, other):
+        each.went_back([back(1, 1, to=10)])
+    for generation in (2, 4):
+        comes_back(held, generation, name)
+        other.shelf.fresh(FRESH_S)
+        assert other.sees(name), "it is committed again, and the others may wait for this agent"
+        other.look(30)
+        assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": "used", "30 of 1.0": "used"}
+        assert other.durable_steps() == [10, 20, 30]
+        for each in (held, other):
+            each.went_back([back(generation + 1, 1, to=10)])
+        assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": "left", "30 of 1.0": "left"}
+
+
+class Refusing:
+    """Storage that refuses to write below some directories."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.places: set[str] = set()
+        self.tries = 0
+        write = Files.write
+
+        def refuse(place: Files, name: str, data: bytes) -> None:
+            if place.name in self.places:
+                self.tries += 1
+                raise MachineError(f"{place}: HTTP 503")
+            write(place, name, data)
+
+        monkeypatch.setattr(Files, "write", refuse)
+        monkeypatch.setattr(inventory, "RETRY_S", 0.0)
+
+
+def test_a_mark_that_storage_refuses_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, held = holdings(tmp_path)
+    names = [f"00000000{step}-g1-{RUN}0000" for step in (10, 20, 30)]
+    for name in names:
+        written(root, name)
+    refusing = Refusing(monkeypatch)
+    refusing.places = {names[2]}
+    held.went_back([back(1, 1, to=10)])
+    assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": "left", "30 of 1.0": "used"}
+    assert (held.durable_steps(), held.unusable()) == ([10], (names[2],)), "the ranks are told"
+    held.look(10)
+    assert refusing.tries > 1
+    assert len(held.sound.sentences) == 1, "it is said once"
+    refusing.places = set()
+    held.look(10)
+    assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": "left", "30 of 1.0": "left"}
+
+
+def test_coming_back_first_sets_aside_the_rest_and_each_snapshot_counts_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, held = holdings(tmp_path)
+    names = [f"00000000{step}-g1-{RUN}0000" for step in (10, 20, 30)]
+    for name in names:
+        written(root, name)
+    held.went_back([back(1, 1, to=10)])
+    other = written(root, f"0000000020-g1-{RUN}0001")
+    held.shelf.fresh(FRESH_S)
+    refusing = Refusing(monkeypatch)
+    refusing.places = {other.name, names[1]}
+    comes_back(held, 2, names[2])
+    left = {"10 of 1.0": "used", "20 of 1.0": "left", "30 of 1.0": "left"}
+    assert marks(root) == {**left, "20 of 1.1": "used"}, "no two lineages are mixed"
+    refusing.places = {names[1]}
+    held.look(30)
+    assert marks(root) == {**left, "20 of 1.1": "left", "30 of 1.0": "used"}
+    refusing.places = set()
+    held.look(30)
+    assert marks(root) == {**left, "20 of 1.0": "used", "20 of 1.1": "left", "30 of 1.0": "used"}
+
+
+def test_nothing_is_left_before_the_ordered_state_is_on_disk(tmp_path: Path) -> None:
+    root, held = holdings(tmp_path)
+    for step in (10, 30):
+        written(root, f"00000000{step}-g1-{RUN}0000")
+    held.went_back([back(1, 1, to=20)])
+    assert marks(root) == {"10 of 1.0": "used", "30 of 1.0": "used"}
+    assert (held.durable_steps(), held.rejected_steps()) == ([10], (30,))
+    written(root, f"0000000020-g1-{RUN}0000")
+    held.shelf.fresh(FRESH_S)
+    held.look(20)
+    assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": "used", "30 of 1.0": "left"}
+
+
+def test_no_order_comes_back_to_what_replicas_have_made_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, held = holdings(tmp_path)
+    name = f"0000000030-g1-{RUN}0000"
+    for step in (10, 30):
+        written(root, f"00000000{step}-g1-{RUN}0000")
+    held.went_back([back(1, 1, to=10)])
+    assert held.sees(name)
+    monkeypatch.setattr(Replicas, "fit", lambda _, stamp: stamp.step < 30)  # a comparison that ended later
+    assert not held.sees(name)
+    held.look(10)
+    end = time.monotonic() + 10
+    while marks(root)["30 of 1.0"] != "rejected":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_what_is_committed_late_of_a_course_that_was_left_is_refused(tmp_path: Path) -> None:
     """By a node that was stopped while it wrote its part; meanwhile the others have gone back and left data out."""
     root = Files(tmp_path)
@@ -179,7 +292,7 @@ def test_what_is_committed_late_of_a_course_that_was_left_is_refused(tmp_path: P
     held.shelf.fresh(FRESH_S)
     assert held.durable_steps() == [15, 20], "also before it is marked"
     held.look(20)
-    assert [each.there(paths.LEFT) for each in (kept, before, late, newer)] == [False, True, True, False]
+    assert [each.there(paths.TURNS[0]) for each in (kept, before, late, newer)] == [False, True, True, False]
 
 
 def test_what_was_fetched_from_another_node_is_not_of_the_time_before_one_had_a_part(tmp_path: Path) -> None:

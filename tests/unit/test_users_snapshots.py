@@ -171,6 +171,13 @@ def test_a_rewind_says_before_what_it_sets_aside(
     assert [sentence[: len(begins)] for sentence, begins in zip(told, said, strict=True)] == said
 
 
+def test_coming_back_sets_aside_nothing_of_that_lineage(run: RunDirectory) -> None:
+    """Also not what an earlier order has come back to."""
+    commit.take_back(run.kept() / paths.SNAPSHOTS / name(30))
+    told = rewind_notice.notice(Step(40), Attempt.parse(name(40)), catalog.look(run.kept()), Step(40), run)
+    assert told[0] == "this sets aside no snapshot on disk"
+
+
 AGENT = {"phase": Phase.RUN, "resume_step": Step(10)}
 
 

@@ -63,6 +63,7 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
         tape.go_back(step, handoff.rewind.left if handoff.rewind else "")
         if handoff.rewind is not None:
             tape.rewinds += 1
+            tape.keep(step)  # as after an ordered rewind in place
             obey(handoff.rewind, course, at, started, known_data=known_data)
             return step
     course.went_back(step)

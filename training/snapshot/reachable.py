@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from ...checkpoint.arena.arena import RankArena, State
 from ...checkpoint.backend import place
@@ -13,9 +14,9 @@ from ...resilience.errors import MachineError
 class Reachable:
     """The steps that this rank can restore. Other ranks may have fewer or older steps."""
 
-    def __init__(self, arena: RankArena, snapshots: str) -> None:
-        """snapshots: the address of the snapshots on disk."""
-        self._arena, self._snapshots = arena, snapshots
+    def __init__(self, arena: RankArena, snapshots: str, unusable: Collection[str]) -> None:
+        """snapshots: the address of the snapshots on disk. unusable: the names of those that must not be restored."""
+        self._arena, self._snapshots, self._unusable = arena, snapshots, unusable
 
     def newest(self, at_most: int) -> int:
         """Return the newest step up to `at_most` that is sealed in memory. If there is none, return the newest on disk, or else -1. Other
@@ -42,6 +43,7 @@ class Reachable:
     def _on_disk(self) -> list[int]:
         """Return the committed steps. The list is empty if storage does not answer."""
         try:
-            return [a.stamp.step for a in catalog.look(place.at(self._snapshots)).durable]
+            found = catalog.look(place.at(self._snapshots)).durable
+            return [attempt.stamp.step for attempt in found if str(attempt) not in self._unusable]
         except MachineError:
             return []

@@ -5,7 +5,7 @@ table → tensors made ready (`Preparing`) → bytes into the live tensors → t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -57,12 +57,13 @@ class Restorer:
         self._rank, self._world = rank, world
         self._kept_randomness: Any = None
 
-    def from_store(self, root: Place, step: int, left: str = "") -> None:
-        """Restore this rank's state at `step`. left: as in `Tape.go_back`. If the job then had another number of ranks, restore this rank's
-        part of the global state. Retry failing storage for a while. Raises Unrestorable, Unreadable, LayoutError or FormatError."""
+    def from_store(self, root: Place, step: int, left: str = "", unusable: Collection[str] = ()) -> None:
+        """Restore this rank's state at `step`. left: as in `Tape.go_back`. unusable: as in `Handoff`. If the job then had another number of
+        ranks, restore this rank's part of the global state. Retry failing storage for a while. Raises Unrestorable, Unreadable, LayoutError
+        or FormatError."""
 
         def ask() -> None:
-            snapshot = root / paths.SNAPSHOTS / left if left else _durable(root, step)
+            snapshot = root / paths.SNAPSHOTS / left if left else _durable(root, step, unusable)
             try:
                 if commit.read_commit(snapshot).world == self._world:
                     self._from_own(snapshot)
@@ -145,8 +146,8 @@ def _patiently(step: int, ask: Callable[[], None]) -> None:
             sleep(pause_s)
 
 
-def _durable(root: Place, step: int) -> Place:
+def _durable(root: Place, step: int, unusable: Collection[str]) -> Place:
     for attempt in catalog.look(root).durable:
-        if attempt.stamp.step == step:
+        if attempt.stamp.step == step and str(attempt) not in unusable:
             return attempt.under(root)
     raise MachineError(f"no committed snapshot of step {step} is under {root} any more")

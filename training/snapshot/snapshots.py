@@ -49,7 +49,7 @@ class Tape:
         self._at, self._pace = attachment, pace
         handoff = attachment.handoff
         self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
-        self.reachable = Reachable(self._arena, handoff.snapshots)
+        self.reachable = Reachable(self._arena, handoff.snapshots, handoff.unusable)
         self._stager = Stager()
         models = {name: source for name, source in sources.items() if isinstance(source, Modules)}
         kinds = device.kinds(tensor for name, model in models.items() for tensor in tensors_of(name, model))
@@ -267,7 +267,8 @@ class Tape:
         self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
         slot = None if left else self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
-            self.restorer.from_store(place.at(self._at.handoff.snapshots), step, left)
+            handoff = self._at.handoff
+            self.restorer.from_store(place.at(handoff.snapshots), step, left, handoff.unusable)
         self._arena.drop_after(step)
 
     def _from_slot(self, slot: Slot) -> bool:
