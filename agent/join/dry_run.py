@@ -90,7 +90,7 @@ def state(run: RunDirectory, spec: Spec, *, changed: bool) -> str:
     known = tuple(run.arguments or spec.command)
     if known != spec.command:
         comparable(replace(spec, command=known), spec, run, several=False, other_command=changed)
-        return f"which exists: the job continues with other arguments: {command_difference(spec.command, known)}"
+        return f"which exists: its last run had other arguments: {command_difference(spec.command, known)}"
     return (
         f"which exists: {'the job is finished, and nothing starts' if run.finished.exists() else 'the job continues'}"
     )

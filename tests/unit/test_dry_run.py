@@ -181,7 +181,7 @@ def test_options_that_do_not_fit_are_refused_in_the_same_words(
             False,
             False,
             ["--changed-arguments"],
-            "which exists: the job continues with other arguments: --lr is 1 here, and 2 there",
+            "which exists: its last run had other arguments: --lr is 1 here, and 2 there",
         ),
     ],
 )
