@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import commands
+from . import commands, run_command
 from .options import parser
 from .resilience.errors import ResilientError, UsageError
 from .resilience.ipc.file_descriptors import fill_standard
@@ -62,7 +62,7 @@ def _dispatch(words: list[str]) -> int:
     if options.command == "run":
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
-        return commands.run(options, words[cut + 1 :], words[1:cut])
+        return run_command.run(options, words[cut + 1 :], words[1:cut])
     return commands.COMMANDS.get(options.command, commands.order)(options)
 
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from .resilience.errors import UsageError
+
+RUNS = "mt-runs/"
+"""Where run directories are, if the command line names none."""
 
 
 def add_command(commands: Any, name: str, does: str, example: str, **further: str) -> Any:
@@ -43,7 +50,7 @@ def run_options(commands: Any) -> None:
     )
     add = run.add_argument
     add("--run-dir", type=Path, metavar="DIR", help="directory for all files of the job (default: mt-runs/<script>)")
-    add("--run-dirs", default="mt-runs/", help=argparse.SUPPRESS)  # for the torchruns of a script
+    add("--run-dirs", default=RUNS, help=argparse.SUPPRESS)  # for the torchruns of a script
     add(
         "--snapshots",
         metavar="DIR|URL",
@@ -96,3 +103,22 @@ def run_options(commands: Any) -> None:
     add("--dry-run", action="store_true", help="print what is understood of the command, and start nothing")
     add("--quiet", action="store_true", help="print warnings and errors only")
     add("wrapped", nargs="*", metavar="-- torchrun …", help="the command to run")
+
+
+def policies(file: Path | None = None, flags: Mapping[str, str] | None = None, **further: type) -> dict[str, Any]:
+    """Return the configuration's policies, by section."""
+    from .agent.policies import SECTIONS
+    from .resilience.config import load
+
+    return load({**SECTIONS, **further}, file, os.environ, flags or {})
+
+
+def values(pairs: Sequence[str]) -> dict[str, str]:
+    """Return the values of `--set`, by name. Raises UsageError."""
+    flags = {}
+    for pair in pairs:
+        dotted, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--set {pair}: write it as --set section.key=value")
+        flags[dotted] = value
+    return flags

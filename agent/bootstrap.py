@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -60,19 +60,19 @@ from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
 from .preflight import kernel_features
-from .run_directory import RunDirectory, next_directory
+from .run_directory import RunDirectory, next_directory, take_one
 
 
-def default_directory(launch: Launch, below: str = "", base: str = "mt-runs/") -> Path:
+def default_directory(launch: Launch, below: str = "", base: str = "mt-runs/", busy: Collection[Path] = ()) -> Path:
     """Return the run directory for `launch`: `base` or, if that ends with a slash, `<base><script>`; or that with `.2`, `.3` … behind it
-    (`next_directory`). below: this node's folder in it."""
+    (`next_directory`). below: this node's folder in it. busy: directories that other agents have locked."""
     name = Path(launch.script[0]).stem.rpartition(".")[2] if base.endswith("/") else ""
-    return next_directory(Path(base) / name, described(launch, ()).command, below)
+    return next_directory(Path(base) / name, described(launch, ()).command, below, busy)
 
 
 def run_job(
     command: Sequence[str],
-    directory: Path | Callable[[Launch, str], Path],
+    directory: Path | Callable[[Launch, str, Collection[Path]], Path],
     snapshots: str | None,
     origin: str | None,
     windows: Sequence[Window],
@@ -89,11 +89,13 @@ def run_job(
     control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
     found = static(launch, control, nodes)
     control, below = (found.control, found.below) if found else (control, "")
-    whole = directory(launch, below) if callable(directory) else directory
+    whole, run = take_one(
+        lambda busy: directory(launch, below, busy) if callable(directory) else directory,
+        below,
+        lambda sentence: terminal.say(sentence, wall_s(), "warn"),
+    )
     snapshots = snapshots or (str(whole.absolute()) if found else None)
-    run = RunDirectory(whole / below)
     with ExitStack() as closing:
-        run.take()
         closing.callback(run.release)
         kept: SnapshotPolicy = policies["snapshots"]
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))

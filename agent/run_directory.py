@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,8 @@ from typing import Any
 from ..checkpoint.backend import paths, place
 from ..checkpoint.backend.filesystem import Files, own_name, read_file
 from ..checkpoint.backend.place import Place
+from ..checkpoint.durable import catalog
+from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.ipc.file_descriptors import high
 from ..resilience.report.journal import Journal
@@ -26,6 +28,12 @@ from .ranks.exit_codes import born
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MARK = paths.JOB
 _MARK_BYTES = 1024
+_AT_ONCE_S = 60.0
+"""Torchruns that begin within so many seconds were started by one script, to run at the same time."""
+
+
+class InUse(UsageError):
+    """Another agent has locked the run directory."""
 
 
 class RunDirectory:
@@ -98,13 +106,26 @@ class RunDirectory:
             return Files(self.root)
         return place.at(self._start().get("snapshots", str(self.root)))
 
+    @property
+    def arguments(self) -> list[str] | None:
+        """The script and arguments of the last run (`Spec.command`); None: not known."""
+        return self._start().get("arguments")
+
     def _start(self) -> dict[str, Any]:
         """Return what the last agent that ran here wrote at its start; empty: no agent did."""
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
         return starts[-1] if starts else {}
 
+    @property
+    def has_snapshot(self) -> bool:
+        """The job has a committed snapshot, or its storage does not answer."""
+        try:
+            return bool(catalog.look(self.kept()).durable)
+        except MachineError:
+            return True
+
     def take(self) -> None:
-        """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written, UsageError if another agent has
+        """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written, InUse if another agent has
         locked it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
@@ -116,11 +137,18 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            os.close(self._lock)
+            self._lock = None
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            raise UsageError(
-                f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
-            ) from error
+            raise self.in_use from error
+
+    @property
+    def in_use(self) -> InUse:
+        """The error that another agent has locked this directory."""
+        return InUse(
+            f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
+        )
 
     def own(self, snapshots: Place, name: str = "") -> None:
         """Bind the place `snapshots` to this job permanently, with a mark file. name: the job's name, if it has several nodes. Raises
@@ -168,19 +196,19 @@ class RunDirectory:
             self._lock = None
 
 
-def next_directory(base: Path, arguments: Sequence[str], below: str = "") -> Path:
+def next_directory(base: Path, arguments: Sequence[str], below: str = "", busy: Collection[Path] = ()) -> Path:
     """Return the first of `base`, `base.2`, `base.3` … with an unfinished run of these arguments (`Spec.command`). If there is none, return
-    a free one. But if no run ever had these arguments, and one with others waits to continue, return that: the agent names the difference.
-    below: this node's folder in it."""
+    a free one. But if no run ever had these arguments, and one with others has a snapshot to continue from, return that: the agent names
+    the difference. below: this node's folder in it. busy: directories that other agents have locked."""
     again, other, ordinal, path = False, None, 1, base
     while (path / below).exists():
         run = RunDirectory(path / below)
-        told = run._start().get("arguments")
-        same = told is None or told == list(arguments)
-        if same and not run.finished.exists():
+        same = run.arguments in (None, list(arguments))
+        if same and not run.finished.exists() and path not in busy:
             return path
         again = again or same
-        other = other if run.finished.exists() or run.agent() else path
+        if not same and path not in busy and not run.finished.exists() and not run.agent() and run.has_snapshot:
+            other = path
         ordinal += 1
         path = base.with_name(f"{base.name}.{ordinal}")
     return other if other and not again else path
@@ -189,6 +217,33 @@ def next_directory(base: Path, arguments: Sequence[str], below: str = "") -> Pat
 def _machine() -> str:
     """Return what identifies the machine since its boot, and the container on it: only there do its processes' ids mean anything."""
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def take_one(
+    choose: Callable[[Collection[Path]], Path], below: str, say: Callable[[str], None], wait_s: float = 30.0
+) -> tuple[Path, RunDirectory]:
+    """Lock a run directory. If another agent has locked it, choose again. choose: of the directories that others have locked. wait_s: how
+    long to wait for an agent whose job this one would continue. Raises as `RunDirectory.take` does."""
+    busy: list[Path] = []
+    since_s = monotonic_s()
+    told = False
+    while True:
+        whole = choose(busy)
+        run = RunDirectory(whole / below)
+        try:
+            run.take()
+            return whole, run
+        except InUse as error:
+            if choose([*busy, whole]) == whole:  # the user named it
+                raise
+            began_s = run._start().get("at_s", wall_s())
+            if wall_s() - began_s < _AT_ONCE_S or monotonic_s() - since_s > wait_s:
+                busy.append(whole)
+                continue
+            if not told:  # a script ends a job and starts it again
+                say(f"{error}. Waiting {wait_s:.0f} s for it to exit; after that, this run begins in another directory")
+                told = True
+            sleep(0.2)
 
 
 def _text(file: Path) -> str:

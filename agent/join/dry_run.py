@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from ...resilience.model.node import Spec
 from ...resilience.text import formatting
 from ..launch.launcher_program import LAUNCH, RUN
 from ..launch.torchrun import Launch
+from ..run_directory import RunDirectory
+from .config_match import command_difference
+from .registration import comparable
 from .static_nodes import Static
 
 Line = tuple[str, str]
@@ -37,12 +42,13 @@ _SSH = re.compile(r"(?:^|[;&|(\s])ssh\s+(?=\S)")
 _SCRIPT = re.compile(r"[\w./-]+\.sh\b")
 _MOST_FILES = 16
 _LONGEST = 100
+_MOST_BYTES = 1 << 20
 
 
 def of_launch(
-    launch: Launch, command: Sequence[str], nodes: str, static: Static | None, place: Path, known: Mapping[str, str]
+    launch: Launch, command: Sequence[str], nodes: str, static: Static | None, known: Mapping[str, str]
 ) -> Iterator[Line]:
-    """Yield what is understood of a torchrun command. nodes: how many train. place: the run directory. known: where else values come from,
+    """Yield what is understood of a torchrun command. nodes: how many train. known: where else values come from,
     such as `etcd`."""
     yield "form", f"torchrun, run by {launch.python}"
     yield "script", " ".join(filter(None, [launch.form, launch.script[0]]))
@@ -59,7 +65,6 @@ def of_launch(
         given = [f"{option[2:]} {value}" for option in options if (value := _value(launch.script, option))]
         if given:
             yield name, ", ".join(given)
-    yield "run directory", f"{place}, {'which exists: the job continues' if place.exists() else 'which is new'}"
     ours = command[: len(command) - len(launch.script)]
     names = [word.partition("=")[0] for word in ours if word.lstrip("-").replace("_", "-").startswith(_ARRANGED)]
     if names:
@@ -76,6 +81,21 @@ def of_launch(
     yield "not known", "whether the training repeats to the bit, and which modules the script imports later"
 
 
+def state(run: RunDirectory, spec: Spec, *, changed: bool) -> str:
+    """Return what `run` would do in this run directory. changed: the arguments may differ. Raises UsageError as `run` does."""
+    if not run.root.exists():
+        return "which is new"
+    if run.agent():
+        raise run.in_use
+    known = tuple(run.arguments or spec.command)
+    if known != spec.command:
+        comparable(replace(spec, command=known), spec, run, several=False, other_command=changed)
+        return f"which exists: its last run had other arguments: {command_difference(spec.command, known)}"
+    return (
+        f"which exists: {'the job is finished, and nothing starts' if run.finished.exists() else 'the job continues'}"
+    )
+
+
 def _value(words: Sequence[str], option: str) -> str:
     given = [value for name, value in pairwise([*words, ""]) if name == option]
     given += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
@@ -85,10 +105,7 @@ def _value(words: Sequence[str], option: str) -> str:
 def _loop(launch: Launch) -> str:
     if launch.form:
         return "not known: the script is no Python file. A loop that is known is found when the ranks import it"
-    try:
-        text = Path(launch.script[0]).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    text = _text(Path(launch.script[0]))
     found = next((loop for name, loop in _LOOPS.items() if name in text), "")
     return found or "not known: the script names none. One that is known is found when the ranks import it"
 
@@ -119,13 +136,19 @@ def of_script(command: Sequence[str]) -> Iterator[Line]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_text(file).splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             yield number, line.strip()
+
+
+def _text(file: Path) -> str:
+    """Return the beginning of a file; empty: it cannot be read, or is no text."""
+    try:
+        with file.open("rb") as opened:
+            found = opened.read(_MOST_BYTES)
+    except OSError:
+        return ""
+    return "" if b"\0" in found else found.decode(errors="replace")
 
 
 def _in_line(line: str) -> Iterator[Line]:

@@ -75,7 +75,7 @@ def register(
         _begun_anew(seat, spec)
     entry = store.get(keys.spec)
     known = loads(Spec, entry.value) if entry else spec
-    _comparable(known, spec, run, several, other_command=changed is not None)
+    comparable(known, spec, run, several, other_command=changed is not None)
     others = _others(seat)
     mine = store.get(keys.node(node))
     namesake = loads(NodeRecord, mine.value) if mine else me
@@ -102,7 +102,7 @@ def register(
         _wait_while(lambda: _leavers_alone(seat, known), pause, LEAVE_S + ttl_s, stay)
         return anew()
     if what in (Course.JOIN, Course.JOIN_LIFE) or (what is Course.BEGIN and several):
-        _comparable(known, spec, run, several)
+        comparable(known, spec, run, several)
         _same(known, spec, "" if others else _HEEDLESS if found.unheard(node) else _LATER)
     if what is Course.JOIN_LIFE:
         return known, found.over
@@ -271,7 +271,7 @@ def _own(address: str) -> bool:
         return address == "localhost"
 
 
-def _comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool, *, other_command: bool = False) -> None:
+def comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool, *, other_command: bool = False) -> None:
     """Raise UsageError if `spec` describes another job than `known`. other_command: it may have another command."""
     if known.command != spec.command and not other_command:
         what = "the job was started with" if several else f"the run directory {run.root} belongs to"

@@ -10,13 +10,17 @@ torchrun would have had.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 _HERE = Path(os.path.abspath(__file__))
 BIN = str(_HERE.with_name("bin"))
@@ -28,12 +32,25 @@ _ABSENT = "MT_RESILIENT_NO_PYTHONPATH"
 """Set if PYTHONPATH was not."""
 _WITH_A_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"
 """ssh's options that have a value (OpenSSH 9)."""
-_FAR = f"""
-{_ABSENT}=1; [ -n "$PYTHONPATH" ] && {_ABSENT}=
-export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"
-exec "${{SHELL:-sh}}" -c "$0"
-"""
-"""What the far end of an ssh does first, with the command as $0."""
+_WITHOUT_A_COMMAND = set("sNWO")
+"""Options with which ssh runs no command."""
+_FAR = "; ".join(
+    (
+        f"{_ABSENT}=1",
+        f'[ -n "$PYTHONPATH" ] && {_ABSENT}=',
+        f'export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        'case "${SHELL##*/}" in bash) set -- --norc;; zsh | csh | tcsh) set -- -f;; esac',  # the start files have been read
+        'exec "${SHELL:-sh}" "$@" -c "$0"',
+    )
+)
+"""What the far end of an ssh does first, with the command as $0. It is one line, because a csh takes no more than that in quotes."""
+_STARTER = re.compile(r"(?:.*/)?(?:(?:ba|da|k|z|c|tc)?sh|torchrun|python[\d.]*|[^/]*\.sh)")
+"""The programs that may start a torchrun."""
+_IN_FRONT = {
+    *["nohup", "setsid", "env", "exec", "time", "timeout", "nice", "ionice", "taskset", "numactl", "stdbuf", "sudo"]
+}
+_IN_FRONT |= {*[".", "source", "eval", "if", "then", "else", "while", "until", "do", "!", "{"]}
+"""The words that may stand in front of a program, with options and variables."""
 
 
 def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -65,22 +82,43 @@ def agent(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def far(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the arguments of an ssh whose command runs with the same variables. Without a command, return them unchanged."""
-    at, host = 0, False
+    """Return the arguments of an ssh whose command runs with the same variables. Return them unchanged if there is no command, or if the
+    command names no program that may start torchrun (git, rsync, sshfs)."""
+    at, host, letters = 0, False, set[str]()
     while at < len(arguments):
         word = arguments[at]
         if word.startswith("-") and word != "-":
             letter = next((n for n, each in enumerate(word[1:], 1) if each in _WITH_A_VALUE), 0)
+            letters.update(word[1 : letter + 1 if letter else None])
             at += 2 if letter == len(word) - 1 and letter else 1
         elif host:
             break
         else:
             host, at = True, at + 1
-    if at >= len(arguments):
+    if letters & _WITHOUT_A_COMMAND or not _may_start_torchrun(" ".join(arguments[at:])):
         return list(arguments)
     variables = [shlex.quote(f"{name}={environ[name]}") for name in (WRAPS, PYTHON)]
     command = " ".join(["exec env", *variables, "sh -c", shlex.quote(_FAR), shlex.quote(" ".join(arguments[at:]))])
     return [*arguments[:at], command]
+
+
+def _may_start_torchrun(command: str) -> bool:
+    """Return whether a program of `command`, in a shell's words, is plainly a shell, a script, Python or torchrun."""
+    words = shlex.shlex(command.replace("\n", ";"), posix=True, punctuation_chars=";&|()")
+    words.whitespace_split, words.commenters = True, ""
+    first = passes = True
+    try:
+        for word in words:
+            if not word.strip(";&|()"):
+                first = passes = True
+            elif passes and _STARTER.fullmatch(word):
+                return True
+            else:
+                passes = word in _IN_FRONT or "=" in word if first else passes
+                first = False
+    except ValueError:  # a quote that is not closed
+        return False
+    return False
 
 
 def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -95,13 +133,29 @@ def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]
     return agent(words, environ)
 
 
+def become(words: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process with a command, as a shell starts it. Raises OSError."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command inherits that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(words[0], words, environ)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+    script = shutil.which(words[0]) or words[0]  # without a first line that names its interpreter
+    os.execve("/bin/sh", ["sh", script, *words[1:]], environ)
+
+
 def main() -> None:
     """Become the agent, or ssh. The arguments are the command."""
     words = replacement(sys.argv[1:], os.environ)
     if not words[0]:
         print(f"{sys.argv[1]}: command not found", file=sys.stderr)
         sys.exit(127)
-    os.execvpe(words[0], words, cleaned(os.environ))
+    if sys.argv[1] != "ssh":  # as torchrun does, hear them also in a script's background, where the shell ignores them
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+    become(words, cleaned(os.environ))
 
 
 if __name__ == "__main__":

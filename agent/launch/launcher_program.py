@@ -74,6 +74,8 @@ def is_script(command: Sequence[str]) -> bool:
             "which sets the same variables: mt-resilient run -- torchrun --nproc-per-node N SCRIPT …"
         )
     if not shutil.which(command[0]):
+        if os.path.isfile(command[0]) and not os.access(command[0], os.X_OK):
+            raise UsageError(f"{command[0]} is not executable; nothing was started. Put bash in front of it")
         raise MachineError(f"{command[0]} was not found; nothing was started")
     return True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.launch import handover
 from mt_resilient.cli import main
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.codec import dumps
@@ -197,3 +198,14 @@ def test_the_status_of_a_job_that_has_ended_shows_its_last_message(place: Path, 
     assert "It ended" not in again
     assert "Its last message on n2, " in again
     assert again.endswith(": ended as asked; the same command goes on\n")
+
+
+def test_a_run_inside_a_wrapped_script_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its torchrun is not handed to a second agent."""
+    before = dict(os.environ)
+    for name, value in handover.environment([], before).items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", "--dry-run", "--", "bash", "run.sh"]) == 0
+    assert handover.WRAPS not in os.environ
+    assert handover.BIN not in os.environ["PATH"]
+    assert handover.SITE not in os.environ.get("PYTHONPATH", "")

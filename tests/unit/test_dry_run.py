@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from mt_resilient import cli
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.store.etcd.access import Papers
 
 BIN = Path(sys.executable).parent
 MEGATRON = "from megatron.training import pretrain\n"
@@ -135,3 +138,80 @@ def test_what_would_be_refused_is_refused_in_the_same_words(capfd: pytest.Captur
     words = ["run", "--dry-run", "--", "torchrun", "--nnodes", "2", "pretrain_gpt.py"]
     assert cli.main(words) == 2
     assert "several nodes (2) need --etcd HOST:PORT" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--export", "A", "--", "torchrun", "pretrain_gpt.py"], "--ssh-option and --export are for --hostfile"),
+        (["--export", "A", "--", "bash", "run.sh"], "--ssh-option and --export are for --hostfile"),
+        (["--hostfile", "hosts", "--", "bash", "run.sh"], "--hostfile starts torchrun on each host, and bash is not"),
+        (
+            ["--hostfile", "hosts", "--node", "a", "--", "torchrun", "pretrain_gpt.py"],
+            "--node, --address and --label are for one node",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_the_same_words(
+    words: list[str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for dry in (["--dry-run"], []):
+        assert cli.main(["run", *dry, *words]) == 2
+        said.append(capfd.readouterr().err)
+    assert says in said[0]
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "finished", "runs", "options", "says"),
+    [
+        (["--lr", "1"], False, False, [], "which exists: the job continues"),
+        (["--lr", "1"], True, False, [], "which exists: the job is finished, and nothing starts"),
+        (["--lr", "1"], False, True, [], "another mt-resilient is running in"),
+        (
+            ["--lr", "2"],
+            False,
+            False,
+            [],
+            "belongs to another command: --lr is 1 here, and 2 there; nothing was started",
+        ),
+        (
+            ["--lr", "2"],
+            False,
+            False,
+            ["--changed-arguments"],
+            "which exists: its last run had other arguments: --lr is 1 here, and 2 there",
+        ),
+    ],
+)
+def test_what_the_run_directory_holds_is_compared_with_the_command(
+    before: list[str],
+    finished: bool,
+    runs: bool,
+    options: list[str],
+    says: str,
+    place: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = RunDirectory(place / "job")
+    run.root.mkdir()
+    Journal(run.journal).write("start", 0.0, arguments=["pretrain_gpt.py", *before])
+    if finished:
+        run.finished.touch()
+    if runs:
+        run.publish("job", ["127.0.0.1:1"], Papers())
+    command = ["run", "--dry-run", "--run-dir", "job", *options, "--", "torchrun", "pretrain_gpt.py", "--lr", "1"]
+    refused = says.startswith(("another", "belongs"))
+    assert cli.main(command) == (2 if refused else 0)
+    out, err = capfd.readouterr()
+    assert says in (err if refused else out)
+
+
+def test_a_named_file_that_is_no_text_is_not_read_and_a_long_one_not_to_its_end(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "program").write_bytes(b"\x7fELF\0\ntorchrun x.py\n")
+    (place / "long").write_text(f"torchrun x.py\n{'#' * (1 << 20)}\ntorchrun y.py\n")
+    found = printed(capsys, "--", "bash", "program", "long")
+    assert [what for name, what in found if name == "torchrun"] == ["long:1: torchrun x.py"]

@@ -10,7 +10,9 @@ import pytest
 from mt_resilient.agent.launch import handover
 from mt_resilient.agent.launch.handover import BIN, SITE, agent, cleaned, environment, far
 from mt_resilient.agent.launch.launcher_program import is_script
-from mt_resilient.agent.run_directory import next_directory
+from mt_resilient.agent.run_directory import RunDirectory, next_directory, take_one
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.report.journal import Journal
 
@@ -51,14 +53,18 @@ def test_torchrun_gets_the_environment_that_it_would_have_without_us(known: str 
 @pytest.mark.parametrize(
     ("arguments", "at"),
     [
-        (["host", "ls"], 1),
+        (["host", "bash", "run.sh"], 1),
         (["-f", "-n", "host", "cd /x;", "bash", "run.sh"], 3),
-        (["-p", "22", "-oBatchMode=yes", "-l", "me", "host", "ls"], 6),
-        (["-np22", "host", "-v", "ls", "-l"], 3),
+        (["-p", "22", "-oBatchMode=yes", "-l", "me", "host", "python", "-V"], 6),
+        (["-np22", "host", "-v", "sh", "-l"], 3),
         (["host"], 1),
         (["-p", "22", "host"], 3),
         (["-V"], 1),
         (["-W", "a:22", "host"], 3),
+        (["-W", "a:22", "host", "bash"], 4),  # ssh runs no command
+        (["-x", "-a", "host", "-s", "sftp"], 5),
+        (["-s", "host", "bash"], 3),
+        (["-N", "host", "bash"], 3),
     ],
 )
 def test_only_the_command_of_an_ssh_changes(arguments: list[str], at: int) -> None:
@@ -69,10 +75,48 @@ def test_only_the_command_of_an_ssh_changes(arguments: list[str], at: int) -> No
     assert far(arguments[:at], environ) == arguments[:at]
 
 
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        ("bash run.sh", True),
+        ("bash -c 'cd /x; bash inner.sh 1 > log 2>&1 &'", True),
+        ("cd /x && ./run.sh 1", True),
+        ("cd /x;nohup torchrun x.py >log 2>&1 </dev/null &", True),
+        ("export A=1\n/opt/bin/python3.11 -m torch.distributed.run x.py", True),
+        ("env -u B A=1 setsid /bin/zsh -c x", True),
+        ("A=1 B='x y' python x.py", True),
+        ("if test -e x; then source env.sh; fi", True),
+        ("(cd /x; timeout 5 sh x)", True),
+        ("git-upload-pack '/srv/python'", False),
+        ("git-receive-pack 'tools/run.sh'", False),
+        ("rsync --server -e.LsfxCIvu . /backup/torchrun", False),
+        ("/usr/lib/openssh/sftp-server", False),
+        ("nvidia-smi", False),
+        ("mkdir -p /x/python && cp run.sh /x/python", False),
+        ("pkill -f torchrun", False),
+        ("echo 'bash run.sh", False),  # no shell would run it
+    ],
+)
+def test_only_an_ssh_command_that_may_start_torchrun_changes(command: str, changes: bool) -> None:
+    """A far end may allow certain commands only, and compares them word by word."""
+    found = far(["-T", "host", command], environment(WORDS, {"PATH": "/usr/bin"}))
+    assert (found != ["-T", "host", command]) is changes
+    assert "\n" in command or "\n" not in found[-1]  # a csh takes one line
+
+
+def test_the_far_end_s_start_files_are_read_once(tmp_path: Path) -> None:
+    """sshd runs the command in a bash that reads ~/.bashrc."""
+    (tmp_path / ".bashrc").write_text("echo read\n")
+    command = far(["host", "sh -c 'echo ran'; echo $SHLVL"], environment(WORDS, {"PATH": "/usr/bin"}))[-1]
+    there = {"PATH": "/usr/bin:/bin", "SHELL": "/bin/bash", "HOME": str(tmp_path), "SSH_CLIENT": "::1 1 22"}
+    done = subprocess.run(["bash", "-c", command], env=there, capture_output=True, text=True)
+    assert done.stdout == "read\nran\n1\n"
+
+
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 def test_the_far_end_runs_the_command_with_the_variables(shell: str) -> None:
     environ = environment(WORDS, {"PATH": "/usr/bin"})
-    command = far(["host", "cd", "/;", "env -0; exit 7"], environ)[-1]
+    command = far(["host", "cd", "/;", "sh -c 'env -0; exit 7'"], environ)[-1]
     there = {"PATH": "/usr/bin:/bin", "SHELL": shell}
     done = subprocess.run([shell, "-c", command], env=there, capture_output=True)
     assert done.returncode == 7, done.stderr
@@ -134,11 +178,66 @@ def test_a_command_that_does_not_exist_is_refused() -> None:
         is_script(["no-such-program"])
 
 
-def run_of(path: Path, *arguments: str, finished: bool = False) -> Path:
+def test_a_script_that_is_not_executable_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").touch(mode=0o644)
+    with pytest.raises(UsageError, match=r"run.sh is not executable; nothing was started. Put bash in front of it"):
+        is_script([str(tmp_path / "run.sh")])
+
+
+def wrapped(*words: str | Path, place: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "mt_resilient", "run", *words]
+    return subprocess.run(command, cwd=place, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+
+
+def executable(path: Path, text: str) -> Path:
+    path.touch(mode=0o755)
+    path.write_text(text)
+    return path
+
+
+def test_a_script_begins_as_a_shell_would_begin_it(tmp_path: Path) -> None:
+    """Python ignores SIGPIPE (13) and SIGXFSZ (25), and refuses a script without a first line."""
+    script = executable(tmp_path / "run", 'grep SigIgn /proc/self/status; echo "$0 $1"\n')
+    done = wrapped("--quiet", "--", script, "a b", place=tmp_path)
+    assert int(done.stdout.split()[1], 16) & (1 << 12 | 1 << 24) == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == [f"{script} a b"]
+
+
+def test_a_script_that_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
+    script = executable(tmp_path / "run", "#!/no/such/shell\n")
+    done = wrapped("--quiet", "--", script, place=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 1)
+    assert "run cannot be run (No such file or directory); nothing was started" in done.stderr
+
+
+def test_an_agent_hears_the_signals_that_a_shell_ignores_in_the_background(tmp_path: Path) -> None:
+    """torchrun hears SIGINT (2) and SIGQUIT (3), too. SIGHUP (1) stays ignored, for nohup."""
+    agents = executable(tmp_path / "python", "#!/bin/sh\nexec grep SigIgn /proc/self/status\n")
+    environ = environment(WORDS, os.environ) | {handover.PYTHON: str(agents)}
+    command = f"trap '' HUP INT QUIT; exec {sys.executable} -I -S {handover.__file__} torchrun x.py"
+    done = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[1], 16) & (0b111 | 1 << 12 | 1 << 24) == 0b001
+
+
+def test_a_python_that_only_names_torchrun_runs_as_it_is(tmp_path: Path) -> None:
+    script = "python3 /no/such/torchrun x.py; echo $?; echo 'print(5)' | python3 - torchrun"
+    done = wrapped("--quiet", "--", "bash", "-c", script, place=tmp_path)
+    assert done.stdout == "2\n5\n", done.stderr
+    handed_over = wrapped(
+        "--run-dirs", f"{tmp_path}/runs/", "--", "python3", "/no/such/torchrun", "x.py", place=tmp_path
+    )
+    assert handed_over.returncode == 2
+    assert "mt-resilient" not in handed_over.stderr
+
+
+def run_of(path: Path, *arguments: str, finished: bool = False, snapshot: bool = False) -> Path:
     path.mkdir(parents=True)
     Journal(path / "journal.jsonl").write("start", 0.0, arguments=list(arguments))
     if finished:
         (path / "finished").touch()
+    if snapshot:
+        (attempt := path / paths.SNAPSHOTS / "0000000005-g1-abcdef010000").mkdir(parents=True)
+        (attempt / paths.COMMIT).touch()
     return path
 
 
@@ -149,12 +248,55 @@ def test_a_script_given_again_finds_the_run_directory_of_each_of_its_torchruns(t
     run_of(base, "a", finished=True)
     second = tmp_path / "train.2"
     assert next_directory(base, ["b"]) == second
-    run_of(second, "b")
+    run_of(second, "b", snapshot=True)
     third = tmp_path / "train.3"
     assert next_directory(base, ["a"]) == third  # the script does its first stage again, as without us
     run_of(third, "a", finished=True)
     assert next_directory(base, ["b"]) == second
     assert next_directory(base, ["c"]) == second  # refused there, with the difference: its progress may be wanted
+
+
+def test_a_run_that_left_no_snapshot_is_not_in_the_way_of_other_arguments(tmp_path: Path) -> None:
+    base = run_of(tmp_path / "train", "a")
+    assert next_directory(base, ["b"]) == tmp_path / "train.2"
+    assert next_directory(base, ["a"]) == base
+
+
+def test_torchruns_that_start_at_once_take_a_run_directory_each(tmp_path: Path) -> None:
+    base = tmp_path / "train"
+    said: list[str] = []
+    taken = [take_one(lambda busy: next_directory(base, ["a"], "", busy), "", said.append) for _ in range(3)]
+    assert [whole.name for whole, _ in taken] == ["train", "train.2", "train.3"]
+    assert said == []
+    with pytest.raises(UsageError, match="another mt-resilient is running"):
+        take_one(lambda busy: base, "", said.append)  # the user named it
+    for _, run in taken:
+        run.release()
+    assert next_directory(base, ["a"]) == base
+
+
+@pytest.mark.parametrize(
+    ("exits", "ago_s", "name"), [(True, 90.0, "train"), (False, 90.0, "train.2"), (True, 5.0, "train.2")]
+)
+def test_a_torchrun_waits_for_an_agent_whose_job_it_would_continue(
+    exits: bool, ago_s: float, name: str, tmp_path: Path
+) -> None:
+    """A script ends its job with pkill and starts it again at once. The old agent is still writing its last snapshot."""
+    base = run_of(tmp_path / "train", "a", snapshot=True)
+    Journal(base / "journal.jsonl").write("start", wall_s() - ago_s, arguments=["a"])
+    (old := RunDirectory(base)).take()
+    said: list[str] = []
+
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        if exits:
+            old.release()
+
+    whole, run = take_one(lambda busy: next_directory(base, ["a"], "", busy), "", say, wait_s=0.3)
+    assert whole.name == name
+    assert [sentence.partition(" in ")[0] for sentence in said] == ["another mt-resilient is running"] * (ago_s > 60)
+    run.release()
+    old.release()
 
 
 def test_bin_is_executable() -> None:

@@ -1,8 +1,12 @@
 """What an interpreter runs before the script: our sitecustomize."""
 
+import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from mt_resilient.agent.launch.torchrun import SITE
 
@@ -15,3 +19,31 @@ def test_a_warm_process_that_fails_never_goes_on_with_the_script(tmp_path: Path)
     done = subprocess.run([sys.executable, "-u", script], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
     assert "KeyError: 'channel'" in done.stderr
+
+
+def test_any_python_of_the_user_s_may_read_it() -> None:
+    """Also one that is older than the ranks', as a tool's. An error in it would hide the user's own sitecustomize."""
+    tree = ast.parse((Path(SITE) / "sitecustomize.py").read_text(), feature_version=(3, 7))
+    for node in ast.walk(tree):
+        assert not isinstance(node, ast.JoinedStr | ast.NamedExpr | ast.AnnAssign), ast.dump(node)
+        assert not getattr(node, "annotation", None), ast.dump(node)
+        assert not getattr(node, "returns", None), ast.dump(node)
+
+
+@pytest.mark.parametrize("python", [None, "/no/such/python", "/etc/passwd"])
+@pytest.mark.parametrize("old", [False, True])
+def test_without_the_agent_s_python_a_torchrun_runs_as_without_us(
+    python: str | None, old: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('the user has one')")
+    (tmp_path / "torchrun").write_text("print('torchrun runs')")
+    wraps = {"MT_RESILIENT_WRAPS": json.dumps({"words": [], "handover": "/no/such/handover.py"})}
+    environ = {**wraps, "PYTHONPATH": f"{SITE}:{tmp_path}", **({"MT_RESILIENT_PYTHON": python} if python else {})}
+    command = [sys.executable, tmp_path / "torchrun"]
+    if old:  # a Python before 3.10 has no sys.orig_argv
+        (tmp_path / "old").mkdir()
+        text = (Path(SITE) / "sitecustomize.py").read_text()
+        (tmp_path / "old" / "sitecustomize.py").write_text(f"import sys\ndel sys.orig_argv\n{text}")
+        environ["PYTHONPATH"] = f"{tmp_path}/old:{tmp_path}"
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("the user has one\ntorchrun runs\n", "")

@@ -2,31 +2,38 @@
 
 Below `mt-resilient run -- SCRIPT`, it hands each torchrun to an agent (`agent/launch/handover.py`).
 
-Python imports it before anything of the user's. It must never keep a rank from starting.
+Python imports it before anything of the user's. It must never keep a rank from starting. Any Python of the user's may import it, also one
+of 2.7. So it has none of the syntax and none of the modules that came later.
 """
 
-import importlib.machinery
-import importlib.util
 import os
 import sys
 
 
-def _chain() -> None:
+def _chain():
     """Run the next sitecustomize after our own folder on sys.path, as Python would have."""
     here = os.path.dirname(os.path.abspath(__file__))
     places = [os.path.abspath(entry) for entry in sys.path]
     behind = sys.path[len(places) - places[::-1].index(here) :] if here in places else []
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    try:
+        from importlib.machinery import PathFinder
+        from importlib.util import module_from_spec
+    except ImportError:  # Python 2, which passes over an ImportError of a sitecustomize
+        import imp
+
+        imp.load_module("sitecustomize", *imp.find_module("sitecustomize", behind))
+        return
+    spec = PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
+        module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
 
 
-def _is_torchrun(words: list[str]) -> bool:
+def _is_torchrun(words):
     """Whether this Python runs torchrun's file or module."""
     at = 1
-    while at < len(words) and words[at][:1] == "-":
+    while at < len(words) and words[at][:1] == "-" and words[at] != "-":
         word = words[at]
         letter = next((each for each in word[1:] if each in "mcWX"), "") if word[:2] != "--" else ""
         if letter == "m":
@@ -35,15 +42,19 @@ def _is_torchrun(words: list[str]) -> bool:
         if letter == "c":
             return False
         at += 2 if word[-1] in "WX" or word == "--check-hash-based-pycs" else 1
-    return at < len(words) and os.path.basename(words[at]) == "torchrun"
+    return at < len(words) and os.path.basename(words[at]) == "torchrun" and os.path.isfile(words[at])
 
 
-if "MT_RESILIENT_WRAPS" in os.environ and _is_torchrun(sys.orig_argv):
-    import json
+try:
+    _words = getattr(sys, "orig_argv", [])  # from 3.10 on
+    if "MT_RESILIENT_WRAPS" in os.environ and _is_torchrun(_words):
+        import json
 
-    _python = os.environ["MT_RESILIENT_PYTHON"]
-    _handover = json.loads(os.environ["MT_RESILIENT_WRAPS"])["handover"]
-    os.execv(_python, [_python, "-I", "-S", _handover, *sys.orig_argv])
+        _python = os.environ["MT_RESILIENT_PYTHON"]
+        _handover = json.loads(os.environ["MT_RESILIENT_WRAPS"])["handover"]
+        os.execv(_python, [_python, "-I", "-S", _handover] + _words)  # noqa: RUF005
+except Exception:  # then the torchrun runs without an agent
+    pass
 if "MT_RESILIENT_WARM" in os.environ:
     try:
         from mt_resilient.training.warm import forkserver
@@ -66,4 +77,5 @@ if "MT_RESILIENT_HANDOFF" in os.environ:
             import_hook.listen_to_launcher()
     except Exception as error:
         if os.environ.get("LOCAL_RANK") == "0":
-            print(f"mt-resilient: this rank's Python cannot be attached ({error}); it runs unwatched", file=sys.stderr)
+            _said = "mt-resilient: this rank's Python cannot be attached ({}); it runs unwatched\n"
+            sys.stderr.write(_said.format(error))

@@ -1,0 +1,180 @@
+"""Runs the command `run`: a torchrun on this node or on the hosts of a hostfile, or a script that starts torchruns."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import options as known
+from .agent.launch import handover
+from .resilience.errors import MachineError, UsageError
+from .run_options import RUNS, hosts_options, policies, values
+
+if TYPE_CHECKING:
+    from .agent.join.identity import ControlPolicy
+    from .agent.launch.torchrun import Launch
+
+
+def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
+    """Run a job, on this node or on the hosts of a hostfile. command: the arguments after the two dashes. words: the arguments between
+    `run` and the dashes."""
+    from .agent.bootstrap import default_directory, run_job
+    from .agent.join.exit_report import leave
+    from .agent.launch.launcher_program import is_script
+    from .agent.output.terminal import Terminal
+    from .resilience.model.data_windows import Window
+
+    _standing()
+    if handover.WRAPS in os.environ:  # inside a wrapped script: this agent is the torchrun's, and there is no other
+        clean = handover.cleaned(os.environ)
+        os.environ.clear()
+        os.environ.update(clean)
+    script = is_script(command)
+    flags = values(options.set)
+    if options.label:
+        flags["control.labels"] = ",".join(options.label)
+    # An option that is short for a configuration value is stored under that value's name.
+    flags |= {name: str(value) for name, value in vars(options).items() if "." in name and value is not None}
+    found = policies(options.config, flags)
+    windows = [Window.parse(text) for text in options.skip_data]
+    terminal = Terminal(options.quiet)
+    _fitting(options, command, found["control"], script=script)
+    if options.dry_run:
+        return _dry_run(options, command, found, script=script)
+    if script:
+        _run_script(options, command, words)
+    if options.hostfile:
+        return _run_on_hosts(options, command, words, found, terminal)
+
+    def directory(launch: Launch, below: str, busy: Collection[Path]) -> Path:
+        return default_directory(launch, below, options.run_dirs, () if options.run_dirs == RUNS else busy)
+
+    return leave(
+        run_job(command, options.run_dir or directory, options.snapshots, options.start_from, windows, found, terminal)
+    )
+
+
+def _fitting(options: argparse.Namespace, command: list[str], control: ControlPolicy, *, script: bool) -> None:
+    """Raise UsageError if options do not fit together, or not this command."""
+    if options.hostfile and script:
+        raise UsageError(
+            f"--hostfile starts torchrun on each host, and {command[0]} is not torchrun; nothing was started. Leave --hostfile out if the "
+            "script starts torchrun on the hosts itself, by ssh"
+        )
+    if options.hostfile and (control.node or control.address or options.label):
+        raise UsageError(
+            "--node, --address and --label are for one node, and the hostfile names several (write rack=NAME behind a host in it); "
+            "nothing was started"
+        )
+    if not options.hostfile and (options.ssh_option or options.export):
+        raise UsageError("--ssh-option and --export are for --hostfile; nothing was started")
+
+
+def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, Any], *, script: bool) -> int:
+    from .agent.bootstrap import default_directory
+    from .agent.join import dry_run, identity
+    from .agent.join.registration import described
+    from .agent.join.static_nodes import static
+    from .agent.launch import python_check
+    from .agent.launch.torchrun import understand
+    from .agent.run_directory import RunDirectory
+
+    if script:
+        print(dry_run.printed(dry_run.of_script(command)))
+        return 0
+    launch = python_check.checked(understand(command, os.environ), os.environ)
+    control, nodes = identity.placed(launch, chosen["control"], chosen["nodes"])
+    found = static(launch, control, nodes)
+    control, below = (found.control, found.below) if found else (control, "")
+    place = (options.run_dir or default_directory(launch, below, options.run_dirs)) / below
+    if not options.hostfile:  # raises UsageError if an option is missing
+        identity.counted(nodes, control, chosen["agent"], options.snapshots or (str(place) if found else None))
+    spec = described(launch, ())
+    elsewhere = bool(control.etcd and not found)  # that etcd alone knows which arguments the job has
+    changed = chosen["agent"].changed_arguments or elsewhere
+    told = {
+        "run directory": f"{place}, {dry_run.state(RunDirectory(place), spec, changed=changed)}",
+        "spares": str(nodes.spares or ""),
+        "this node": control.node,
+        "job": control.job,
+        "etcd": "" if found else control.etcd,
+        "snapshots": options.snapshots or "",
+    }
+    if options.hostfile:
+        told["hosts"] = f"an agent on each host in {options.hostfile}, by ssh"
+    print(dry_run.printed(dry_run.of_launch(launch, command, nodes.number, found, told)))
+    return 0
+
+
+def _run_script(options: argparse.Namespace, command: list[str], words: list[str]) -> NoReturn:
+    """Become `command`, a script whose torchruns are handed to agents."""
+    if options.run_dirs != RUNS:  # it was handed over as a torchrun, and is none
+        _become(command, os.environ)
+    paths = known.Parser()
+    for option in ("--run-dir", "--run-dirs", "--config", "--snapshots", "--start-from"):
+        paths.add_argument(option)
+    given, rest = paths.parse_known_args(words)
+    runs = os.path.abspath(given.run_dir) if given.run_dir else f"{os.path.abspath(options.run_dirs)}/"
+    for option in ("config", "snapshots", "start_from"):
+        if value := getattr(given, option):
+            where = value if "://" in value else os.path.abspath(value)  # the script may change into another directory
+            rest += [f"--{option.replace('_', '-')}", where]
+    if not options.quiet:
+        print(
+            f"mt-resilient: {command[0]} is not torchrun. It runs as it is, and an agent runs each torchrun that it starts, here or by "
+            "ssh. If it starts none, nothing is watched",
+            file=sys.__stderr__,  # at once, because this process ends here
+            flush=True,
+        )
+    _become(command, handover.environment([*rest, "--run-dirs", runs], os.environ))
+
+
+def _become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
+    try:
+        handover.become(command, environ)
+    except OSError as error:
+        raise MachineError(
+            f"{command[0]} cannot be run ({error.strerror}); nothing was started. Check that it runs without mt-resilient"
+        ) from error
+
+
+def _standing() -> None:
+    """Raise MachineError if the working directory has been deleted, because torch cannot be imported there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise MachineError(
+            f"the working directory cannot be found ({error.strerror}); nothing was started. Change into one that is there"
+        ) from error
+
+
+def _run_on_hosts(
+    options: argparse.Namespace, command: list[str], words: list[str], found: dict[str, Any], terminal: Any
+) -> int:
+    from .agent.bootstrap import default_directory
+    from .agent.launch.torchrun import understand
+    from .agent.ssh.hostfile_launch import Wanted, launch_on_hosts
+
+    control, nodes = found["control"], found["nodes"]
+    ours = known.Parser()
+    hosts_options(ours)
+    wanted = Wanted(
+        hostfile=options.hostfile,
+        ssh_options=tuple(options.ssh_option),
+        export=tuple(options.export),
+        endpoints=control.etcd,
+        papers=control.papers(),
+        nodes=nodes.number,
+        spares=nodes.spares,
+        job=control.job,
+        snapshots=options.snapshots or "",
+        kept=found["snapshots"],
+        ending_s=found["preemption"].budget_s + 60.0,
+        words=tuple(ours.parse_known_args(words)[1]),
+    )
+    launch = understand(command, os.environ)
+    return launch_on_hosts(wanted, launch, command, options.run_dir or default_directory(launch), terminal)
