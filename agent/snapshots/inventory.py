@@ -60,13 +60,20 @@ class _Cut:
 
 class Holdings:
     def __init__(
-        self, slots: Sequence[Sequence[Slot]], root: Place, run: str, stability: StabilityPolicy, copies: Copies | None
+        self,
+        slots: Sequence[Sequence[Slot]],
+        root: Place,
+        run: str,
+        stability: StabilityPolicy,
+        copies: Copies | None,
+        window_h: float = 24.0,
     ) -> None:
         """slots: the slots (shared memory) of each local rank. root: the place that holds `snapshots/`. run: eight hexadecimal digits that
-        identify this run of the job. copies: other nodes' copies in this node's memory; None: no copies."""
+        identify this run of the job. copies: other nodes' copies in this node's memory; None: no copies. window_h: as in
+        `Independence`."""
         self.slots, self.root, self.copies = slots, root, copies
         self.shelf = Shelf(root)
-        self.sound = Soundness(slots, self.shelf, root, run, stability)
+        self.sound = Soundness(slots, self.shelf, root, run, stability, window_h)
         self._urgent = Urgent()
         self.unfit: set[str] = set()
         """Names of snapshots that are damaged, or that left the lineage. Those that an order left are in `_told`."""
