@@ -160,6 +160,7 @@ def run_job(
             hang=policies["hang"],
             stability=policies["stability"],
             stragglers=policies["stragglers"],
+            window_h=policies["recovery"].mismatch_window_h,
         )
         life = joined.spec.run or secrets.token_hex(4)
         left_out = merged((*windows, *joined.spec.windows))

@@ -72,9 +72,8 @@ class Node:
         """True: the last worker group exited normally."""
         self._ran: tuple[int, ...] = ()
         """Node rank and number of nodes of the last worker group."""
-        self.held = Holdings(
-            [[Slot(path) for path in row] for row in self.paths], root, run, policies.stability, copies
-        )
+        slots = [[Slot(path) for path in row] for row in self.paths]
+        self.held = Holdings(slots, root, run, policies.stability, copies, policies.window_h)
         self.told: tuple[InPlaceRewind, ...] = ()
         self.sentences: list[str] = []
         """Sentences for the log about faults on this node. The caller that reports a sentence removes it."""

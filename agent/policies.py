@@ -48,6 +48,8 @@ class NodePolicies:
     hang: HangPolicy
     stability: StabilityPolicy
     stragglers: StragglerPolicy
+    window_h: float
+    """`recovery.mismatch_window_h`."""
 
 
 def at_least(policy: RecoveryPolicy, restarts: str) -> RecoveryPolicy:

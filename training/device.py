@@ -4,7 +4,7 @@ With these patches, `is_available` and `current_device` return misleading result
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,15 +34,15 @@ def module(kind: str) -> Any:
     return getattr(torch, kind)
 
 
-def kinds(tensors: Iterable[torch.Tensor]) -> set[str]:
-    """Return the kinds of accelerator that contain `tensors`."""
-    return {tensor.device.type for tensor in tensors} - {"cpu", "meta"}
+def devices(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
+    """Return the accelerators that contain `tensors`, in order."""
+    return sorted({tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}, key=str)
 
 
 def synchronize(tensors: Iterable[torch.Tensor]) -> None:
     """Wait until everything queued on the devices of `tensors` is done."""
-    for kind in kinds(tensors):
-        module(kind).synchronize()
+    for each in devices(tensors):
+        module(each.type).synchronize(each)
 
 
 def register(kind: str, memory: memoryview) -> bool:
@@ -105,14 +105,20 @@ def address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def rng_states(kinds: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Return the generator state of the current device of each kind among `kinds`, as uint8 tensors on the CPU."""
-    return {kind: module(kind).get_rng_state() for kind in sorted(set(kinds) - {"cpu", "meta"})}
+def rng_states(where: Sequence[torch.device]) -> dict[str, torch.Tensor]:
+    """Return the generator state of each device, as uint8 tensors on the CPU. The names have no index, because a rank may get another
+    device."""
+    return {name: module(each.type).get_rng_state(each) for name, each in _named(where)}
 
 
-def set_rng_states(states: dict[str, torch.Tensor]) -> None:
-    for kind, state in states.items():
-        module(kind).set_rng_state(state)
+def set_rng_states(states: Mapping[str, torch.Tensor], where: Sequence[torch.device]) -> None:
+    for name, each in _named(where):
+        if name in states:
+            module(each.type).set_rng_state(states[name], each)
+
+
+def _named(where: Sequence[torch.device]) -> list[tuple[str, torch.device]]:
+    return [(f"{each.type}{number or ''}", each) for number, each in enumerate(where)]
 
 
 def _host_call(kind: str, name: str, memory: memoryview, *more: int) -> bool:

@@ -48,8 +48,8 @@ class Lookout:
         self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
         self._silent_s: dict[str, float] = {}
-        """By place of the script: the longest silence of a rank that worked or waited there by itself. The silence ended, or it was taken
-        for a hang."""
+        """By place of the script: the longest silence of a rank that worked or waited there by itself, or whose device finished nothing.
+        The silence ended, or it was taken for a hang."""
         self.stalls: tuple[RankStall, ...] = ()
         """For the status: one entry for each living rank, while all of them are silent for too long."""
         self.begin(tells=False)
@@ -62,7 +62,7 @@ class Lookout:
 
     def _rest(self) -> None:
         for stall in self.stalls:
-            if stall.place in OWN_WORK and not stall.moved:
+            if (stall.place in OWN_WORK or stall.device) and not stall.moved:
                 self._silent_s[stall.site] = max(stall.silent_s, self._silent_s.get(stall.site, 0.0))
         self.stalls = ()
         self.teardown = ""
@@ -149,7 +149,10 @@ class Lookout:
             self._judge_tail(stalls, judgement.answer, news, stacks)
             return
         if self._policy.act:
-            self.stalls = tuple(replace(stall, stacks=stacks) for stall in stalls)
+            works = any(
+                s.moved or (s.busy and s.place in OWN_WORK) for s in stalls
+            )  # then what the recorders show proves nothing
+            self.stalls = tuple(replace(s, stacks=stacks, calls=() if works else s.calls) for s in stalls)
         if news and judgement.answer is Answer.SUSPECTED:
             self._say(
                 "warn",
@@ -162,7 +165,7 @@ class Lookout:
     def _stall(self, local_rank: int, page: Page, rank: Progress, before: Look, wall_s: float) -> RankStall:
         look, awake_s = self._looks[local_rank], self._hearing.awake_s
         unmoved_s = awake_s - self._unmoved_since_s[local_rank]
-        own_s = self._silent_s.get(look.spot.site, 0.0) if look.spot.place in OWN_WORK else 0.0
+        own_s = self._silent_s.get(look.spot.site, 0.0) if look.spot.place in OWN_WORK or look.device_waits else 0.0
         policy = hang_rules.patient(self._policy, own_s)
         moved, busy, why = hang_rules.compare(before, look, unmoved_s, policy)
         if moved:
@@ -181,7 +184,7 @@ class Lookout:
             busy=busy,
             why=why,
             started=page.stepped_ns > 0,
-            device=hang_rules.device_state(before, look, self._policy),
+            device=hang_rules.device_state(before, look, policy),
             calls=look.calls,
         )
 

@@ -66,16 +66,15 @@ class Witness:
         try:
             seen = psutil.Process(process.pid)
             state = _STATES.get(seen.status(), "S")
-            io = seen.io_counters()
-            cpu_s = sum(_cpu_s(each) for each in (seen, *seen.children(recursive=True)))
+            family = seen, *seen.children(recursive=True)
         except psutil.Error:
             return Look(at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="gone"))
         spot = _spot(state, stack) if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
         return Look(
             at_s=now_s,
             state=state,
-            cpu_s=cpu_s,
-            io_bytes=io.read_chars + io.write_chars,
+            cpu_s=sum(map(_cpu_s, family)),
+            io_bytes=sum(map(_io_bytes, family)),
             stack=stack,
             spot=spot,
             person=_waits_for_a_person(process.pid),
@@ -136,6 +135,13 @@ def _cpu_s(process: psutil.Process) -> float:
     with suppress(psutil.Error):
         return float(sum(process.cpu_times()[:4]))  # user and system time, its own and its reaped children's
     return 0.0
+
+
+def _io_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        io = process.io_counters()
+        return int(io.read_chars + io.write_chars)
+    return 0
 
 
 def _waits_for_a_person(pid: int) -> str:

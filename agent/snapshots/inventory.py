@@ -39,13 +39,20 @@ never resumes from a wrong state. The limit is shorter than a lease's lifetime."
 
 class Holdings:
     def __init__(
-        self, slots: Sequence[Sequence[Slot]], root: Place, run: str, stability: StabilityPolicy, copies: Copies | None
+        self,
+        slots: Sequence[Sequence[Slot]],
+        root: Place,
+        run: str,
+        stability: StabilityPolicy,
+        copies: Copies | None,
+        window_h: float = 24.0,
     ) -> None:
         """slots: the slots (shared memory) of each local rank. root: the place that holds `snapshots/`. run: eight hexadecimal digits that
-        identify this run of the job. copies: other nodes' copies in this node's memory; None: no copies."""
+        identify this run of the job. copies: other nodes' copies in this node's memory; None: no copies. window_h: as in
+        `Independence`."""
         self.slots, self.root, self.copies = slots, root, copies
         self.shelf = Shelf(root)
-        self.sound = Soundness(slots, self.shelf, root, run, stability)
+        self.sound = Soundness(slots, self.shelf, root, run, stability, window_h)
         self._urgent = Urgent()
         self.unfit: dict[str, str] = {}
         """Snapshots that are damaged or wrong, and why, by name. Those that an order left are good."""

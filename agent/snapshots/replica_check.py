@@ -1,6 +1,6 @@
 """Checks whether this node's data-parallel ranks still hold the same bits, by the fingerprints of newly sealed snapshots.
 
-    slots, or manifests on disk ──▶ tables, fingerprints ──`replica_agreement.Ledger`──▶ agreed, or diverged ──▶ `Mismatch`, unfit snapshots
+    slots, or manifests on disk ──▶ tables, fingerprints ──`replica_ledger.Ledger`──▶ agreed, or diverged ──▶ `Mismatch`, unfit snapshots
 
 The check does not disturb the ranks: the agent reads fingerprints without a lock. Normally it compares the newest snapshot every LOOK_S
 seconds, and each snapshot that goes to disk. Before a snapshot is chosen for a restore, it compares all snapshots in memory.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ...checkpoint.arena.arena import Slot
 from ...checkpoint.arena.slot_header import Stamp, complete
 from ...checkpoint.format import replica_agreement
-from ...checkpoint.format.replica_agreement import Apart, Ledger
+from ...checkpoint.format.replica_ledger import Apart, Ledger
 from ...checkpoint.format.tensor_table import Table
 from ...resilience.detect.node_divergence import KEPT
 from ...resilience.errors import SnapshotError
@@ -24,12 +24,23 @@ from ...resilience.model.types import Generation, Rank, Step
 from ...resilience.plan.resume_point import StabilityPolicy, stable
 from .fingerprint_source import Sight, seen
 from .frozen_check import Stillness
+from .independence import Independence
 
 LOOK_S = 1.0
 TOLD = 5
 """The most tensors that a mismatch names, and the most mismatches that a status reports."""
 REMEMBERED = 4096
 """How many of the latest compared snapshots are remembered."""
+
+
+@dataclass(frozen=True)
+class Early:
+    """Moments of the optimizer that differed on replicas before they had been the same often enough to be trusted."""
+
+    step: Step
+    names: tuple[str, ...]
+    blind: bool
+    """Whether nothing is compared any more."""
 
 
 @dataclass
@@ -48,7 +59,8 @@ class Bad:
 class Replicas:
     """The agent's knowledge of which replicas agree. It is lost when the agent exits. Only one thread may use it."""
 
-    def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy) -> None:
+    def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy, window_h: float = 24.0) -> None:
+        """window_h: as in `Independence`."""
         self._slots, self._policy = slots, policy
         self._thread = ThreadPoolExecutor(1)  # parsing the tables of large models takes long
         self._layouts: list[tuple[tuple[bytes, ...], Future[_Layout]]] = []
@@ -62,10 +74,9 @@ class Replicas:
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
         """By step: mismatches whose wrong rank is not known. Each has its index in `mismatches`, and the fingerprints that the ranks
         had."""
-        self._parted: Stamp | None = None
-        """The first snapshot in which every optimizer moment (such as Adam's averages) differed between ranks, and no rank was in a
-        minority."""
-        self._agreed_replays = 0
+        self._independence = Independence(window_h)
+        self.early: Early | None = None
+        """The first moments of the optimizer that replicas never held alike; later those with which the comparison ended."""
         self.left = Step(-1)
         """Step from which replicas are no longer compared, because the script trains each rank independently; -1: they are compared."""
         self._stillness = Stillness()
@@ -105,26 +116,29 @@ class Replicas:
     ) -> bool:
         """Compare the snapshots in `sights` that were not compared before. If replicas diverge in one of them, compare `rest` too: the
         first divergence may be older. Return True if a new mismatch was found. wait: also wait for layouts that are still being parsed."""
-        apart = self._apart(sights, wait)
-        apart += self._apart(rest, True) if apart else []
+        apart = self._apart(sights, wait, wall_s)
+        apart += self._apart(rest, True, wall_s) if apart else []
         return self._told(sorted(apart, key=lambda each: each[0].stamp), wall_s, generation)
 
     def _sights(self, stamps: Iterable[Stamp]) -> Iterator[Sight]:
         return (sight for stamp in sorted(stamps) if (sight := seen(self._slots, stamp)))
 
-    def _apart(self, sights: Iterable[Sight], wait: bool) -> list[tuple[Sight, list[Apart]]]:
+    def _apart(self, sights: Iterable[Sight], wait: bool, wall_s: float) -> list[tuple[Sight, list[Apart]]]:
         fresh = (sight for sight in sights if sight.stamp not in self._agreed)
-        return [(sight, found) for sight in fresh if (found := self._compare(sight, wait))]
+        return [(sight, found) for sight in fresh if (found := self._compare(sight, wait, wall_s))]
 
-    def _compare(self, sight: Sight, wait: bool) -> list[Apart] | None:
+    def _compare(self, sight: Sight, wait: bool, wall_s: float) -> list[Apart] | None:
         """Return the snapshot's tensors that differ between replicas. None: its layout is not parsed yet, and `wait` is False."""
         layout = self._layout(sight.tables, wait)
         if layout is None:
             return None
         layout = layout if layout.fits(sight) else _Layout.of((), len(sight.words))
-        found = layout.ledger.look(sight.words)
-        if layout.ledger.parted and self._on_purpose(sight.stamp, found):
-            layout.ledger.leave()
+        ledger = layout.ledger
+        found = ledger.look(sight.words)
+        if ledger.early and (self.early is None or self.early.blind < ledger.blind):
+            self.early = Early(Step(sight.stamp.step), ledger.early, ledger.blind)
+        if ledger.parted and self._independence.shown(sight.stamp, found, self._agreed, wall_s):
+            ledger.leave()
             self.left, found = Step(sight.stamp.step), []
         self._agreed[sight.stamp] = not found
         for old in list(self._agreed)[:-REMEMBERED]:
@@ -132,27 +146,12 @@ class Replicas:
             self._line.discard(old)
             self._certified.discard(old)
         if not found:
-            self._line.add(sight.stamp)
-            self._convict(sight, layout.ledger)
+            if not ledger.blind:
+                self._line.add(sight.stamp)
+            self._convict(sight, ledger)
             self._hold(sight, layout.digest)
         self.frozen = self._stillness.look(sight, layout.parameters)
         return found
-
-    def _on_purpose(self, stamp: Stamp, found: Sequence[Apart]) -> bool:
-        """Return whether all optimizer moments differ again after the ranks went back and replayed the same steps. Then the script trains
-        each rank independently, as local SGD does after its warm-up. A bit flip affects one tensor, and seldom happens twice. If replays
-        agree, and all moments differ for the third time, each rank computes its steps a little differently by chance."""
-        if any(replica_agreement.wrong(each.words) is not None for each in found):
-            return False
-        first = self._parted
-        if first is None or stamp[:2] == first[:2]:
-            self._parted = min(stamp, first or stamp)
-            return False
-        later = (seen for seen, agreed in self._agreed.items() if agreed and seen[:2] > first[:2])
-        if any(seen.step >= first.step for seen in later):  # the replay agreed
-            self._parted, self._agreed_replays = stamp, self._agreed_replays + 1
-            return self._agreed_replays > 1
-        return True
 
     def _layout(self, tables: tuple[bytes, ...], wait: bool) -> _Layout | None:
         future = next((future for known, future in self._layouts if known == tables), None)

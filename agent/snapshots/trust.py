@@ -21,30 +21,42 @@ from ...resilience.model.rewind import Remedy
 from ...resilience.model.signals import Sighting
 from ...resilience.model.types import Step
 from ...resilience.plan.resume_point import StabilityPolicy
+from ...resilience.text import formatting
 from .durable_index import Shelf
 from .fingerprint_source import Sight, stored
-from .replica_check import TOLD, Replicas
+from .replica_check import TOLD, Early, Replicas
 from .storage_worker import Errands
 
 _NEVER = sys.maxsize
 _LEFT = (
     "at step {} every optimizer moment differs between the ranks, as it did before they went back. The script seems to train each rank "
-    "independently, or its kernels are not deterministic. The agent no longer compares replicas"
+    "independently, its kernels are not deterministic, or the hardware is faulty. The agent no longer compares replicas"
+)
+_EARLY = (
+    "{} not compared, because {} differed between the ranks at step {}, before they had been the same in four snapshots. The script seems "
+    "to train them independently on each rank, or the hardware is faulty"
 )
 _APART = "data-parallel replicas had diverged when it was taken"
 
 
 class Soundness:
     def __init__(
-        self, slots: Sequence[Sequence[Slot]], shelf: Shelf, root: Place, run: str, policy: StabilityPolicy
+        self,
+        slots: Sequence[Sequence[Slot]],
+        shelf: Shelf,
+        root: Place,
+        run: str,
+        policy: StabilityPolicy,
+        window_h: float = 24.0,
     ) -> None:
         self._slots, self._shelf, self._root, self._run = slots, shelf, root, run
         self._errands = Errands()
-        self._replicas = Replicas(slots, policy)
+        self._replicas = Replicas(slots, policy, window_h)
         self._finished = -1
         self._doubted = self._watched = _NEVER
         self._refused: set[str] = set()
         self._introduced = self._left = False
+        self._early: Early | None = None
         self.sentences: list[tuple[str, str]] = []
         """Sentences for the log, each with its mood (severity). The caller that reports a sentence removes it."""
 
@@ -68,7 +80,13 @@ class Soundness:
             self.sentences.append((words, "info"))
         if self._replicas.left >= 0 and not self._left:
             self._left = True
-            self.sentences.append((_LEFT.format(self._replicas.left), "info"))
+            self.sentences.append((_LEFT.format(self._replicas.left), "warn"))
+        if (early := self._replicas.early) and early != self._early:
+            self._early, names = early, formatting.listed(early.names)
+            which = (
+                "the data-parallel replicas are" if early.blind else "some tensors of the data-parallel replicas are"
+            )
+            self.sentences.append((_EARLY.format(which, names, early.step), "warn"))
         self._mark()
         return news
 

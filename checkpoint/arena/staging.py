@@ -214,7 +214,7 @@ def lying(content: Tensor) -> Bytes:
     """Return the bytes of a `flat` tensor without a copy. They are valid only while the tensor exists. (After `numpy()`, the script could
     no longer resize its tensor.)"""
     if not content.is_cpu:
-        return content.numpy(force=True)
+        return content.cpu().numpy()
     if not content.numel():
         return np.zeros(0, np.uint8)
     return np.frombuffer((ctypes.c_ubyte * content.numel()).from_address(content.data_ptr()), np.uint8)

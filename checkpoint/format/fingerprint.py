@@ -37,10 +37,11 @@ def of_part(content: memoryview, at: int) -> int:
 
 
 def gather(words: Sequence[Tensor]) -> NDArray[np.uint64]:
-    """Return the values of the fingerprints `words`, which `on_device` computed on one device. Waits for that device."""
+    """Return the values of the fingerprints `words`, which `on_device` computed. Waits for their device; for several, one by one."""
     import torch
 
-    return torch.stack(list(words)).cpu().numpy().view(np.uint64)
+    alike = len({word.device for word in words}) == 1
+    return torch.stack([word if alike else word.cpu() for word in words]).cpu().numpy().view(np.uint64)
 
 
 def on_device(flat: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Finds the tensors that must have the same bits on data-parallel replicas, and reports those that diverge. Pure.
+"""Finds the tensors that must have the same bits on data-parallel replicas. Pure.
 
-tables of ranks → `comparisons`: which ranks must hold the same bits → `Ledger.look`, snapshot by snapshot → `Apart`: tensors that diverged
-→ `wrong`: the ranks in the minority
+tables of ranks → `comparisons`: which ranks must hold the same bits → `replica_ledger.Ledger.look`, snapshot by snapshot → `Apart`: tensors
+that diverged → `wrong`: the ranks in the minority
 
 The tables show which ranks are replicas. Ranks with the same parts of all the model's tensors are data-parallel replicas. They have the
 same bits, because all of them add the same reduced gradients. Tensor- and expert-parallel ranks share some tensors too. No framework
@@ -10,12 +10,6 @@ tensors are not compared either. For example, DistributedDataParallel makes a Ba
 next batch makes them differ. So they may be equal in all snapshots that follow an evaluation. If the parts are unknown (a bare module given
 to `Session`), ranks whose tables name the same tensors may be replicas. They count as replicas once all of their optimizers' tensors have
 changed identically. Then these tensors are compared, and the parameters that optimizers name.
-
-A tensor is trusted once it has had TRUSTED different values in a row, each equal on all ranks. A tensor that differs earlier differs on
-purpose (statistics of a batch, parameters that are gathered later) and is never compared again. So a finding always means: the bits were
-the same and no longer are. If a moment of the optimizer differs so early, the ranks train independently, as in local SGD. Then none of
-these ranks' tensors is trusted: parameters may be equal at some snapshots only. Not detected: tensors that never change, and faults in a
-tensor that is not trusted yet.
 """
 
 from __future__ import annotations
@@ -38,10 +32,6 @@ Words: TypeAlias = NDArray[np.uint64]
 Numbers: TypeAlias = NDArray[np.intp]
 NONE: Numbers = np.zeros(0, np.intp)
 
-TRUSTED = 4
-"""How many different values in a row, each equal on all ranks, make a tensor trusted. The first is the initial one (zeros, ones); each
-further one shows that the ranks change it identically."""
-
 _OPTIMIZER = re.compile(r"[^/]+/\d+/(state|main)/")
 """Matches the names of an optimizer's tensors, which `training/state/optimizers/optimizers.py` creates."""
 _FLOATS = ("float", "bfloat", "complex")
@@ -63,15 +53,6 @@ class Comparison:
     """Marks the rows that an optimizer computes from gradients: its tensors, except single numbers, which count steps."""
     telling: NDArray[np.bool_] | None = None
     """Marks an optimizer's rows, if parts are unknown: no row is trusted until all of these are. Otherwise None."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Apart:
-    """A tensor that was equal on some ranks and no longer is."""
-
-    name: str
-    words: Mapping[int, int]
-    """The tensor's fingerprint by rank (index into the list of tables)."""
 
 
 def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
@@ -224,74 +205,3 @@ def _replicated(table: Table) -> list[int]:
         return [n for n, _ in model]
     trained = {name for name, *_ in own}
     return [n for n, p in held if _OPTIMIZER.match(p.name) or any(part.name in trained for part in p.parts)]
-
-
-class Ledger:
-    """What the snapshots of one layout have shown, for each comparison. That is: the last value that all ranks had, the number of different
-    values in a row, and which tensors are no longer compared. Only `look` and `leave` change it."""
-
-    def __init__(self, tables: Sequence[Table]) -> None:
-        self.comparisons = comparisons(tables)
-        self._alike = [np.zeros(len(each.names), np.uint64) for each in self.comparisons]
-        self._values = [np.zeros(len(each.names), np.intp) for each in self.comparisons]
-        self._apart = [np.zeros(len(each.names), np.bool_) for each in self.comparisons]
-        self.parted = False
-        """Whether no trusted moment (optimizer tensor) was equal in the last snapshot passed to `look`: each rank has trained
-        independently."""
-
-    def look(self, words: Sequence[Words]) -> list[Apart]:
-        """Return the trusted tensors that differ between ranks in the snapshot with these fingerprints, which are given rank by rank."""
-        found: list[Apart] = []
-        moments: list[bool] = []
-        for number, each in enumerate(self.comparisons):
-            held = _held(each, words)
-            alike = (held == held[:, :1]).all(axis=1)
-            trusted = self._trusted(number)
-            moments += alike[trusted & each.moments].tolist()
-            found += [
-                Apart(name=each.names[row], words=dict(zip(each.ranks, held[row].tolist(), strict=True)))
-                for row in np.flatnonzero(trusted & ~alike).tolist()
-            ]
-            self._apart[number] |= ~alike & (self._values[number] < TRUSTED)
-            moved = alike & ((self._values[number] == 0) | (held[:, 0] != self._alike[number]))
-            self._values[number] += moved
-            self._alike[number] = np.where(alike, held[:, 0], self._alike[number])
-        self.parted = bool(moments) and not any(moments)
-        return found
-
-    def leave(self) -> None:
-        """Make every tensor untrusted, for good."""
-        for apart in self._apart:
-            apart[:] = True
-
-    def value(self, name: str, ranks: Sequence[int], words: Sequence[Words]) -> int | None:
-        """Return the fingerprint of the tensor `name` if all of `ranks` have the same; None otherwise."""
-        for each in self.comparisons:
-            if each.ranks == tuple(ranks) and name in each.names:
-                row = set(_held(each, words)[each.names.index(name)].tolist())
-                return row.pop() if len(row) == 1 else None
-        return None
-
-    @property
-    def compared(self) -> int:
-        """The number of tensors that are trusted by now."""
-        return sum(int(self._trusted(number).sum()) for number in range(len(self.comparisons)))
-
-    @property
-    def copies(self) -> tuple[tuple[int, ...], ...]:
-        """The sets of ranks among which trusted tensors are compared."""
-        return tuple(each.ranks for number, each in enumerate(self.comparisons) if self._trusted(number).any())
-
-    def _trusted(self, number: int) -> NDArray[np.bool_]:
-        trusted = (self._values[number] >= TRUSTED) & ~self._apart[number]
-        telling = self.comparisons[number].telling
-        if (self._apart[number] & self.comparisons[number].moments).any():
-            return np.zeros_like(trusted)
-        if telling is not None and not (telling.any() and trusted[telling].all()):
-            return np.zeros_like(trusted)
-        return trusted
-
-
-def _held(each: Comparison, words: Sequence[Words]) -> Words:
-    columns = [words[rank][each.pieces[:, place]] for place, rank in enumerate(each.ranks)]
-    return np.stack(columns, axis=1)

@@ -13,9 +13,10 @@ In each group, the ranks number their collectives alike. So the first collective
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from ..errors import InternalError
@@ -60,7 +61,7 @@ def summary(recorded: Iterable[str]) -> tuple[GroupCalls, ...]:
     """Return the calls in each process group. recorded: what `_dump_nccl_trace_json` and `_dump_fr_trace_json` return. What does not have
     their form is left out."""
     groups: dict[str, list[dict[str, Any]]] = {}
-    members: dict[str, tuple[Rank, ...]] = {}
+    members: dict[str, Any] = {}
     for text in recorded:
         try:
             content = json.loads(text)
@@ -71,8 +72,8 @@ def summary(recorded: Iterable[str]) -> tuple[GroupCalls, ...]:
         for each in told:
             if isinstance(each, dict) and _group(each)[0]:
                 groups.setdefault(_group(each)[0], []).append(each)
-        members |= {name: _ranks(each.get("ranks", "")) for name, each in config.items() if isinstance(each, dict)}
-    found = [_calls(name, told, members.get(name, ())) for name, told in groups.items()]
+        members |= {name: each.get("ranks", "") for name, each in config.items() if isinstance(each, dict)}
+    found = [_calls(name, told, members.get(name, "")) for name, told in groups.items()]
     return tuple(each for each in found if each)[:_GROUPS]
 
 
@@ -97,13 +98,19 @@ def _group(entry: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _ranks(text: Any) -> tuple[Rank, ...]:
-    """Return the ranks in a text such as `[0, 1]`."""
-    words = str(text).strip("[]").split(",")
-    return tuple(Rank(int(word)) for word in words if word.strip().isdigit())
+def _spans(text: Any) -> tuple[tuple[int, int, int], ...]:
+    """Return the ranks in a text such as `[0, 1]`, as few arguments of `range`: thousands of ranks are mostly evenly spaced."""
+    found: list[tuple[int, int, int]] = []
+    for rank in sorted({int(word) for word in str(text).strip("[]").split(",") if word.strip().isdecimal()}):
+        start, stop, stride = found[-1] if found else (0, 0, 0)
+        if found and (stop - start == 1 or rank == stop - 1 + stride):
+            found[-1] = start, rank + 1, rank - (stop - 1)
+        else:
+            found.append((rank, rank + 1, 1))
+    return (*found,)
 
 
-def _calls(name: str, told: Sequence[Mapping[str, Any]], ranks: tuple[Rank, ...]) -> GroupCalls | None:
+def _calls(name: str, told: Sequence[Mapping[str, Any]], ranks: Any) -> GroupCalls | None:
     numbered = [(int(e["collective_seq_id"]), e) for e in told if _is_collective(e)]
     if not numbered:
         return None
@@ -114,7 +121,7 @@ def _calls(name: str, told: Sequence[Mapping[str, Any]], ranks: tuple[Rank, ...]
     return GroupCalls(
         group=name,
         about=about,
-        ranks=() if about == _ALL else ranks,
+        spans=_spans(ranks) if waiting and about != _ALL else (),
         last=max(number for number, _ in numbered),
         open=number,
         call=_call(first) if waiting else "",
@@ -143,11 +150,21 @@ def judge(told: Mapping[Rank, Sequence[GroupCalls]], ranks: Collection[Rank]) ->
     """Return where the ranks parted; None: no collective is open, or no recorder tells. told: for each rank that has a recorder,
     its groups. ranks: all ranks of the job. A rank that is missing because it waits in another group is a consequence: the finding then
     names no rank."""
-    groups: dict[tuple[str, tuple[Rank, ...]], dict[Rank, GroupCalls]] = {}
+    groups: dict[str, dict[Rank, GroupCalls]] = {}
     for rank, calls in told.items():
         for each in calls:
-            groups.setdefault((each.group, each.ranks), {})[rank] = each
-    found = [part for calls in groups.values() if (part := _part(calls, told, ranks))]
+            groups.setdefault(each.group, {})[rank] = each
+    # Of two groups with the same name, the spans tell which one a rank waits in.
+    waited = dict.fromkeys(
+        (each.group, each.about, each.spans) for calls in told.values() for each in calls if each.open
+    )
+    found, every, end = [], {*ranks}, max(ranks, default=-1) + 1
+    for name, about, spans in waited:
+        some = (range(max(0, start), min(stop, end), max(1, stride)) for start, stop, stride in spans)
+        members = every if about == _ALL else every.intersection(chain(*some))
+        own = {rank: groups[name][rank] for rank in members or groups[name] if rank in groups[name]}
+        own = {rank: each for rank, each in own.items() if each.spans in ((), spans)}
+        found += [part] if (part := _part(own, members, told, ranks)) else []
     order = [*Kind]
 
     def waits(finding: Finding) -> bool:
@@ -159,14 +176,16 @@ def judge(told: Mapping[Rank, Sequence[GroupCalls]], ranks: Collection[Rank]) ->
     )
 
 
-def _part(calls: Mapping[Rank, GroupCalls], told: Collection[Rank], ranks: Collection[Rank]) -> Finding | None:
-    """Return where the ranks of one group parted. calls: by rank; told: the ranks that have a recorder; ranks: all ranks."""
+def _part(
+    calls: Mapping[Rank, GroupCalls], members: Set[Rank], told: Collection[Rank], ranks: Collection[Rank]
+) -> Finding | None:
+    """Return where the ranks of one group parted. calls: by rank; members: the group's ranks; empty: not known; told:
+    the ranks that have a recorder; ranks: all ranks."""
     number = min((each.open for each in calls.values() if each.open), default=0)
     if not number:
         return None
     at = {rank: each for rank, each in calls.items() if each.open == number}
     first = next(iter(at.values()))
-    members = {*ranks} if first.about == _ALL else {*first.ranks}  # empty: not known
     where = _name(members or {*calls}, ranks)
     by_call: dict[str, list[Rank]] = {}
     for rank, each in sorted(at.items()):

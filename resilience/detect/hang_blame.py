@@ -61,18 +61,22 @@ def judge(stalls: Sequence[RankStall]) -> Judgement:
 
 def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
     """Return the ranks that hold up the others; empty: it is not known which ranks do. The suspects are the ranks at the lowest step. The
-    first of these groups that is not empty is blamed: suspects that cannot run; ranks with a dead device; the ranks that torch's flight
-    recorders show, unless a further rank works; suspects that wait neither for other ranks nor for their device; ranks that alone wait for
-    their device; all suspects, if other ranks are ahead; the few ranks in another collective than most."""
+    first of these groups that is not empty is blamed: suspects that cannot run; the ranks that torch's flight recorders show, unless a
+    further rank works; ranks with a dead device, unless a further rank works; suspects that wait neither for other ranks nor for their
+    device; ranks that alone wait for their device; all suspects, if other ranks are ahead; the few ranks in another collective than
+    most."""
     last = min(s.step for s in stalls)
     behind = [s for s in stalls if s.step == last]
-    if found := tuple(s for s in behind if s.place is Place.HALTED) or tuple(s for s in stalls if s.device is DEAD):
+    if found := tuple(s for s in behind if s.place is Place.HALTED):
         return found
     places = (*OWN_WORK, Place.TEARDOWN)
+    followed = any(s.device for s in stalls)  # if not, a busy rank may be one that polls its device
+    working = [s for s in stalls if (s.busy or s.moved) and not s.device and (followed or s.place in places)]
     recorded = recorders(stalls)
-    others = [s for s in stalls if recorded and s.rank not in recorded.ranks]
-    if recorded and recorded.ranks and not any(s.busy and s.place in places and not s.device for s in others):
-        return tuple(s for s in stalls if s.rank in recorded.ranks)
+    shown = tuple(s for s in stalls if recorded and s.rank in recorded.ranks)
+    for accused in (shown, tuple(s for s in stalls if s.device is DEAD)):
+        if accused and all(s in accused for s in working):
+            return accused
     if found := tuple(s for s in behind if s.place in places and not s.device):
         return found
     stuck = tuple(s for s in stalls if s.device)

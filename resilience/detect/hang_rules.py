@@ -215,9 +215,10 @@ def same_place(first: Look, second: Look) -> bool:
 
 def patient(policy: HangPolicy, before_s: float) -> HangPolicy:
     """Return the policy for a place of the script at which ranks have been silent for `before_s` seconds before. Perhaps the script always
-    takes so long there."""
+    takes so long there. Its device may then also be still for longer, but for no longer than a rank may be busy."""
     longer_s = policy.factor * before_s
-    return replace(policy, idle_s=max(policy.idle_s, longer_s), busy_s=max(policy.busy_s, longer_s))
+    floor_s = max(policy.floor_s, min(policy.busy_s, longer_s))
+    return replace(policy, floor_s=floor_s, idle_s=max(policy.idle_s, longer_s), busy_s=max(policy.busy_s, longer_s))
 
 
 def device_state(first: Look, second: Look, policy: HangPolicy) -> DeviceState:

@@ -19,7 +19,7 @@ from ..model.types import NodeId, Step
 
 TRUSTED = 4
 """Nodes count as replicas after this many different values in a row were equal. The same holds for the ranks of one node
-(`checkpoint/format/replica_agreement.py`)."""
+(`checkpoint/format/replica_ledger.py`)."""
 KEPT = 16
 """Number of snapshots that a node reports. They suffice if another node is some snapshots behind, or etcd does not answer for some
 minutes."""

@@ -181,6 +181,7 @@ def hung_ranks(world: World) -> list[Suspicion]:
 
 
 def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, details: tuple[str, ...]) -> Suspicion:
+    where = "device" if stall.device else stall.place
     return Suspicion(
         cause=Cause.RANK_HUNG,
         node=node,
@@ -188,7 +189,7 @@ def _of_stall(stall: RankStall, node: NodeId, rank: Rank | None, text: str, deta
         at_s=stall.at_s,
         evidence=text,
         started=stall.started,
-        signature=f"{Cause.RANK_HUNG}:{'device' if stall.device else stall.place}:{stall.site}",
+        signature=f"{Cause.RANK_HUNG}:{where}:{stall.site}",
         step=stall.step,
         details=details,
         advice=sentences.no_hang(stall),

@@ -43,7 +43,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "launched_pid": (0, MOST_PIDS),
     "seen": (0, 2000),
     "launcher_signal": (0, 64),
-    **dict.fromkeys(("device_queued", "device_reached", "device_called", "device_answered"), (0, MARKS - 1)),
+    **dict.fromkeys(("device_queued", "device_called"), (0, MARKS - 1)),
     **dict.fromkeys(
         (
             "beat_ns",
@@ -58,7 +58,8 @@ _BOUNDS: dict[str, tuple[int, int]] = {
         (0, MOST_NS),
     ),
 }
-"""For each field that ranks write: the least and the greatest possible value."""
+"""For each field that ranks write: the least and the greatest possible value. What a device writes (`device_reached`, `device_answered`) is
+only compared, and no reason to end its rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

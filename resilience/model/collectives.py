@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .types import Rank
-
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCalls:
@@ -15,8 +13,8 @@ class GroupCalls:
     """The group's name, which is the same on all its ranks."""
     about: str = ""
     """What the script, or torch, calls the group."""
-    ranks: tuple[Rank, ...] = ()
-    """The group's ranks; empty: not known."""
+    spans: tuple[tuple[int, int, int], ...] = ()
+    """The group's ranks, if a collective is open there, as arguments of `range`; empty: not known."""
     last: int
     """Number of the last collective that the rank has called, from 1; 0: it has called none."""
     open: int = 0

@@ -4,6 +4,7 @@ NaN     The ranks have tried every remedy in place. A variable of the script tha
         without it, so they get one attempt.
 hang    A rank has hung again after the same step and at the same place. In the script's own code, the agent waits there for a multiple of
         the first silence the second time (`hang_rules.patient`). So a third attempt would hardly end otherwise, unless on another node.
+        A rank whose device finishes nothing is not in the script's own code: its signature says `device`.
 """
 
 from __future__ import annotations

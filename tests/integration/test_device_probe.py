@@ -9,7 +9,7 @@ from mt_resilient.resilience.ipc.shared_memory import mapped, memory
 from mt_resilient.training.boundary.device_probe import DeviceProbe
 
 page = Page(mapped(memory("board", PAGE_BYTES), PAGE_BYTES))
-probe = DeviceProbe("musa", page)
+probe = DeviceProbe(torch.device("musa", 0), page)
 
 def marks():
     time.sleep(0.1)
@@ -52,7 +52,73 @@ def test_what_is_captured_as_a_graph_gets_no_mark() -> None:
 torch_musa.Runtime.musaStreamIsCapturing = lambda stream, status: 1
 assert probe.begin()
 probe.put()
-assert page.device_queued == 0
+assert (page.device_queued, page.device_called) == (0, 0)
+"""
+    )
+
+
+def test_a_device_whose_mark_came_into_a_graph_is_followed_no_longer() -> None:
+    """Each replay would put the old number on the page."""
+    run(
+        PROBE
+        + """
+answers = iter([0, 1])
+torch_musa.Runtime.musaStreamIsCapturing = lambda stream, status: next(answers)
+assert probe.begin()
+try:
+    probe.put()
+except RuntimeError as error:
+    assert "part of a graph" in str(error)
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_what_the_device_writes_may_be_anything() -> None:
+    run(
+        PROBE
+        + """
+assert probe.begin()
+torch.musa._sleep(10**9)
+for _ in range(3):
+    probe.put()
+for odd in (0, 77, -5, 1 << 40):
+    page.device_reached = odd
+    probe.follow()
+    assert page.device_since_ns and len(probe._since_ns) == 3
+page.device_reached = 2
+probe.follow()
+assert [*probe._since_ns] == [3]
+"""
+    )
+
+
+def test_the_numbers_are_there_before_a_mark_reads_them_whatever_the_loop_waits_for() -> None:
+    """They are made on the probe's own stream, which then is empty, and not behind the loop's work."""
+    run(
+        PROBE
+        + """
+waited = []
+synchronize = torch_musa.Stream.synchronize
+torch_musa.Stream.synchronize = lambda self: (waited.append(self), synchronize(self))
+made, arange = [], torch.arange
+torch.arange = lambda *a, **k: (made.append(torch.musa.current_stream()), arange(*a, **k))[1]
+assert probe.begin()
+assert made == waited == [probe._own]
+"""
+    )
+
+
+def test_in_a_single_queue_a_stream_of_our_own_shows_nothing() -> None:
+    """With `CUDA_DEVICE_MAX_CONNECTIONS=1`, as Megatron wants it, our mark may wait behind the script's work."""
+    run(
+        'import os\nos.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"\n'
+        + PROBE
+        + """
+assert probe.begin()
+probe.put()
+assert (page.device_queued, page.device_called) == (1, 0)
 """
     )
 

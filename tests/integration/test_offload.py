@@ -238,7 +238,7 @@ other = Tape(tape._at, {{"model": source_of("model", grown)}}, Pace(1))
 other._arena = tape._arena
 other._arena.drop_after(0)
 from mt_resilient.training.snapshot.device_copy import Offload
-other._offload = Offload("musa", other._arena)
+other._offload = Offload(other.device, other._arena)
 other.record(2, Wanted.NOWHERE, patience_s=10)
 other.finish()
 assert other.held[0] is Held.WHOLE
@@ -248,4 +248,41 @@ with torch.no_grad():
 other.go_back(2)
 assert all(torch.equal(a, b.detach().cpu()) for a, b in zip(expected, grown.parameters()))
 assert torch_musa.Runtime.registered
+""")
+
+
+def test_the_device_of_the_models_counts_and_not_the_current_one():
+    """A script need not call `set_device`: all its ranks have the same current device."""
+    run("""
+now, asked = torch.musa.current_stream, []
+torch.musa.current_stream = lambda device=None: (asked.append(device), now())[1]
+torch.musa.set_device = asked.append
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, Wanted.NOWHERE)
+step()
+tape.finish()
+tape.settle(agreed(Held.WHOLE))
+tape.go_back(1)
+assert len(asked) > 4 and set(asked) == {torch.device("musa", 0)}, asked
+""")
+
+
+def test_models_on_several_devices_are_copied_while_the_loop_waits():
+    run("""
+torch_musa.MusaTensor.index = 1
+other = nn.Linear(33, 65).to("musa:1")
+torch_musa.MusaTensor.index = 0
+assert {str(p.device) for p in other.parameters()} == {"musa:1"}
+both = tape(model=[model, other], optimizer=optimizer)
+assert both.device is None and both._offload is None
+expected = bits() + [p.detach().cpu().clone() for p in other.parameters()]
+assert both.record(1, Wanted.NOWHERE)
+assert both.held[0] is Held.WHOLE
+step()
+both.settle(agreed(Held.WHOLE))
+both.go_back(1)
+assert same(bits() + [p.detach().cpu() for p in other.parameters()], expected)
+with torch.no_grad():
+    next(other.parameters()).fill_(float("nan"))
+assert not both.record(2, Wanted.NOWHERE), "what is not finite is not kept"
 """)

@@ -15,7 +15,7 @@ import pytest
 
 from mt_resilient.agent.monitor.stack_sampler import Witness
 from mt_resilient.agent.ranks.worker_group import Watched
-from mt_resilient.resilience.detect.hang_rules import HangPolicy, Look, compare
+from mt_resilient.resilience.detect.hang_rules import BUSY_BYTES, HangPolicy, Look, compare
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.signals import Place
@@ -40,6 +40,14 @@ def prints():
 def computes():
     while True:
         sum(range(1000))
+def has_a_child_that_writes():
+    if os.fork():
+        time.sleep(1000)
+    empty = os.open("/dev/zero", os.O_WRONLY)
+    while os.getppid() == page.pid:
+        os.write(empty, bytes(1 << 20))
+        time.sleep(0.02)
+    os._exit(0)
 def becomes_another_program():
     os.execvp("sleep", ["sleep", "1000"])
 def unlearns():
@@ -104,6 +112,13 @@ def test_one_that_computes_is_busy(tmp_path: Path) -> None:
     with rank(tmp_path, "computes") as one:
         _, (moved, busy, _) = one.twice()
         assert moved or busy
+
+
+def test_one_whose_child_writes_is_busy(tmp_path: Path) -> None:
+    """As a save in a process of its own. The child uses little of a processor."""
+    with rank(tmp_path, "has_a_child_that_writes") as one:
+        first, second = one.look(), one.look()
+        assert second.io_bytes - first.io_bytes > BUSY_BYTES
 
 
 def test_one_whose_output_nobody_reads_does_not_hang(tmp_path: Path) -> None:

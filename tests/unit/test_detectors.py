@@ -14,7 +14,7 @@ from mt_resilient.resilience.detect.registry import (
 )
 from mt_resilient.resilience.diagnose.root_cause import judge
 from mt_resilient.resilience.model.cause import Cause
-from mt_resilient.resilience.model.signals import Mismatch, Place, RankExit
+from mt_resilient.resilience.model.signals import DeviceState, Mismatch, Place, RankExit
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, Rank
 
@@ -136,6 +136,14 @@ def test_the_rank_that_did_not_enter_is_suspected_and_who_waits_for_it_is_told()
     other = [replace(HANGS, place=Place.ELSEWHERE), replace(HANGS, site="train.py line 4")]
     signatures = {s.signature for each in other for s in hung_ranks(world(status={A: status(stalls=(WAITS, each))}))}
     assert len({found.signature, *signatures}) == 3, "two hangs that are not the same"
+
+
+def test_a_rank_whose_device_finishes_nothing_is_not_in_its_own_work() -> None:
+    """So the job gets more than one restart, as it does for what the ranks wait for."""
+    waits = replace(HANGS, place=Place.ELSEWHERE, device=DeviceState.STUCK)
+    (found,) = hung_ranks(world(status={A: status(stalls=(WAITS, waits))}))
+    (dead,) = hung_ranks(world(status={A: status(stalls=(WAITS, replace(waits, device=DeviceState.DEAD)))}))
+    assert found.signature == dead.signature == "rank_hung:device:train.py line 3"
 
 
 def test_where_none_is_missing_all_are_silent() -> None:

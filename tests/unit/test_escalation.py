@@ -491,7 +491,7 @@ def test_hangs_in_the_middle_count_as_restarts_without_progress() -> None:
     assert plan(hung, 200, 10, killed(10, 10, 10), POLICY).exit_code == BudgetSpent.exit_code
 
 
-OWN = "rank_hung:elsewhere:train.py line 3"
+OWN, DEVICE = "rank_hung:elsewhere:train.py line 3", "rank_hung:device:train.py line 3"
 
 
 @pytest.mark.parametrize(
@@ -502,6 +502,8 @@ OWN = "rank_hung:elsewhere:train.py line 3"
         (OWN, "rank_hung:elsewhere:train.py line 4", 1, 200, Event.FAULT),
         (HANG, HANG, 2, 200, Event.FAULT),  # the network may be back: the agents do not wait longer there
         (HANG, HANG, 3, 200, Event.GIVE_UP),
+        (DEVICE, DEVICE, 2, 200, Event.FAULT),
+        (DEVICE, DEVICE, 3, 200, Event.GIVE_UP),
     ],
 )
 def test_a_hang_after_the_same_step_at_the_same_place_is_no_progress(

@@ -156,11 +156,44 @@ def test_calls_that_are_not_collectives_and_those_that_are_complete_show_nothing
     assert judge({}) is None
 
 
+def test_a_group_of_thousands_of_ranks_takes_a_few_numbers_and_only_while_a_collective_is_open() -> None:
+    names = {"7": ("7", "DP"), "8": ("8", "TP")}
+    groups = {"7": str([*range(3, 8192, 8)]), "8": "[0, 1, 2, 9]"}
+    entries = [waits(2, group=names["7"]), entry(5, group=names["8"])]
+    dp, tp = summary([recorded(*entries, groups=groups)])
+    assert (dp.spans, tp.spans) == (((3, 8188, 8),), ())
+    (odd,) = summary([recorded(waits(1, group=names["8"]), groups=groups)])
+    assert [rank for span in odd.spans for rank in range(*span)] == [0, 1, 2, 9]
+    assert len(line((dp, tp))) < 400
+
+
+def test_groups_of_the_same_name_are_told_apart_by_their_ranks() -> None:
+    def of(ranks: str, entry: dict[str, Any]) -> str:
+        return recorded(entry, groups={"5": ranks})
+
+    left, right = "[0, 1]", "[2, 3]"
+    found = judge(
+        told(
+            of(left, waits(3, group=("5", "TP"))),
+            of(left, entry(2, group=("5", "TP"))),
+            of(right, entry(1, group=("5", "TP"))),
+            of(right, entry(1, group=("5", "TP"))),
+        )
+    )
+    assert found
+    assert (found.kind, found.ranks) == (Kind.MISSING, (1,))
+
+
+def test_numbers_that_make_no_range_accuse_nobody() -> None:
+    calls = GroupCalls(group="5", last=3, open=3, call="all_reduce", spans=((0, 1 << 60, 0), (7, 3, -2), (-5, 1, 1)))
+    assert judge({Rank(0): (calls,)}, 1, 2) is None
+
+
 def test_gloo_says_that_a_call_is_complete_by_retiring_it() -> None:
     """As recorded with torch 2.13: gloo's calls stay `scheduled`, and it names no ranks."""
     done = entry(1, "gloo:all_reduce", state="scheduled", retired=True)
     (calls,) = summary([recorded(done, groups={"": "[]"})])
-    assert (calls.last, calls.open, calls.started, calls.ranks) == (1, 0, None, ())
+    assert (calls.last, calls.open, calls.started, calls.spans) == (1, 0, None, ())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from mt_resilient.resilience.detect.hang_rules import HangPolicy, Look
 from mt_resilient.resilience.detect.stack_traces import Spot
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
+from mt_resilient.resilience.model.collectives import GroupCalls
 from mt_resilient.resilience.model.signals import Place
 from mt_resilient.resilience.model.types import RankPhase
 
@@ -31,6 +33,7 @@ class Played:
         ranks = {rank: Watched(page.pid, -1) for rank, page in enumerate(self.pages)}
         self.group = WorkerGroup(1, Watched(99, -1), "warm", ranks)
         self.places, self.busy, self.asked = [Place.COLLECTIVE, place], False, 0
+        self.still_since_s = math.inf
         self.lookout, self.now_s = Lookout(HangPolicy(**{**POLICY, **policy}), self), 1000.0
 
     def ask(self, local_rank: int, page: Page, process: Watched) -> None:
@@ -39,7 +42,15 @@ class Played:
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
         place = self.places[local_rank]
         return Look(
-            at_s=now_s, state="S", cpu_s=now_s * self.busy, stack=(), spot=Spot(place=place, words=f"at {place}")
+            at_s=now_s,
+            state="S",
+            cpu_s=now_s * self.busy,
+            stack=(),
+            spot=Spot(place=place, words=f"at {place}"),
+            device_done=7,
+            device_waits=now_s > self.still_since_s,
+            device_still_s=max(0.0, now_s - self.still_since_s),
+            calls=(GroupCalls(group="0", last=1),),
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:
@@ -159,6 +170,32 @@ def test_where_the_script_was_silent_before_it_may_be_silent_for_longer(place: P
     played.pages[1].beat(3, 1.0, 1.0, 20)
     second = seconds_to_a_hang()
     assert (second > 4 * first) == (place is Place.ELSEWHERE)
+
+
+def test_where_a_device_was_still_before_it_may_be_still_for_longer() -> None:
+    """As a kernel that takes long each time: after one restart, the agent waits for it."""
+    played, found = Played(Place.PERHAPS), []
+    played.places, played.busy = [Place.PERHAPS] * 2, True
+    for beat in (1, 2):
+        played.still_since_s, began_s = played.now_s, played.now_s
+        while not any(stall.device for stall in played.lookout.stalls):
+            played.seconds(1)
+        found.append(played.now_s - began_s)
+        played.lookout.begin(tells=True)
+        played.still_since_s = math.inf
+        for page in played.pages:
+            page.beat(1 + beat, 1.0, 1.0, 10 + beat)
+        played.seconds(1)
+    assert found[1] > 4 * found[0]
+
+
+def test_what_the_recorders_show_is_reported_only_if_it_can_count() -> None:
+    played = Played(idle_s=60)
+    played.seconds(20)
+    assert [stall.calls for stall in played.lookout.stalls] == [(), ()], "rank 1 may be working"
+    played.places[1] = Place.PERHAPS
+    played.seconds(60)
+    assert all(stall.calls for stall in played.lookout.stalls)
 
 
 def test_new_ranks_begin_with_nothing_held_against_them() -> None:

@@ -17,6 +17,7 @@ from mt_resilient.resilience.detect.hang_rules import (
     compare,
     device_state,
     overdue,
+    patient,
     stage,
 )
 from mt_resilient.resilience.detect.stack_traces import Frame, Spot
@@ -213,6 +214,13 @@ def test_a_device_is_dead_if_it_does_not_even_do_work_that_waits_for_nothing() -
     assert device_state(look(**HUNG), second(**HUNG | {"device_done": 8}), POLICY) is DeviceState.UNKNOWN
 
 
+def test_a_place_where_a_device_was_still_before_may_be_still_for_longer() -> None:
+    hung = look(**HUNG), second(**HUNG)
+    assert device_state(*hung, patient(POLICY, 13)) is DeviceState.STUCK  # five times that is 65 s
+    assert device_state(*hung, patient(POLICY, 14)) is DeviceState.UNKNOWN
+    assert patient(POLICY, 1000).floor_s == POLICY.busy_s, "not for longer than without a look at the device"
+
+
 # -- who it is -------------------------------------------------------------------------------------------------------------
 
 COLLECTIVE, EXCHANGE, BOUNDARY = Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY
@@ -286,6 +294,16 @@ def test_a_recorder_accuses_nobody_while_a_further_rank_works() -> None:
     assert blame([waits, missing, works]) == (works,)
     assert judge([waits, missing, works]).answer is Answer.SUSPECTED
     assert judge([waits, replace(missing, busy=True)]).answer is Answer.SUSPECTED
+
+
+def test_a_dead_device_accuses_nobody_while_a_further_rank_works() -> None:
+    """Rank 0 saves for long, and the devices of the others wait for it. What they wait in may hold up every stream."""
+    dead = [stall(n, PERHAPS, device=DeviceState.DEAD) for n in (1, 2, 3)]
+    for place in (ELSEWHERE, PERHAPS):  # it writes, or its device finishes work
+        assert judge([stall(0, place, busy=True), *dead]).answer is Answer.SUSPECTED
+    assert judge([stall(0, ELSEWHERE), *dead]).answer is Answer.CERTAIN
+    waits, missing = replace(dead[0], calls=called(41, open_=True)), stall(0, PERHAPS, calls=called(40))
+    assert blame([waits, missing]) == (missing,), "a recorder is surer than a device that waits"
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,13 @@ def test_whatever_a_rank_writes_is_refused_or_read(board: Board, seed: int, toge
         assert board.orders.generation == Generation(3)
 
 
+def test_what_a_device_writes_is_no_reason_to_end_its_rank(board: Board) -> None:
+    train(board)
+    for value in ODD:
+        board._live[0].device_reached = board._live[0].device_answered = value
+        assert board.look(KNOWN) == {}
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("phase", 6), ("doing", -1), ("step", 2**60), ("pid", 7), ("order", 1), ("rewinds", -1), ("listens", 65)]
 )  # fmt: skip

@@ -8,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.checkpoint.format.replica_agreement import (
-    TRUSTED,
-    Apart,
-    Ledger,
     Words,
     comparisons,
     convicted,
@@ -18,6 +15,7 @@ from mt_resilient.checkpoint.format.replica_agreement import (
     parameters,
     wrong,
 )
+from mt_resilient.checkpoint.format.replica_ledger import TRUSTED, Apart, Ledger
 from mt_resilient.checkpoint.format.sharding import Part
 from mt_resilient.checkpoint.format.tensor_table import Table, plan
 
@@ -186,6 +184,44 @@ def test_ranks_whose_moments_differ_early_train_independently() -> None:
         assert ledger.look(words(tables, value, exp_avg=(1, 100 + value))) == []
     assert ledger.look(words(tables, 20, exp_avg=(1, 5), w=(1, 21))) == []
     assert ledger.compared == 0
+
+
+OTHER_MOMENTS = [(f"opt/0/state/{n}/exp_avg", "float32", f"opt/exp_avg/model/w{n}") for n in (1, 2)]
+
+
+def test_one_moment_that_differs_early_is_dropped_alone() -> None:
+    """As after a flipped bit. The comparison ends only if most moments differ."""
+    tables = [table(WEIGHT, MOMENT, *OTHER_MOMENTS) for _ in range(2)]
+    moments = [n for n, piece in enumerate(tables[0].pieces) if piece.name.endswith("exp_avg")]
+
+    def shown(value: int, *odd: int) -> list[Words]:
+        found = words(tables, value)
+        found[1][list(odd)] = 1000 + value
+        return found
+
+    ledger = Ledger(tables)
+    ledger.look(shown(0))
+    ledger.look(shown(1, moments[0]))
+    assert (ledger.early, ledger.blind) == ((tables[0].pieces[moments[0]].name,), False)
+    for value in range(2, 6):
+        assert ledger.look(shown(value, moments[0])) == []
+        assert ledger.early == (), "it is told once"
+    assert ledger.compared == 3
+    (found,) = ledger.look(words(tables, 20, w=(1, 21)))
+    assert found.name == "model/w"
+    most = Ledger(tables)
+    most.look(shown(0, *moments[:2]))
+    assert most.blind
+    for value in range(1, 6):
+        most.look(shown(value))
+    assert most.compared == 0
+
+
+def test_without_known_positions_nobody_expects_replicas() -> None:
+    tables = [table(bare(WEIGHT), bare(MOMENT)) for _ in range(2)]
+    ledger = Ledger(tables)
+    ledger.look(words(tables, 0, w=(1, 7), exp_avg=(1, 7)))
+    assert (ledger.early, ledger.blind) == ((), False)
 
 
 def unplaced(name: str) -> list[Table]:

@@ -15,7 +15,7 @@ from mt_resilient.agent.run_directory import MARK
 from mt_resilient.agent.snapshots.durable_index import Shelf
 from mt_resilient.agent.snapshots.fingerprint_source import seen
 from mt_resilient.agent.snapshots.frozen_check import STILL_SNAPSHOTS, STILL_STEPS
-from mt_resilient.agent.snapshots.replica_check import LOOK_S, Replicas
+from mt_resilient.agent.snapshots.replica_check import LOOK_S, Early, Replicas
 from mt_resilient.agent.snapshots.trust import Soundness
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena, Slot
@@ -26,12 +26,13 @@ from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.checkpoint.durable.retention import RetentionPolicy
 from mt_resilient.checkpoint.format.pytree_walk import flatten
-from mt_resilient.checkpoint.format.replica_agreement import TRUSTED
+from mt_resilient.checkpoint.format.replica_ledger import TRUSTED
 from mt_resilient.checkpoint.format.sharding import Part
 from mt_resilient.checkpoint.format.tensor_table import Table, plan
 from mt_resilient.resilience.detect.node_divergence import KEPT
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.model.signals import Held
+from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.plan.resume_point import StabilityPolicy
 
 RUN = "5eed5eed"
@@ -46,7 +47,7 @@ class Ranks:
         paths = arena.paths(self.fds, os.getpid())
         self.arenas = [RankArena(row) for row in paths]
         self.slots = [[Slot(path) for path in row] for row in paths]
-        self.replicas, self.now_s = Replicas(self.slots, POLICY), 100.0
+        self.replicas, self.now_s, self.wall_s = Replicas(self.slots, POLICY), 100.0, 1000.0
 
     def table(self, rank: int, lr: float) -> Table:
         skeleton, _ = flatten({"opt": {"0": {"groups": [{"lr": lr}]}}}, lambda value: False)
@@ -101,7 +102,7 @@ class Ranks:
             assert not self.compare(step)
 
     def look(self, *, every: bool = False, generation: int = 1) -> bool:
-        return self.replicas.look(self.now_s, 1000.0, generation, every=every)
+        return self.replicas.look(self.now_s, self.wall_s, generation, every=every)
 
     def compare(self, step: int, value: int | None = None, *, generation: int = 1, **how: Any) -> bool:
         """Take a snapshot, and compare all that are in memory. Return whether that has found a mismatch."""
@@ -244,6 +245,32 @@ def test_moments_that_all_differ_now_and_then_are_no_third_fault(ranks: Ranks, r
         assert ranks.compare(step, moments=APART, generation=generation) == (generation < 3)
         assert not ranks.compare(step, generation=generation + 1)
     assert (replicas.left, len(replicas.mismatches)) == (34, 2)
+
+
+def test_moments_that_all_differ_once_a_day_are_each_a_mismatch(ranks: Ranks, replicas: Replicas) -> None:
+    """So it is with memory that fails now and then. A third one counts only within the hours in which it would end the job."""
+    ranks.trusted()
+    for generation, step in enumerate((14, 24, 34, 44), 1):
+        assert ranks.compare(step, moments=APART, generation=generation)
+        assert not ranks.compare(step, generation=generation + 1)
+        ranks.wall_s += 13 * 3600
+    assert (replicas.left, len(replicas.mismatches)) == (-1, 4)
+
+
+def test_what_is_not_compared_although_it_could_be_is_told_and_not_certified(
+    ranks: Ranks, replicas: Replicas, tmp_path: Path
+) -> None:
+    sound = Soundness(ranks.slots, Shelf(Files(tmp_path)), Files(tmp_path), RUN, POLICY)
+    for step in range(1, 9):
+        ranks.compare(step, moments=APART)
+        sound.look(1, step, every=True)
+    assert replicas.certified([stamp(step) for step in range(1, 9)], 99) == set()
+    assert replicas.early == sound._replicas.early == Early(Step(1), ("opt/0/state/0.0/exp_avg",), blind=True)
+    ((said, mood),) = sound.sentences
+    assert mood == "warn"
+    assert said.startswith(
+        "the data-parallel replicas are not compared, because opt/0/state/0.0/exp_avg differed between the ranks at step 1,"
+    )
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ class Boundaries:
         others = [source for source in self._sources.values() if isinstance(source, Values)]
         self._accumulation = Accumulation(self._models, optimizers, others, self._tell)
         self._tape.alone.gradients = self._accumulation
-        self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.kind else None
+        self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.devices else None
         """None if a rank's own time can't be measured: with a single rank, or on a device."""
 
     def _tell(self, sentence: str) -> None:
@@ -115,7 +115,7 @@ class Boundaries:
             model.excuse()
         self._page.restored_ns = monotonic_ns()
         self._page.phase = RankPhase.TRAINING
-        watch(self._at, self._tape.kind)
+        watch(self._at, self._tape.device)
         self._page.tells = 2 if not self.fixed_data else 3 if self.puts_data_back else 1
         self._rescue.turn(self._course.careful(step))
         first = self._tape.owed  # set if the job begins with another job's state

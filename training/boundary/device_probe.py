@@ -9,6 +9,7 @@ spread over a long queue show that the device advances in it.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import Any
 
@@ -18,18 +19,18 @@ from ...resilience.clock import monotonic_ns
 from ...resilience.ipc.board_layout import MARKS, Page
 from .. import device
 
+_QUEUES = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+"""How many queues the streams of a device share. In a single one, each stream may wait for all others."""
 _MOST = 64
 """The most marks that may wait in the queue. A runtime's queue takes about a thousand operations."""
 
 
 class DeviceProbe:
-    def __init__(self, kind: str, page: Page) -> None:
-        """Call on the thread of the loop, whose stream is followed. kind: the type of its device. page: the rank's block of shared
-        memory."""
-        self._kind, self._page = kind, page
-        self._module = device.module(kind)
-        self._device, self._stream = self._module.current_device(), self._module.current_stream()
-        self._numbers = torch.arange(MARKS, dtype=torch.int64, device=kind)
+    def __init__(self, where: torch.device, page: Page) -> None:
+        """Call on the thread of the loop, whose stream on this device is followed. page: the rank's block of shared memory."""
+        self._device, self._page = where, page
+        self._module = device.module(where.type)
+        self._stream = self._module.current_stream(where)
         self._since_ns: dict[int, int] = {}
         """When each mark was put that waits in the queue, by number."""
 
@@ -42,16 +43,22 @@ class DeviceProbe:
         return False
 
     def _begin(self) -> bool:
-        copy, captured = device.copy_rows(self._kind), device.captures(self._kind)
-        if copy is None or captured is None or not device.allow_capture(self._kind):
+        kind = self._device.type
+        copy, captured = device.copy_rows(kind), device.captures(kind)
+        if copy is None or captured is None or not device.allow_capture(kind):
             return False
-        if not device.register(self._kind, self._page.raw):
+        if not device.register(kind, self._page.raw):
             return False
-        self._copy, self._captured, self._own = copy, captured, self._module.Stream()
+        self._copy, self._captured = copy, captured
+        self._own = self._module.Stream(self._device, priority=-1)  # a script's streams seldom have this priority
+        with self._module.stream(self._own):
+            self._numbers = torch.arange(MARKS, dtype=torch.int64, device=self._device)
+        self._own.synchronize()  # the marks on the loop's stream read the numbers too
         return True
 
     def put(self) -> None:
-        """Put a mark behind the queued work, and one on a stream of our own. Raises RuntimeError if the runtime refuses."""
+        """Put a mark behind the queued work, and one on a stream of our own, unless all streams of the device wait in one queue. Raises
+        RuntimeError if the runtime refuses, or if the device cannot be followed any longer."""
         page, now_ns = self._page, monotonic_ns()
         self.follow()
         if len(self._since_ns) < _MOST and not self._captured(self._stream):
@@ -60,18 +67,17 @@ class DeviceProbe:
             page.device_since_ns = next(iter(self._since_ns.values()))
             page.device_queued = number  # before the call, which waits for room if the queue is full
             self._mark("device_reached", number, self._stream)
-        if page.device_called == page.device_answered:
+            if self._captured(self._stream):
+                raise RuntimeError("the mark may be part of a graph: each replay would put an old number on the page")
+        if page.device_called == page.device_answered and _QUEUES != "1" and not self._captured(self._own):
             page.device_called = number = (page.device_called + 1) % MARKS
             self._mark("device_answered", number, self._own)
 
     def follow(self) -> None:
-        """Forget the marks that the device has reached."""
-        if self._page.device_reached == self._page.device_queued:
-            self._since_ns.clear()
-        elif self._page.device_reached in self._since_ns:
-            while next(iter(self._since_ns)) != self._page.device_reached:
-                del self._since_ns[next(iter(self._since_ns))]
-            del self._since_ns[self._page.device_reached]
+        """Forget the marks that the device has reached. A number that does not wait was forgotten before."""
+        reached = self._page.device_reached  # read once: the device may write it meanwhile
+        while reached in self._since_ns:
+            del self._since_ns[next(iter(self._since_ns))]
         self._page.device_since_ns = next(iter(self._since_ns.values()), 0)
 
     def _mark(self, field: str, number: int, stream: Any) -> None:

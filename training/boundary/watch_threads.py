@@ -18,6 +18,7 @@ from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.detect import flight_recorder
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.types import Doing, RankPhase
+from .. import device
 from ..attach import stack_signal
 from ..attach.attach import Attachment
 from .device_probe import DeviceProbe
@@ -32,12 +33,12 @@ _DUMPS = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 """torch's functions that return the flight recorder's content: of NCCL, and (from 2.8) of other backends."""
 
 
-def watch(at: Attachment, kind: str) -> None:
-    """Start the threads. Call it on the thread of the loop. kind: the type of the device; empty: the CPU."""
-    if kind:
-        _start(_follow, at.page, DeviceProbe(kind, at.page))
+def watch(at: Attachment, where: torch.device | None) -> None:
+    """Start the threads. Call it on the thread of the loop. where: the device to follow; None: there is none."""
+    if where:
+        _start(_follow, at.page, DeviceProbe(where, at.page))
     if at.world > 1:
-        _start(_answer, at.page, stack_signal.answers)
+        _start(_answer, at.page, stack_signal.answers, where)
 
 
 def _start(work: Callable[..., None], *arguments: Any) -> None:
@@ -58,12 +59,18 @@ def _follow(page: Page, probe: DeviceProbe) -> None:
     try:
         for silent in _silent(page, _MARK_S):
             probe.put() if silent else probe.follow()
-    except RuntimeError:  # an error of the device, which the loop gets as well
-        page.device_queued, page.device_called, page.device_since_ns = page.device_reached, page.device_answered, 0
+    except (
+        RuntimeError
+    ):  # an error of the device, which the loop gets as well; or the device cannot be followed any longer
+        page.device_since_ns = 0
 
 
-def _answer(page: Page, file: int) -> None:
-    """Each time when the agent has asked for stacks, append the flight recorder's content to the answer. file: that of the answer."""
+def _answer(page: Page, file: int, where: torch.device | None) -> None:
+    """Each time when the agent has asked for stacks, append the flight recorder's content to the answer. file: that of the answer. where:
+    the device whose events the recorder asks."""
+    if where:
+        device.module(where.type).set_device(where)
+        device.allow_capture(where.type)
     answered = 0
     for silent in _silent(page, _LOOK_S):
         with suppress(OSError):

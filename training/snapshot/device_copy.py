@@ -94,11 +94,11 @@ class Job:
 
 
 class Offload:
-    def __init__(self, kind: str, arena: RankArena) -> None:
-        """kind: the device type that this process uses."""
-        self._module = device.module(kind)
-        self._device = self._module.current_device()
-        self._stream, self._reading = self._module.Stream(), self._module.Stream()
+    def __init__(self, where: torch.device, arena: RankArena) -> None:
+        """where: the device of the models. The script may not have made it the current one."""
+        kind = where.type
+        self._module, self.device = device.module(kind), where
+        self._stream, self._reading = self._module.Stream(where), self._module.Stream(where)
         """Streams for the copies, and for the kernels that read the state meanwhile. On one stream, kernels would delay later copies."""
         self._transfer = Transfer(kind, PIECE_BYTES)
         self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
@@ -136,13 +136,13 @@ class Offload:
     def start(self, job: Job) -> None:
         """Start to copy `job`, whose slot is claimed. The state is complete at this point of the loop's stream."""
         job.begun = self._module.Event()
-        job.begun.record(self._module.current_stream())
+        job.begun.record(self._module.current_stream(self.device))
         if job.early:
             with torch.no_grad():
                 self._look(job, job.early)
                 self._send(job, job.early)
             for stream in (self._stream, self._reading):
-                self._after(stream, self._module.current_stream())
+                self._after(stream, self._module.current_stream(self.device))
         self._under_way.append(job)
         self._jobs.put(job)
 
@@ -164,13 +164,13 @@ class Offload:
         meanwhile."""
         pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
         self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
-        here = {name: tensor for name, tensor in into.items() if tensor.device.type == "cpu"}
+        here = {name: tensor for name, tensor in into.items() if tensor.device != self.device}
         away = [number for number, piece in enumerate(layout.pieces) if piece.name not in here]
         words: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
         new_bytes = 0
         try:
-            self._after(self._module.current_stream(), self._stream)
+            self._after(self._module.current_stream(self.device), self._stream)
             for number in away:
                 content, some = flat(into[layout.pieces[number].name]), plan[number]
                 if some:
@@ -196,7 +196,7 @@ class Offload:
         for job in self.under_way():
             job.issued.wait()
             if job.arrived is not None:
-                self._module.current_stream().wait_event(job.arrived)
+                self._module.current_stream(self.device).wait_event(job.arrived)
 
     # -- the threads -------------------------------------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class Offload:
                 self._transfer.down(job.sources[-1], memory, stride, some, self._stream)
 
     def _carry(self) -> None:
-        self._module.set_device(self._device)
+        self._module.set_device(self.device)
         while True:
             job = self._jobs.get()
             try:
@@ -257,7 +257,7 @@ class Offload:
         job.conclude()
 
     def _make_room(self) -> None:
-        self._module.set_device(self._device)
+        self._module.set_device(self.device)
         while True:
             wanted, table_bytes, chosen, considerate = self._rooms.get()
             for pinned in chosen:

@@ -14,7 +14,6 @@ import torch
 from ...checkpoint.arena.arena import Slot, View
 from ...checkpoint.arena.staging import Stager
 from ...checkpoint.format.tensor_table import Layout, Piece
-from .. import device
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Modules, Source
 from .device_copy import Job, Offload
@@ -45,7 +44,7 @@ class HandingOver:
             sources = ((state[name], each) for name, each in self._sources.items())
             stepped = [(told, each) for told, each in sources if isinstance(each, Modules | Optimizers)]
             steady = {id(tensor) for told, each in stepped for tensor in each.steady(told)}
-            self._sides = _divided(leaves, layout, steady if self._hooked else ())
+            self._sides = _divided(leaves, layout, steady if self._hooked else (), offload.device)
         _, here, early, late = self._sides
         self._stager.stage(leaves, layout, view, here)
         self._stager.runs(layout, view.memory)  # fill the gaps with zeros, whatever they contained before
@@ -56,15 +55,15 @@ class HandingOver:
             view=view,
             early=[(index, (leaves[index], strips[index])) for index in early],
             late=((index, (leaves[index], strips[index])) for index in late),
-            checked=[tensor for tensor in judged if tensor.device.type != "cpu"],
+            checked=[tensor for tensor in judged if tensor.device == offload.device],
         )
         offload.start(job)
         return job
 
 
-def _divided(leaves: Sequence[Any], layout: Layout, steady: Collection[int]) -> Sides:
+def _divided(leaves: Sequence[Any], layout: Layout, steady: Collection[int], where: torch.device) -> Sides:
     """Return the layout's pieces, divided. steady: ids of tensors that only an optimizer's step writes, if that step can be made to
-    wait."""
-    away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and device.kinds([leaf])]
+    wait. where: the device to offload. What lies elsewhere is copied as on the CPU."""
+    away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.device == where]
     late = [index for index in away if id(leaves[index]) in steady]
     return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late

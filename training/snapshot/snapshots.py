@@ -21,6 +21,7 @@ from ...checkpoint.format.tensor_table import Layout, Table
 from ...resilience.clock import monotonic_s, sleep
 from ...resilience.errors import MachineError, SnapshotError, StateError
 from ...resilience.inprocess.tally import RANDOMNESS, Held, Judgement, Wanted
+from ...resilience.text import formatting
 from .. import device
 from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
@@ -39,6 +40,7 @@ from .restore import Restorer, Unrestorable
 from .restore_resharded import parts_of, trained_of
 from .snapshot_pace import Pace, uncollected
 
+_SEVERAL = "the models lie on {}: the loop waits while a snapshot is copied, and the agent does not see whether the devices advance"
 _RETRY_S = 0.05
 """Seconds between two checks for a free slot, if a snapshot may wait for one."""
 
@@ -52,11 +54,14 @@ class Tape:
         self.reachable = Reachable(self._arena, handoff.snapshots, handoff.unusable)
         self._stager = Stager()
         models = {name: source for name, source in sources.items() if isinstance(source, Modules)}
-        kinds = device.kinds(tensor for name, model in models.items() for tensor in tensors_of(name, model))
-        self.kind = next(iter(kinds), "")
-        """The kind of device that holds the models; empty: the CPU."""
-        self._offload = Offload(self.kind, self._arena) if kinds else None
-        self.alone = Alone(Randomness(kinds))
+        self.devices = device.devices(t for name, model in models.items() for t in tensors_of(name, model))
+        """The devices that hold the models; empty: the CPU."""
+        self.device = self.devices[0] if len(self.devices) == 1 else None
+        """The device that is followed, and whose state is copied while the loop continues."""
+        if len(self.devices) > 1 and attachment.rank == 0:
+            say(_SEVERAL.format(formatting.listed(self.devices)))
+        self._offload = Offload(self.device, self._arena) if self.device else None
+        self.alone = Alone(Randomness(self.devices))
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
         self._handing_over = HandingOver(self._stager, self._sources)
         self.restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
@@ -167,13 +172,14 @@ class Tape:
         return finite
 
     def _parameters_finite(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank's parameters on the CPU contain no NaN or Inf, which the gradient norm does not show. Megatron's norm leaves
-        out copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (this happened with TP2). Parameters on a
-        device are checked during the copy (`device_copy.py`), so that the loop need not wait."""
+        """Whether this rank's parameters contain no NaN or Inf, which the gradient norm does not show. Megatron's norm leaves
+        out copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (this happened with TP2). Parameters on the
+        device to offload are checked during the copy (`device_copy.py`), so that the loop need not wait."""
+        here = [torch.device("cpu"), *(() if self._offload else self.devices)]
         models = ((source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules))
         tensors = (tensor for model, collected in models for tensor in model.judged(collected))
         with torch.no_grad():
-            return all_finite(sums(tensor for tensor in tensors if tensor.device.type == "cpu"))
+            return all_finite(sums(tensor for tensor in tensors if tensor.device in here))
 
     def _complain(self, why: str, meaning: str) -> None:
         """Report once, with the reason, that the state can't be saved any more, or only for this process. Training continues."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,20 +19,20 @@ class Randomness:
     """All random generators of this rank: python, numpy, torch on CPU and device, and Megatron's tracker with its model-, expert- and
     data-parallel streams. Megatron's own checkpoint keeps only the generators of data-parallel rank 0."""
 
-    def __init__(self, kinds: Iterable[str]) -> None:
-        """kinds: the device types of the model's tensors."""
-        self.kinds = tuple(kinds)
+    def __init__(self, where: Sequence[torch.device]) -> None:
+        """where: the devices of the model's tensors, without the CPU."""
+        self.where = where
 
     def collect(self) -> Nested:
         return {
             **collect_host(),
-            "device": device.rng_states(self.kinds),
+            "device": device.rng_states(self.where),
             "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
         }
 
     def restore(self, kept: Nested) -> None:
         restore_host(kept)
-        device.set_rng_states(kept["device"])
+        device.set_rng_states(kept["device"], self.where)
         live = _tracker_states()
         if live:
             states: dict[str, Any] = {}

@@ -208,6 +208,8 @@ class MusaTensor(torch.Tensor):
     """A tensor on the device; `raw` is the CPU tensor behind it."""
 
     raw: torch.Tensor
+    index: ClassVar[int] = 0
+    """Of the device on which new tensors are."""
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor, requires_grad: bool = False) -> MusaTensor:
@@ -219,7 +221,7 @@ class MusaTensor(torch.Tensor):
             storage_offset=raw.storage_offset(),
             dtype=raw.dtype,
             layout=raw.layout,
-            device=torch.device("musa", 0),
+            device=torch.device("musa", cls.index),
             requires_grad=requires_grad,
         )
         made.raw = raw

@@ -24,8 +24,8 @@ def sums(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def finite(found: Iterable[torch.Tensor]) -> bool:
-    """Return whether all `sums` are finite. They must be on one device."""
-    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    """Return whether all `sums` are finite."""
+    by_type: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for each in found:
-        by_type.setdefault(each.dtype, []).append(each)
+        by_type.setdefault((each.dtype, each.device), []).append(each)
     return all(bool(torch.isfinite(torch.stack(alike)).all()) for alike in by_type.values())

@@ -1,0 +1,34 @@
+"""Decides whether replicas differ because each rank trains independently, or because its kernels are not deterministic. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...checkpoint.arena.slot_header import Stamp
+from ...checkpoint.format import replica_agreement
+from ...checkpoint.format.replica_ledger import Apart
+
+
+class Independence:
+    def __init__(self, window_h: float) -> None:
+        """window_h: for how many hours a divergence counts, as `recovery.mismatch_window_h`."""
+        self._window_s = window_h * 3600
+        self._parted: list[tuple[Stamp, float]] = []
+        """By life of the ranks (generation and rewinds): the first snapshot in which every optimizer moment (such as Adam's averages)
+        differed between ranks, and no rank was in a minority; and the wall-clock seconds of the last one."""
+
+    def shown(self, stamp: Stamp, found: Sequence[Apart], agreed: Mapping[Stamp, bool], wall_s: float) -> bool:
+        """Return whether it is shown by this snapshot, in which all optimizer moments differ. They differ again after the ranks went back
+        and replayed the same steps: then the script trains each rank independently, as local SGD does after its warm-up. A bit flip affects
+        one tensor, and seldom happens twice. If replays agree, and all moments differ for the third time, each rank computes its steps a
+        little differently by chance. agreed: whether the replicas agreed, by snapshot."""
+        if any(replica_agreement.wrong(each.words) is not None for each in found):
+            return False
+        self._parted = [(at, at_s) for at, at_s in self._parted if wall_s - at_s <= self._window_s]
+        first = self._parted[-1][0] if self._parted else stamp
+        if stamp[:2] == first[:2]:
+            self._parted[-1:] = [(min(stamp, first), wall_s)]
+            return False
+        self._parted.append((stamp, wall_s))
+        replayed = any(same and at[:2] > first[:2] and at.step >= first.step for at, same in agreed.items())
+        return not replayed or len(self._parted) > 2
