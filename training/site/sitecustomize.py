@@ -21,7 +21,7 @@ def _chain():
     except ImportError:  # Python 2, which passes over an ImportError of a sitecustomize
         import imp
 
-        imp.load_module("sitecustomize", *imp.find_module("sitecustomize", behind))
+        imp.load_module("sitecustomize", *imp.find_module("sitecustomize", behind))  # type: ignore[arg-type]
         return
     spec = PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:
