@@ -319,7 +319,7 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     ("data", "code", "rungs"),
     [
         pytest.param("session.data_step", 0, [1, 1, 1], marks=pytest.mark.variant),
-        ("step", BudgetSpent.exit_code, [1, 1, 6]),
+        ("step", BudgetSpent.exit_code, [1, 1, 2, 6]),
     ],
 )
 def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, rungs: list[int], tmp_path: Path) -> None:
