@@ -2,12 +2,12 @@
 
 from collections import Counter
 from random import Random
+from time import process_time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mt_resilient.resilience.clock import monotonic_s
 from mt_resilient.resilience.membership.buddy_placement import holders
 from mt_resilient.resilience.model.types import NodeId
 
@@ -92,6 +92,6 @@ def test_a_spare_of_another_rack_changes_few() -> None:
 
 def test_ten_thousand_nodes_take_no_time() -> None:
     members, labels = named([f"r{at % 100}" for at in range(10_000)])
-    before = monotonic_s()
+    before = process_time()
     holders(members, labels)
-    assert monotonic_s() - before < 1.0
+    assert process_time() - before < 1.0
