@@ -17,7 +17,7 @@ def test_a_hard_stretch_of_data_changes_nothing(tmp_path: Path, monkeypatch: pyt
     """20 batches have other labels. The spike is told, and every figure is that of plain torchrun."""
     if (reason := MEGATRON_DP2.missing()) is not None:
         pytest.skip(reason)
-    monkeypatch.setenv("NEMESIS_HARD", "1600:1760:0.2")
+    monkeypatch.setenv("NEMESIS_HARD", "1600:1760:0.5")
     expected, _ = undisturbed(MEGATRON_DP2, *LONG)
     job = behind(MEGATRON_DP2, tmp_path / "run", arguments=LONG)
     assert job.finish(280) == 0, job.said()[-4000:]
