@@ -34,20 +34,34 @@ _WITH_A_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"
 """ssh's options that have a value (OpenSSH 9)."""
 _WITHOUT_A_COMMAND = set("sNWO")
 """Options with which ssh runs no command."""
-_FAR = "; ".join(
-    (
-        f"{_ABSENT}=1",
-        f'[ -n "$PYTHONPATH" ] && {_ABSENT}=',
-        f'export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"',
-        'case "${SHELL##*/}" in bash) set -- --norc;; zsh | csh | tcsh) set -- -f;; esac',  # the start files have been read
-        'exec "${SHELL:-sh}" "$@" -c "$0"',
-    )
+_FAR = (
+    f'{_ABSENT}=1; [ -z "$PYTHONPATH" ] || {_ABSENT}=; '
+    f'export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"; '
 )
-"""What the far end of an ssh does first, with the command as $0. It is one line, because a csh takes no more than that in quotes."""
-_STARTER = re.compile(r"(?:.*/)?(?:(?:ba|da|k|z|c|tc)?sh|torchrun|python[\d.]*|[^/]*\.sh)")
-"""The programs that may start a torchrun."""
+"""What the far end of an ssh does before the command, in the same shell: the command may need functions of its start files."""
+_STARTER = re.compile(r"(?:.*/)?(?:(?:ba|da|k|z|c|tc)?sh|torchrun|python[\d.]*|[^/]*\.sh)|\$.*|.*/.*")
+"""The programs that may start a torchrun: these, and those that are named by a path or a variable."""
+_NAMED = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)|.*\btorchrun\s.*", re.DOTALL)
+"""The words that name torchrun, behind any program but these:"""
+_LEFT_ALONE = re.compile(
+    r"(?:.*/)?(?:git(?:-.*)?|rsync|scp|sftp-server|pkill|pgrep|killall|kill|cp|mv|rm|mkdir|touch|chmod|echo|printf|cat|ls|which|grep|tail)"
+)
 _IN_FRONT = {
-    *["nohup", "setsid", "env", "exec", "time", "timeout", "nice", "ionice", "taskset", "numactl", "stdbuf", "sudo"]
+    *[
+        "nohup",
+        "setsid",
+        "env",
+        "exec",
+        "time",
+        "timeout",
+        "nice",
+        "ionice",
+        "taskset",
+        "numactl",
+        "stdbuf",
+        "sudo",
+        "command",
+    ]
 }
 _IN_FRONT |= {*[".", "source", "eval", "if", "then", "else", "while", "until", "do", "!", "{"]}
 """The words that may stand in front of a program, with options and variables."""
@@ -97,27 +111,27 @@ def far(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
             host, at = True, at + 1
     if letters & _WITHOUT_A_COMMAND or not _may_start_torchrun(" ".join(arguments[at:])):
         return list(arguments)
-    variables = [shlex.quote(f"{name}={environ[name]}") for name in (WRAPS, PYTHON)]
-    command = " ".join(["exec env", *variables, "sh -c", shlex.quote(_FAR), shlex.quote(" ".join(arguments[at:]))])
-    return [*arguments[:at], command]
+    variables = " ".join(f"{name}={shlex.quote(environ[name])}" for name in (WRAPS, PYTHON))
+    return [*arguments[:at], f"export {variables}; {_FAR}{' '.join(arguments[at:])}"]
 
 
 def _may_start_torchrun(command: str) -> bool:
-    """Return whether a program of `command`, in a shell's words, is plainly a shell, a script, Python or torchrun."""
+    """Return whether `command`, in a shell's words, may start torchrun."""
     words = shlex.shlex(command.replace("\n", ";"), posix=True, punctuation_chars=";&|()")
     words.whitespace_split, words.commenters = True, ""
-    first = passes = True
+    first, passes, alone = True, True, False
     try:
         for word in words:
             if not word.strip(";&|()"):
-                first = passes = True
-            elif passes and _STARTER.fullmatch(word):
+                first, passes, alone = True, True, False
+                continue
+            alone = alone or (passes and bool(_LEFT_ALONE.fullmatch(word)))
+            if not alone and ((passes and _STARTER.fullmatch(word)) or _NAMED.fullmatch(word)):
                 return True
-            else:
-                passes = word in _IN_FRONT or "=" in word if first else passes
-                first = False
-    except ValueError:  # a quote that is not closed
-        return False
+            passes = word in _IN_FRONT or "=" in word if first else passes
+            first = False
+    except ValueError:  # a quote that is not closed, as in a comment
+        return "torchrun" in command or "torch.distributed" in command
     return False
 
 
@@ -142,8 +156,10 @@ def become(words: list[str], environ: Mapping[str, str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.ENOEXEC:
             raise
-    script = shutil.which(words[0]) or words[0]  # without a first line that names its interpreter
-    os.execve("/bin/sh", ["sh", script, *words[1:]], environ)
+        if b"\0" in Path(shutil.which(words[0]) or words[0]).read_bytes()[:80].partition(b"\n")[0]:
+            raise  # a program of another machine
+    shell = shutil.which("bash") or "/bin/sh"  # for a script without a first line that names its interpreter
+    os.execve(shell, [shell, shutil.which(words[0]) or words[0], *words[1:]], environ)
 
 
 def main() -> None:

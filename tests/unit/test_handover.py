@@ -95,22 +95,29 @@ def test_only_the_command_of_an_ssh_changes(arguments: list[str], at: int) -> No
         ("mkdir -p /x/python && cp run.sh /x/python", False),
         ("pkill -f torchrun", False),
         ("echo 'bash run.sh", False),  # no shell would run it
+        ('"$PYTHON" -m torch.distributed.run a.py', True),
+        ("conda run -n x torchrun a.py", True),
+        ("command torchrun x", True),
+        ("flock /tmp/l torchrun a.py", True),
+        ("tmux new -d 'torchrun a.py'", True),
+        ("cd /x && ./launch_node 3", True),
+        ("# don't\ntorchrun a.py", True),
+        ("ls /x; which torchrun", False),
     ],
 )
 def test_only_an_ssh_command_that_may_start_torchrun_changes(command: str, changes: bool) -> None:
     """A far end may allow certain commands only, and compares them word by word."""
     found = far(["-T", "host", command], environment(WORDS, {"PATH": "/usr/bin"}))
     assert (found != ["-T", "host", command]) is changes
-    assert "\n" in command or "\n" not in found[-1]  # a csh takes one line
 
 
 def test_the_far_end_s_start_files_are_read_once(tmp_path: Path) -> None:
     """sshd runs the command in a bash that reads ~/.bashrc."""
-    (tmp_path / ".bashrc").write_text("echo read\n")
-    command = far(["host", "sh -c 'echo ran'; echo $SHLVL"], environment(WORDS, {"PATH": "/usr/bin"}))[-1]
+    (tmp_path / ".bashrc").write_text("echo read\nconda() { echo function $1; }\n")
+    command = far(["host", "sh -c 'echo ran'; conda activate"], environment(WORDS, {"PATH": "/usr/bin"}))[-1]
     there = {"PATH": "/usr/bin:/bin", "SHELL": "/bin/bash", "HOME": str(tmp_path), "SSH_CLIENT": "::1 1 22"}
     done = subprocess.run(["bash", "-c", command], env=there, capture_output=True, text=True)
-    assert done.stdout == "read\nran\n1\n"
+    assert done.stdout == "read\nran\nfunction activate\n"
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
@@ -201,6 +208,15 @@ def test_a_script_begins_as_a_shell_would_begin_it(tmp_path: Path) -> None:
     done = wrapped("--quiet", "--", script, "a b", place=tmp_path)
     assert int(done.stdout.split()[1], 16) & (1 << 12 | 1 << 24) == 0, done.stderr
     assert done.stdout.splitlines()[1:] == [f"{script} a b"]
+
+
+def test_a_script_without_a_first_line_runs_in_bash_and_a_foreign_program_not_at_all(tmp_path: Path) -> None:
+    script = executable(tmp_path / "run", "[[ 1 == 1 ]] && echo bash\n")
+    assert wrapped("--quiet", "--", script, place=tmp_path).stdout == "bash\n"
+    (tmp_path / "program").write_bytes(b"\x7fELF\0\0\necho ran\n")
+    (tmp_path / "program").chmod(0o755)
+    done = wrapped("--quiet", "--", tmp_path / "program", place=tmp_path)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
 
 
 def test_a_script_that_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
