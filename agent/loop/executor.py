@@ -121,6 +121,7 @@ class Performer:
             case Action.WRITE_AGAIN:
                 drain.begin_again()
             case Action.SAY_ENDED:
+                node.held.finish_marks()
                 self._publisher.acknowledge(record, AckKind.ENDED)
 
     def _fetch(self, record: GenerationRecord) -> None:

@@ -175,7 +175,8 @@ class Drain:
         }
         if report.commits:
             self._newest = max(stamp, self._newest or stamp)
-            yield from self._retire()
+            if stamp == self._newest:  # else an order went back to it, and what is newer may not be marked yet
+                yield from self._retire()
 
     def _retire(self) -> Iterator[Event]:
         """Delete old snapshots, if this node is the node that commits (the one with rank 0)."""

@@ -128,6 +128,11 @@ class Holdings:
         self._mark_all()
         return self.sound.look(self.generation, finished, every=every)
 
+    def finish_marks(self) -> None:
+        """Write the marks that storage lacks, now that nothing more is written: the next run knows only the marks."""
+        self.shelf.fresh(FRESH_S)
+        self._mark_all()
+
     def want_newest_on_disk(self) -> None:
         """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. Call it only while no
         rank is alive."""
@@ -151,7 +156,9 @@ class Holdings:
             self._set_aside(cut)
             self.sound.went_back(rewind.to, *life)
             if back:
-                self._come_back(back)
+                self._cuts.returned(back)
+                self._taking = back
+                self._take_back(back)
 
     def fetches(self, stamp: Stamp, generation: int) -> None:
         """Record that this node fetches its part of a snapshot from another node, for the start of `generation`."""
@@ -213,8 +220,9 @@ class Holdings:
 
     def _mark_all(self) -> None:
         """Write the marks that storage lacks."""
-        self._cuts.note(self.shelf.seen)
-        self._refuse_the_left(self.shelf.seen.durable)
+        seen = self.shelf.seen  # once: another thread replaces it
+        self._cuts.note(seen)
+        self._refuse_the_left(seen.durable)
         if self._taking:
             self._take_back(self._taking)
 
@@ -253,15 +261,9 @@ class Holdings:
         its memory meanwhile finds the newer snapshots."""
         return cut.source is None and not any(step >= cut.to and self._usable(name) for step, name in durable)
 
-    def _come_back(self, back: Stamp) -> None:
-        """Take back the snapshot from which the ranks have just begun, and its predecessors."""
-        self._cuts.returned(back)
-        self._taking = back
-        self._take_back(back)
-
     def _take_back(self, back: Stamp) -> None:
-        """First set aside other snapshots to which orders came back before: they need not belong to this lineage. Do nothing yet while what
-        this lineage has left is not marked: a restart would mix the two."""
+        """Take back the snapshot from which the ranks have begun, and its predecessors. First set aside other snapshots to which orders
+        came back: they need not belong to this lineage. Do nothing while what it has left is not marked: a restart would mix the two."""
         seen, where, cut = self.shelf.seen, self.root / paths.SNAPSHOTS, self._cuts.made[-1]
         durable = {name for _, name in seen.durable}
         own = before({*durable, *seen.left}, back)
@@ -285,9 +287,7 @@ class Holdings:
             self._mark(act)
             self._taking = None
         except ResilientError as error:
-            said = (
-                "is still marked as set aside, or one before it. Until then no restart uses it; the agent tries again"
-            )
+            said = "is still set aside, or one before it. Until then no restart uses it; the agent tries again"
             self._say(_COMING_BACK, f"{error}: the snapshot of step {back.step} {said}")
 
 
