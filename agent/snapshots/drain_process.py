@@ -175,17 +175,16 @@ class Drain:
         }
         if report.commits:
             self._newest = max(stamp, self._newest or stamp)
-            if stamp == self._newest:  # else an order went back to it, and what is newer may not be marked yet
-                yield from self._retire()
+            # An order may have gone back to it, and what is newer may not be marked yet.
+            yield from self._retire(frozenset({attempt}))
 
-    def _retire(self) -> Iterator[Event]:
-        """Delete old snapshots, if this node is the node that commits (the one with rank 0)."""
+    def _retire(self, written: frozenset[Attempt] = frozenset()) -> Iterator[Event]:
+        """Delete old snapshots, if this node is the node that commits (the one with rank 0). written: the snapshot just committed."""
         if not any(slot.header().rank == 0 for slot in self._slots[0]):
             return
         with suppress(MachineError):  # the next snapshot tries again
-            for attempt, why in catalog.retire(
-                self._root, self._config, clock.wall_s(), self._orders.protected | self._undrained(), self._known
-            ):
+            spared = self._orders.protected | self._undrained() | written
+            for attempt, why in catalog.retire(self._root, self._config, clock.wall_s(), spared, self._known):
                 place = str(attempt.under(self._root))
                 yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
 
