@@ -588,7 +588,9 @@ def test_a_job_that_is_killed_altogether_goes_on_from_the_store(tmp_path: Path, 
     listed = cli("snapshots", "ls", "--run-dir", str(job.directory))
     assert "    90 " in listed.stdout, listed.stderr
     verified = cli("snapshots", "verify", "--run-dir", str(job.directory))
-    kept = 3 + 1  # the newest, and what the ranks have started from; and the one that was written last, if it is an older one
+    kept = (
+        3 + 1
+    )  # the newest, and what the ranks have started from; and the one that was written last, if it is an older one
     assert verified.returncode == 0
     assert verified.stdout.count("sound, every byte read") in (kept, kept + 1)
 
