@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -10,19 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..agent.cli.explain import latest
 from ..agent.run_directory import RunDirectory
 from ..resilience.model.incident import Incident
+from ..resilience.report.journal import event
 from ..resilience.report.overview import State
 
 _COURSE = ("at_s", "step", "loss", "step_s")
 """What is kept of every `progress` line; of the newest one, everything is."""
 _KINDS = ("start", "end", "progress", "incident", "said")
-
-
-_decode = msgspec.json.Decoder().decode
 
 
 class RunReader:
@@ -139,8 +134,7 @@ class RunReader:
             return found
         self._read[path] = inode, read + len(whole) + bool(whole)
         for text in whole.splitlines():
-            line = _line(text)
-            if isinstance(line, dict) and line.get("kind") in _KINDS and isinstance(line.get("at_s"), int | float):
+            if (line := event(text)) and line["kind"] in _KINDS:
                 line["journal"] = path
                 found.append(line)
         return found
@@ -151,17 +145,6 @@ def _moves(line: dict[str, Any], before: dict[str, Any]) -> bool:
     state, step = line.get("state"), line.get("step")
     made = state == State.TRAINING and (state, step) != (before.get("state"), before.get("step"))
     return made or state in (State.PAUSED, State.WAITING)
-
-
-def _line(text: bytes) -> Any:
-    """Return the line's object; None: an agent was killed while writing it."""
-    try:
-        return _decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        # Perhaps half a surrogate pair, as in a path that is not UTF-8.
-        with suppress(ValueError, RecursionError):
-            return json.loads(text)
-    return None
 
 
 def by_job(roots: Sequence[Path]) -> list[RunReader]:

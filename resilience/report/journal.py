@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import InternalError
+from ..store.codec import loads
+
 
 class Journal:
     """Appends events to the file `path`. If the disk is full, lines are lost, but the job continues."""
@@ -36,13 +39,16 @@ class Journal:
         if not self.path.is_file():  # reading a pipe would block
             return
         for line in self.path.read_bytes().splitlines():
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if (
-                isinstance(event, dict)
-                and isinstance(event.get("kind"), str)
-                and isinstance(event.get("at_s"), (int, float))
-            ):
-                yield event
+            if found := event(line):
+                yield found
+
+
+def event(line: bytes) -> dict[str, Any] | None:
+    """Return the event of one line. None: the line is no event, because an agent was killed while it wrote the line, or other bytes are
+    there."""
+    try:
+        found: dict[str, Any] = loads(dict, line)
+    except (InternalError, RecursionError):
+        return None
+    whole = isinstance(found.get("kind"), str) and isinstance(found.get("at_s"), int | float)
+    return found if whole else None
