@@ -65,12 +65,13 @@ def notice(
     step: Step, left: Attempt | None, seen: catalog.Catalog, reached: Step, directory: RunDirectory
 ) -> list[str]:
     """Return what an order to go back to `step` sets aside, and how to come back. reached: newest step that any rank has finished."""
+    root = directory.kept()
 
     def stays(each: Attempt) -> bool:
         if left is None:
             return each.stamp.step <= step
         lives, of = each.stamp[:2], left.stamp[:2]
-        returned = lives < of and commit.returned(each.under(directory.kept()))
+        returned = lives < of and commit.returned(each.under(root))
         return lives <= of and each.stamp.step <= step and not returned
 
     aside = sorted((each for each in seen.durable if not stays(each)), key=lambda each: (each.stamp.step, each.stamp))

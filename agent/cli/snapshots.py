@@ -27,13 +27,10 @@ def named(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> list
     """Return the snapshots that `where` names, the newest first. None: all snapshots of the run directory `run_dir`, or of the most
     recently used one. A step or a snapshot's name: the matching snapshots of that run directory. A path or URL: a run directory, a place
     that holds `snapshots/`, or one snapshot. Raises UsageError if there are none."""
-    if where is None:
-        return catalog.committed(find_directory(run_dir).kept())
-    if "://" not in where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)):
-        return _chosen(find_directory(run_dir), where)
-    if (Path(where) / "journal.jsonl").exists():
-        return catalog.at(RunDirectory(Path(where)).kept())
-    return catalog.at(place.at(place.address(where, kept.endpoint, kept.region)))
+    root, which = _asked(where, run_dir, kept)
+    if which:
+        return _chosen(find_directory(run_dir), which)
+    return catalog.committed(root) if where is None else catalog.at(root)
 
 
 def snapshots(found: list[Place], action: str, whole: bool) -> int:
@@ -57,17 +54,11 @@ def snapshots(found: list[Place], action: str, whole: bool) -> int:
 def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> int:
     """Print the committed snapshots, then those that were set aside, each with the reason. Parameters: as for `named`. Return the exit
     code."""
-    which = where if where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)) else ""
-    if where is None or which:
-        root = find_directory(run_dir).kept()
-    elif (Path(where) / "journal.jsonl").exists():
-        root = RunDirectory(Path(where)).kept()
-    else:
-        root = place.at(place.address(where, kept.endpoint, kept.region))
-    seen, users = catalog.look(root), catalog.marked(root)
+    root, which = _asked(where, run_dir, kept)
+    seen, users = catalog.look_at_users(root)
 
     def matching(attempts: Collection[Attempt]) -> list[Attempt]:
-        asked = (each for each in attempts if not which or which in (str(each), str(each.stamp.step)))
+        asked = (each for each in attempts if not which or which in _names(each))
         return sorted(asked, key=lambda attempt: attempt.stamp, reverse=True)
 
     snapshots([attempt.under(root) for attempt in matching(seen.durable)], "ls", whole=False)
@@ -88,8 +79,9 @@ def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> i
 def keep(directory: RunDirectory, which: str, undo: bool) -> int:
     """Keep the snapshot of that step or name from being deleted as too old, or undo that. Print a sentence. Return the exit code."""
     root = directory.kept()
-    attempt = choose(which, [*_all(catalog.look(root))], directory)
-    snapshot, marks = attempt.under(root), catalog.marked(root).get(attempt, set())
+    seen, users = catalog.look_at_users(root)
+    attempt = choose(which, [*_all(seen)], directory)
+    snapshot, marks = attempt.under(root), users.get(attempt, set())
     if not undo:
         commit.mark(snapshot, paths.KEPT)
         print(f"{attempt} stays until you remove it; to undo this: mt-resilient snapshots keep {attempt} --undo")
@@ -104,14 +96,14 @@ def remove(directory: RunDirectory, names: Sequence[str]) -> int:
     """Delete the snapshots of those steps or names, unless one of them is needed: then delete none. Return the exit code. Raises
     UsageError."""
     root = directory.kept()
-    seen = catalog.look(root)
+    seen, users = catalog.look_at_users(root)
     chosen = [*dict.fromkeys(choose(name, [*_all(seen)], directory) for name in names)]
     world = look(directory)
     if world is None and directory.agent():
         raise MachineError(
             "etcd does not answer, so it is not known which snapshots the running job needs. Nothing was removed"
         )
-    why = needed(seen, catalog.marked(root), chosen, world.record if world else None)
+    why = needed(seen, users, chosen, world.record if world else None)
     if why:
         raise UsageError(f"{why}. Nothing was removed")
     for attempt in chosen:
@@ -151,7 +143,8 @@ def _all(seen: catalog.Catalog) -> Collection[Attempt]:
 
 def choose(which: str, among: Sequence[Attempt], directory: RunDirectory) -> Attempt:
     """Return the snapshot whose step, name or path is `which`. Raises UsageError unless there is exactly one."""
-    found = [each for each in among if which in (str(each), str(each.stamp.step), str(each.under(directory.kept())))]
+    root = directory.kept()
+    found = [each for each in among if which in (*_names(each), str(each.under(root)))]
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} snapshots are of step {which}; nothing was done. Name one: {formatting.listed([*map(str, found)])}"
@@ -167,10 +160,25 @@ def _chosen(directory: RunDirectory, which: str) -> list[Place]:
     root = directory.kept()
     seen = catalog.look(root)
     for attempts in (seen.durable, seen.left):
-        found = [each.under(root) for each in attempts if which in (str(each), str(each.stamp.step))]
+        found = [each.under(root) for each in attempts if which in _names(each)]
         if found:
             return found
     raise UsageError(f"no snapshot {which} in {directory.root}; see: mt-resilient snapshots ls --all")
+
+
+def _asked(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> tuple[Place, str]:
+    """Return the place that `where` names (`named`), and which step or name is asked for there; empty: all snapshots."""
+    which = where if where and not Path(where).exists() and (where.isdecimal() or Attempt.parse(where)) else ""
+    if where is None or which:
+        return find_directory(run_dir).kept(), which
+    if (Path(where) / "journal.jsonl").exists():
+        return RunDirectory(Path(where)).kept(), ""
+    return place.at(place.address(where, kept.endpoint, kept.region)), ""
+
+
+def _names(attempt: Attempt) -> tuple[str, str]:
+    """Return how a person may name the snapshot: by its name, or its step."""
+    return str(attempt), str(attempt.stamp.step)
 
 
 def _attempt(snapshot: Place) -> Attempt:

@@ -42,7 +42,16 @@ class Catalog:
 
 def look(root: Place) -> Catalog:
     """Return the catalog of `root`. Raises MachineError."""
-    found = _attempts(root)
+    return _catalog(_holding(root, _MARKS))
+
+
+def look_at_users(root: Place) -> tuple[Catalog, dict[Attempt, set[str]]]:
+    """Return the catalog, and each attempt with those of ORDERED and KEPT that exist: it belongs to the user. Raises MachineError."""
+    found = _holding(root, (*_MARKS, *_OF_USERS))
+    return _catalog(found), {attempt: marks & {*_OF_USERS} for attempt, marks in found.items()}
+
+
+def _catalog(found: Mapping[Attempt, set[str]]) -> Catalog:
     rejected = [attempt for attempt, marks in found.items() if paths.REJECTED in marks]
     whole = {
         a: len(marks & _TURNS) for a, marks in found.items() if paths.COMMIT in marks and paths.REJECTED not in marks
@@ -57,6 +66,8 @@ def look(root: Place) -> Catalog:
     )
 
 
+_MARKS = paths.COMMIT, paths.REJECTED, paths.CERTIFIED
+_OF_USERS = paths.ORDERED, paths.KEPT
 _TURNS = frozenset(paths.TURNS)
 
 
@@ -86,7 +97,7 @@ def at(place: Place) -> list[Place]:
 def next_generation(root: Place) -> int:
     """Return a generation later than every generation that has left an attempt under `root`. A run without a record of earlier generations
     starts with it."""
-    return 1 + max((attempt.stamp.generation for attempt in _attempts(root)), default=0)
+    return 1 + max((attempt.stamp.generation for attempt in _holding(root, ())), default=0)
 
 
 def verify(snapshot: Place) -> list[str]:
@@ -168,7 +179,7 @@ def retire(
     """Delete the snapshots that `retention.surplus` names, and those that an ordered rewind set aside long ago. Return those that were
     deleted. A snapshot that a process is reading stays, and so do the newest certified one and those that belong to the user. known: as in
     `stored`."""
-    seen, users, known = look(root), marked(root), {} if known is None else known
+    (seen, users), known = look_at_users(root), {} if known is None else known
     durable = seen.durable
     protected |= frozenset([attempt for attempt in durable if attempt in seen.certified][:1])
     protected |= {attempt for attempt, marks in users.items() if paths.KEPT in marks}
@@ -195,18 +206,9 @@ def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attemp
     return _delete(root, retention.dead(look(root).remains, current, held))
 
 
-def _attempts(root: Place) -> dict[Attempt, set[str]]:
-    """Return each attempt with those of its marker files that exist and say what it is."""
-    return _holding(root, (paths.COMMIT, paths.REJECTED, paths.CERTIFIED), paths.TURNS)
-
-
-def marked(root: Place) -> dict[Attempt, set[str]]:
-    """Return each attempt with those of ORDERED and KEPT that exist: it belongs to the user."""
-    return _holding(root, (paths.ORDERED, paths.KEPT))
-
-
-def _holding(root: Place, names: Collection[str], series: Collection[str] = ()) -> dict[Attempt, set[str]]:
-    found = (root / paths.SNAPSHOTS).holding(names, series)
+def _holding(root: Place, names: Collection[str]) -> dict[Attempt, set[str]]:
+    """Return each attempt with those of its marker files `names`, and of TURNS, that exist."""
+    found = (root / paths.SNAPSHOTS).holding(names, paths.TURNS)
     parsed = {Attempt.parse(name): marks for name, marks in found.items()}
     return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
 
