@@ -39,31 +39,16 @@ _FAR = (
     f'export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"; '
 )
 """What the far end of an ssh does before the command, in the same shell: the command may need functions of its start files."""
-_STARTER = re.compile(r"(?:.*/)?(?:(?:ba|da|k|z|c|tc)?sh|torchrun|python[\d.]*|[^/]*\.sh)|\$.*|.*/.*")
+_STARTER = re.compile(r"(?:ba|da|k|z|c|tc)?sh|torchrun|python[\d.]*|.*\.sh|\$.*|.*/.*")
 """The programs that may start a torchrun: these, and those that are named by a path or a variable."""
 _NAMED = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)|.*\btorchrun\s.*", re.DOTALL)
 """The words that name torchrun, behind any program but these:"""
 _LEFT_ALONE = re.compile(
     r"(?:.*/)?(?:git(?:-.*)?|rsync|scp|sftp-server|pkill|pgrep|killall|kill|cp|mv|rm|mkdir|touch|chmod|echo|printf|cat|ls|which|grep|tail)"
 )
-_IN_FRONT = {
-    *[
-        "nohup",
-        "setsid",
-        "env",
-        "exec",
-        "time",
-        "timeout",
-        "nice",
-        "ionice",
-        "taskset",
-        "numactl",
-        "stdbuf",
-        "sudo",
-        "command",
-    ]
-}
-_IN_FRONT |= {*[".", "source", "eval", "if", "then", "else", "while", "until", "do", "!", "{"]}
+_IN_FRONT = re.compile(
+    r"nohup|setsid|env|exec|time|timeout|nice|ionice|taskset|numactl|stdbuf|sudo|command|source|eval|if|then|else|while|until|do|[.!{]"
+)
 """The words that may stand in front of a program, with options and variables."""
 
 
@@ -128,7 +113,7 @@ def _may_start_torchrun(command: str) -> bool:
             alone = alone or (passes and bool(_LEFT_ALONE.fullmatch(word)))
             if not alone and ((passes and _STARTER.fullmatch(word)) or _NAMED.fullmatch(word)):
                 return True
-            passes = word in _IN_FRONT or "=" in word if first else passes
+            passes = bool(_IN_FRONT.fullmatch(word)) or "=" in word if first else passes
             first = False
     except ValueError:  # a quote that is not closed, as in a comment
         return "torchrun" in command or "torch.distributed" in command
