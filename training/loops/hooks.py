@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -49,6 +50,24 @@ def disable_rerun() -> None:
     rerun = sys.modules.get("megatron.core.rerun_state_machine")
     with suppress(AttributeError):
         rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)  # type: ignore[union-attr]
+
+
+def before_call(module: Any, name: str, act: Callable[[Callable[..., Any]], None]) -> bool:
+    """Let each call of the module's function `name` call `act` first, with the original function. This holds also in modules that have
+    already imported the function. Return False if the function is already wrapped."""
+    original = getattr(module, name)
+    if hasattr(original, MARK):
+        return False
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        act(original)
+        return original(*args, **kwargs)
+
+    setattr(wrapper, MARK, True)
+    setattr(module, name, wrapper)
+    replace_everywhere(original, wrapper)
+    return True
 
 
 def replace_everywhere(original: Any, wrapper: Any) -> None:

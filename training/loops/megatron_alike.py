@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from types import FrameType
 from typing import Any
@@ -11,24 +10,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..attach.attach import attach
 from ..attach.unknown_loop import tell_unknown
-from .hooks import MARK, replace_everywhere
+from .hooks import before_call
 from .megatron_entry import watch
 
 
 def wrap(initialize: Any) -> None:
-    """Wrap `initialize_megatron` in the module that was just executed, and in each module that has already imported the function."""
-    original = initialize.initialize_megatron
-    if hasattr(original, MARK):
-        return
-
-    @functools.wraps(original)
-    def initialize_megatron(*args: Any, **kwargs: Any) -> Any:
-        find(sys._getframe(1))
-        return original(*args, **kwargs)
-
-    setattr(initialize_megatron, MARK, True)
-    initialize.initialize_megatron = initialize_megatron
-    replace_everywhere(original, initialize_megatron)
+    """Wrap `initialize_megatron` of the module that was just executed."""
+    before_call(initialize, "initialize_megatron", lambda _: find(sys._getframe(1)))
 
 
 def find(frame: FrameType | None) -> None:

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from ...resilience.clock import wall_s
 from ..attach.unknown_loop import tell_unknown
-from .hooks import MARK, expect_steps, hook_in, needed, replace_everywhere
+from .hooks import MARK, before_call, expect_steps, hook_in, needed
 from .megatron import BOUNDARY, MegatronLoop
 from .megatron_inline import InlineLoop
 
 
 def wrap(training: Any) -> None:
-    """Wrap `pretrain` in the module that was just executed, and in each module that has already imported the function."""
-    original = training.pretrain
-    if hasattr(original, MARK):
-        return
-    training._TRAIN_START_TIME = wall_s()  # a forked rank starts later than the process that imported the module
-
-    @functools.wraps(original)
-    def pretrain(*args: Any, **kwargs: Any) -> Any:
-        watch(inspect.unwrap(original).__globals__)
-        return original(*args, **kwargs)
-
-    setattr(pretrain, MARK, True)
-    training.pretrain = pretrain
-    replace_everywhere(original, pretrain)
+    """Wrap `pretrain` of the module that was just executed."""
+    if before_call(training, "pretrain", lambda pretrain: watch(inspect.unwrap(pretrain).__globals__)):
+        training._TRAIN_START_TIME = wall_s()  # a forked rank starts later than the process that imported the module
 
 
 def watch(namespace: dict[str, Any], tell: Callable[[str, BaseException], None] = tell_unknown) -> None:
