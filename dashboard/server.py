@@ -48,7 +48,8 @@ _HEADERS = {
 
 
 class Guard:
-    """Lets in whoever has the token. Without a token, only requests that name this machine: so no other page of the browser can ask."""
+    """Admits requests with the token. Without a token, it admits only requests that name this machine, so no other page of the browser can
+    ask."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
@@ -232,7 +233,7 @@ def serve(given: Sequence[Path], host: str, port: int, address: str) -> int:
         flush=True,
     )
     if token:
-        print("whoever has this address can read what the journals say; nothing is encrypted", flush=True)
+        print("a person who has this address can read what the journals say; nothing is encrypted", flush=True)
     config = uvicorn.Config(page, log_level="warning", access_log=False)
     uvicorn.Server(config).run(sockets=[listening])
     return 0

@@ -2,7 +2,7 @@
 
 It reads `/dev/kmsg` if that is allowed (for root, and not in every container). It always reads the OOM killer's counters. The machine's
 counter does not tell which process was killed. So a rank counts as killed for lack of memory only if the log names its pid, or if the log
-names nobody and the counter of the agent's own control group has risen.
+names no pid and the counter of the agent's own control group has risen.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class RetentionPolicy:
     """Number of hours for which a snapshot that a person ordered stays, and for which a snapshot stays that an ordered
     rewind set aside. 0: until a person removes it (`mt-resilient snapshots rm`). `snapshots keep` keeps one for good.
 
-    Two weeks: whoever ordered it, and was then away for a week, still finds it."""
+    Two weeks: a user who ordered it, and was then away for a week, still finds it."""
 
     def __post_init__(self) -> None:
         check_numbers(self, {"keep": 1, "keep_every_steps": 0, "max_bytes": 0}, limit="max_age_h")

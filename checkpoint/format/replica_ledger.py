@@ -62,7 +62,7 @@ class Ledger:
                 for row in np.flatnonzero(trusted & ~alike).tolist()
             ]
             never = ~alike & (self._values[number] < TRUSTED)
-            if each.telling is None:  # else nobody knows whether the ranks are replicas
+            if each.telling is None:  # else it is not known whether the ranks are replicas
                 early += [each.names[row] for row in np.flatnonzero(never & each.moments & ~self._apart[number])]
             self._apart[number] |= never
             moved = alike & ((self._values[number] == 0) | (held[:, 0] != self._alike[number]))

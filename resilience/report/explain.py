@@ -83,7 +83,7 @@ def result(incident: Incident) -> str:
         return "in vain"
     if incident.rung in RESTARTS:  # did another fault, or the end of the job, come before the first step?
         return "recovered" if "step" in incident.phases_s or incident.remedy else "interrupted"
-    # A rewind that nobody ordered has an origin once the ranks are well past the fault.
+    # A rewind that no person ordered has an origin once the ranks are well past the fault.
     return "interrupted" if incident.cause in tuple(Kind) and not incident.origin else "recovered"
 
 

@@ -162,7 +162,7 @@ class Metrics:
         return int(server.server_port)
 
     def recovery(self, incident: Incident) -> None:
-        """Count an incident that is over. Its number and generation are the exemplar, for those who scrape OpenMetrics."""
+        """Count an incident that is over. Its number and generation are the exemplar, for a Prometheus that scrapes OpenMetrics."""
         which = {"incident": incident.id, "generation": str(incident.generation)}
         result = explain.result(incident)
         self._recoveries.labels(self._job, incident.cause, str(incident.rung), result).inc(exemplar=which)
