@@ -23,7 +23,7 @@ def test_a_hard_stretch_of_data_changes_nothing(tmp_path: Path, monkeypatch: pyt
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(tmp_path / "run") == expected
     assert [(incident.cause, incident.rung) for incident in job.incidents()] == [("loss_spike", 0)], job.said()
-    assert "Nothing was computed again" in job.said()
+    assert "no step was computed again" in job.said()
 
 
 def test_a_parameter_that_was_wrongly_written_is_healed(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def strike_before_reduction(module: Any) -> None:
                         os.kill(os.getpid(), signal.SIGTERM)
                         continue
                     if fault.kind == "param":
-                        max(self.buckets[0].params_list, key=lambda param: param.numel()).data.mul_(-8)
+                        max(self.buckets[0].params_list, key=lambda param: param.numel()).data.mul_(-100)
                         continue
                     self.buckets[0].grad_data.view(-1)[0] = float("nan")
         _pass_begins = False
