@@ -142,7 +142,11 @@ def second(**fields: Any) -> Look:
         (look(), second(state="t"), 10, True, False),  # somebody debugs it
         (look(state="t"), second(), 10, True, False),  # or did
         (look(), second(state=""), 10, True, False),  # it has just ended
-        (look(stack=None), second(stack=None), 9, False, False),  # it does not answer
+        # It does not answer, so it may work: its script has replaced the handler, or the kernel waits for storage.
+        (look(place=Place.PERHAPS, stack=None), second(place=Place.PERHAPS, stack=None), 9, False, True),
+        (look(place=Place.PERHAPS, stack=None), second(place=Place.PERHAPS, stack=None), 10, False, False),
+        (look(place=Place.HALTED, stack=None), second(place=Place.HALTED, stack=None, state="D"), 9, False, True),
+        (look(place=Place.HALTED, stack=None), second(place=Place.HALTED, stack=None), 9, False, False),  # not started
         (look(place=Place.HALTED), second(place=Place.HALTED, state="T", cpu_s=9.9), 10, False, False),
         (look(), second(place=Place.HALTED, state="T"), 10, True, False),  # stopped just now
         (look(place=Place.HALTED), second(place=Place.HALTED), 10, False, False),  # the launcher has not started it
