@@ -292,6 +292,14 @@ def test_the_flight_recorders_and_the_devices_show_whom_stacks_do_not_show() -> 
     assert blame([launching, stall(1, DATA)]) == (stall(1, DATA),)
 
 
+def test_a_rank_that_waits_in_a_receive_is_not_blamed_for_the_collective_that_it_has_not_called() -> None:
+    waits, receives = stall(0, COLLECTIVE, calls=called(41, open_=True)), stall(1, Place.EXCHANGE, calls=called(40))
+    assert blame([waits, receives]) == ()
+    assert "rank 1 has not called collective 41" in judge([waits, receives]).reason
+    hangs = stall(2, ELSEWHERE, calls=called(40))
+    assert blame([waits, receives, hangs]) == (hangs,)
+
+
 def test_a_recorder_accuses_nobody_while_a_further_rank_works() -> None:
     waits, missing = stall(0, PERHAPS, calls=called(41, open_=True)), stall(1, PERHAPS, calls=called(40))
     works = stall(2, ELSEWHERE, busy=True)
