@@ -13,7 +13,7 @@ from ...resilience.model.types import Step
 
 @dataclass(frozen=True)
 class Early:
-    """Moments of the optimizer that differed on replicas before they had been the same often enough to be trusted."""
+    """Tensors that are not compared, because they differed on replicas on purpose: before they were trusted, or again after a replay."""
 
     step: Step
     names: tuple[str, ...]
