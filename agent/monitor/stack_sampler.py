@@ -69,7 +69,11 @@ class Witness:
             family = seen, *seen.children(recursive=True)
         except psutil.Error:
             return Look(at_s=now_s, state="", spot=Spot(place=Place.HALTED, words="gone"))
-        spot = _spot(state, stack) if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
+        calls = flight_recorder.read(self._texts[local_rank])
+        device_waits = bool(page.device_since_ns) and page.device_queued != page.device_reached
+        queued = device_waits or not calls or any(each.open for each in calls)
+        spot = _spot(state, stack, queued)
+        spot = spot if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
         return Look(
             at_s=now_s,
             state=state,
@@ -79,10 +83,10 @@ class Witness:
             spot=spot,
             person=_waits_for_a_person(process.pid),
             device_done=page.device_reached if page.device_queued or page.device_reached else None,
-            device_waits=bool(page.device_since_ns) and page.device_queued != page.device_reached,
+            device_waits=device_waits,
             device_still_s=max(0.0, now_s - page.device_since_ns / 1e9) if page.device_since_ns else 0.0,
             device_answers=page.device_called == page.device_answered,
-            calls=flight_recorder.read(self._texts[local_rank]),
+            calls=calls,
         )
 
     def keep(self, name: str, looks: Mapping[int, Look]) -> str:
@@ -103,14 +107,14 @@ class Witness:
         return ""
 
 
-def _spot(state: str, stack: Sequence[Frame] | None) -> Spot:
+def _spot(state: str, stack: Sequence[Frame] | None, queued: bool) -> Spot:
     if state == "T":
         return Spot(place=Place.HALTED, words="stopped by a signal")
     if stack is None and state == "D":
         return Spot(place=Place.HALTED, words="stuck in the kernel (state D: a disk, or a driver)")
     if stack is None:
         return Spot(place=Place.PERHAPS, words="where it does not tell")
-    return locate(stack, _soon(lambda: _line(stack[0])) if stack else "")
+    return locate(stack, _soon(lambda: _line(stack[0])) if stack else "", queued=queued)
 
 
 def _line(at: Frame) -> str:

@@ -53,7 +53,7 @@ class Strides:
         for place, page in enumerate(pages):
             found = straggler.look(history, place, self._policy) if Rank(page.rank) not in known else None
             if found and found.answer is Answer.CERTAIN:
-                self._usual[page.rank] = found.usual
+                self._usual[page.rank] = found.usual or 1.0
                 self._calm[page.rank] = history[: -self._policy.window_samples]
                 self.stragglers = (*self.stragglers, _told(page, found, wall_s))
         return self.stragglers != before

@@ -51,7 +51,7 @@ def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
     found += [
         _seen_exit(p, min(ended_s))
         for n, p in enumerate(pages)
-        if ended_s and n not in failed and (p.seen_code or 0) < 0
+        if ended_s and n not in failed and (p.seen_code or 0) < 0 and not (p.left and p.pid == p.launched_pid)
     ]
     if launcher.ended_s and launcher.code != 0 and not found and not _all_done(group, pages):
         started = any(page.step >= 0 for page in pages)

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ...checkpoint.arena.slot_header import Stamp
 from ...checkpoint.format import replica_agreement
 from ...checkpoint.format.replica_ledger import Apart
+from ...resilience.model.types import Step
+
+
+@dataclass(frozen=True)
+class Early:
+    """Tensors that are not compared, because they differed on replicas on purpose: before they were trusted, or again after a replay."""
+
+    step: Step
+    names: tuple[str, ...]
+    blind: bool
+    """Whether nothing is compared any more."""
 
 
 class Independence:
@@ -16,6 +28,8 @@ class Independence:
         self._parted: list[tuple[Stamp, float]] = []
         """By life of the ranks (generation and rewinds): the first snapshot in which every optimizer moment (such as Adam's averages)
         differed between ranks, and no rank was in a minority; and the wall-clock seconds of the last one."""
+        self._bits: dict[tuple[int, str], Mapping[int, int]] = {}
+        """By step and tensor: what each rank held when the tensor diverged, and no rank was in a minority."""
 
     def shown(self, stamp: Stamp, found: Sequence[Apart], agreed: Mapping[Stamp, bool], wall_s: float) -> bool:
         """Return whether it is shown by this snapshot, in which all optimizer moments differ. They differ again after the ranks went back
@@ -32,3 +46,12 @@ class Independence:
         self._parted.append((stamp, wall_s))
         replayed = any(same and at[:2] > first[:2] and at.step >= first.step for at, same in agreed.items())
         return not replayed or len(self._parted) > 2
+
+    def again(self, stamp: Stamp, found: Sequence[Apart]) -> tuple[str, ...]:
+        """Return the tensors that hold on each rank the bits with which they diverged at this step before: the ranks went back to equal
+        bits, and the replay gave the same difference. A bit flip is gone then, or affects one tensor. The script trains such tensors on
+        each rank by itself."""
+        fair = [each for each in found if replica_agreement.wrong(each.words) is None]
+        same = tuple(each.name for each in fair if self._bits.get((stamp.step, each.name)) == each.words)
+        self._bits |= {(stamp.step, each.name): each.words for each in fair}
+        return same if len(same) > 1 else ()

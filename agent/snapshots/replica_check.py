@@ -24,23 +24,13 @@ from ...resilience.model.types import Generation, Rank, Step
 from ...resilience.plan.resume_point import StabilityPolicy, stable
 from .fingerprint_source import Sight, seen
 from .frozen_check import Stillness
-from .independence import Independence
+from .independence import Early, Independence
 
 LOOK_S = 1.0
 TOLD = 5
 """The most tensors that a mismatch names, and the most mismatches that a status reports."""
 REMEMBERED = 4096
 """How many of the latest compared snapshots are remembered."""
-
-
-@dataclass(frozen=True)
-class Early:
-    """Moments of the optimizer that differed on replicas before they had been the same often enough to be trusted."""
-
-    step: Step
-    names: tuple[str, ...]
-    blind: bool
-    """Whether nothing is compared any more."""
 
 
 @dataclass
@@ -77,6 +67,8 @@ class Replicas:
         self._independence = Independence(window_h)
         self.early: Early | None = None
         """The first moments of the optimizer that replicas never held alike; later those with which the comparison ended."""
+        self.again: Early | None = None
+        """The last tensors that are no longer compared, because a replay gave each rank the same differing bits again."""
         self.left = Step(-1)
         """Step from which replicas are no longer compared, because the script trains each rank independently; -1: they are compared."""
         self._stillness = Stillness()
@@ -140,6 +132,10 @@ class Replicas:
         if ledger.parted and self._independence.shown(sight.stamp, found, self._agreed, wall_s):
             ledger.leave()
             self.left, found = Step(sight.stamp.step), []
+        elif again := self._independence.again(sight.stamp, found):
+            ledger.leave(again)
+            self.again = Early(Step(sight.stamp.step), again, ledger.blind)
+            found = [each for each in found if each.name not in again]
         self._agreed[sight.stamp] = not found
         for old in list(self._agreed)[:-REMEMBERED]:
             del self._agreed[old]

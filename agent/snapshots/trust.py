@@ -24,13 +24,18 @@ from ...resilience.plan.resume_point import StabilityPolicy
 from ...resilience.text import formatting
 from .durable_index import Shelf
 from .fingerprint_source import Sight, stored
-from .replica_check import TOLD, Early, Replicas
+from .independence import Early
+from .replica_check import TOLD, Replicas
 from .storage_worker import Errands
 
 _NEVER = sys.maxsize
 _LEFT = (
     "at step {} every optimizer moment differs between the ranks, as it did before they went back. The script seems to train each rank "
     "independently, its kernels are not deterministic, or the hardware is faulty. The agent no longer compares replicas"
+)
+_AGAIN = (
+    "at step {} {} differ between the ranks again, with the same bits on each rank as before the ranks went back. So the script trains "
+    "them on each rank by itself, or faulty hardware repeats its error. The agent no longer compares them"
 )
 _EARLY = (
     "{} not compared, because {} differed between the ranks at step {}, before they had been the same in four snapshots. The script seems "
@@ -57,6 +62,7 @@ class Soundness:
         self._refused: set[str] = set()
         self._introduced = self._left = False
         self._early: Early | None = None
+        self._again: Early | None = None
         self.sentences: list[tuple[str, str]] = []
         """Sentences for the log, each with its mood (severity). The caller that reports a sentence removes it."""
 
@@ -81,6 +87,9 @@ class Soundness:
         if self._replicas.left >= 0 and not self._left:
             self._left = True
             self.sentences.append((_LEFT.format(self._replicas.left), "warn"))
+        if (again := self._replicas.again) and again != self._again:
+            self._again = again
+            self.sentences.append((_AGAIN.format(again.step, formatting.listed(again.names)), "warn"))
         if (early := self._replicas.early) and early != self._early:
             self._early, names = early, formatting.listed(early.names)
             which = (

@@ -9,7 +9,7 @@ tensor that is not trusted yet.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,10 +71,10 @@ class Ledger:
         self.parted, self.early = bool(moments) and not any(moments), tuple(early)
         return found
 
-    def leave(self) -> None:
-        """Make every tensor untrusted, for good."""
-        for apart in self._apart:
-            apart[:] = True
+    def leave(self, names: Collection[str] = ()) -> None:
+        """Make these tensors untrusted, for good; without names: all."""
+        for each, apart in zip(self.comparisons, self._apart, strict=True):
+            apart |= np.array([not names or name in names for name in each.names], np.bool_)
 
     def value(self, name: str, ranks: Sequence[int], words: Sequence[Words]) -> int | None:
         """Return the fingerprint of the tensor `name` if all of `ranks` have the same; None otherwise."""

@@ -73,7 +73,8 @@ def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
     followed = any(s.device for s in stalls)  # if not, a busy rank may be one that polls its device
     working = [s for s in stalls if (s.busy or s.moved) and not s.device and (followed or s.place in places)]
     recorded = recorders(stalls)
-    shown = tuple(s for s in stalls if recorded and s.rank in recorded.ranks)
+    # The recorders' summaries have no sends and receives: a rank in one has not come to the collective, but waits for a rank itself.
+    shown = tuple(s for s in stalls if recorded and s.rank in recorded.ranks and s.place is not Place.EXCHANGE)
     for accused in (shown, tuple(s for s in stalls if s.device is DEAD)):
         if accused and all(s in accused for s in working):
             return accused

@@ -258,8 +258,11 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
     if first.device_still_s > BACKLOG_S and first.device_done != second.device_done:
         at_work += ["waits for its device, which finishes work"]
-    if not at_work and elsewhere and not stuck and unmoved_s < policy.idle_s:
-        return False, True, f"it waits, but for no other rank; this is allowed for {policy.idle_s:.0f} s (hang.idle_s)"
+    # A rank whose stack is not known may do its own work too: its script has replaced our handler, or the kernel waits for storage.
+    own = elsewhere or (second.stack is None and (second.spot.place is Place.PERHAPS or second.state == "D"))
+    if not at_work and own and not stuck and unmoved_s < policy.idle_s:
+        waits = "it waits outside of collectives" if elsewhere else "for what it waits is not known"
+        return False, True, f"{waits}; this is allowed for {policy.idle_s:.0f} s (hang.idle_s)"
     if not at_work:
         why = f"its device has finished nothing for {second.device_still_s:.0f} s" if stuck else "uses no processor"
         return False, False, f"it does not move and {why}"

@@ -17,7 +17,7 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+).*\(most recent c
 _FRAME = re.compile(r'^  File "(.{1,4096})", line (\d{1,9}|\?\?\?) in (.{1,999})$')
 
 _BOUNDARY = re.compile(r"training/boundary/allreduce\.py$")
-_TEARDOWN = re.compile(r"destroy_process_group|_shutdown|_run_exitfuncs|abort_process_group")
+_TEARDOWN = re.compile(r"/torch/distributed/distributed_c10d:\w*(destroy|abort|shutdown)\w*$|/threading:_shutdown$")
 _EXCHANGE = re.compile(
     r"/torch/distributed/(rendezvous|distributed_c10d):(send|recv|isend|irecv|batch_isend_irecv|\w*rendezvous\w*|\w*store\w*"
     r"|init_process_group|_new_process_group_helper|\w*_handler)$|p2p_communication:|/torch/distributed/elastic/"
@@ -32,9 +32,11 @@ _COLLECTIVE = re.compile(
 _DATA = re.compile(r"/torch/utils/data/dataloader:(__next__|_next_data|_get_data|_try_get_data)$")
 _DEVICE = re.compile(r"/torch(_musa)?/.*:synchronize$")
 _BACKWARD = re.compile(r"/torch/autograd/.*:_engine_run_backward$")
-_MAY_WAIT = re.compile(r"\.(item|tolist|cpu|wait|synchronize|nonzero|to)\(|\bfloat\(")
+_MAY_WAIT = re.compile(r"\.(item|tolist|cpu|synchronize|nonzero|to)\(|\bfloat\(")
 """A line of code that may wait in C for the device or for a collective, so that no Python frame shows it."""
-_OWN_WAIT = re.compile(r"\b(sleep|input)\(")
+_HANDLE = re.compile(r"\.wait\(")
+"""A line of code that may wait in C for a collective, a send or a receive."""
+_OWN_WAIT = re.compile(r"\b(sleep|input)\(|\bos\.wait")
 _LIBRARY = re.compile(
     r"/torch(_musa)?/|/lib/python3[^/]*/(?!(site|dist)-packages/)|^<"
     r"|mt_resilient/training/data/\w+\.py$"
@@ -81,8 +83,9 @@ def parse(text: str) -> Mapping[int, tuple[Frame, ...]]:
     return {thread: tuple(frames) for thread, frames in found.items()}
 
 
-def locate(frames: Sequence[Frame], code: str = "") -> Spot:
-    """Return where a thread is. frames: innermost first; code: the source line of the innermost frame, if it can be read."""
+def locate(frames: Sequence[Frame], code: str = "", *, queued: bool = True) -> Spot:
+    """Return where a thread is. frames: innermost first; code: the source line of the innermost frame, if it can be read; queued: False if
+    it is known that neither a device nor a collective has work left for which that line could wait."""
     if not frames:
         return Spot(place=Place.PERHAPS, words="in no Python code")
     inner = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))
@@ -98,7 +101,8 @@ def locate(frames: Sequence[Frame], code: str = "") -> Spot:
         words = what or f"in {(names or [matching[-1].function])[-1]}"
         return Spot(place=place, words=words if place is Place.BOUNDARY else f"{words}, {site}", site=str(site))
     innermost = "" if site is frames[0] else f"in {frames[0].function}, "
-    place = Place.PERHAPS if _MAY_WAIT.search(code) and not _OWN_WAIT.search(code) else Place.ELSEWHERE
+    may_wait = _HANDLE.search(code) or (queued and _MAY_WAIT.search(code))
+    place = Place.PERHAPS if may_wait and not _OWN_WAIT.search(code) else Place.ELSEWHERE
     return Spot(place=place, words=f"{innermost}at {site}", site=str(site))
 
 

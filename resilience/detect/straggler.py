@@ -103,7 +103,7 @@ class Slow:
     peers_s: float
     """Its peers' time for a step."""
     usual: float
-    """The ratio of the two times in the baseline; 1 if the rank was slow from the start."""
+    """The ratio of the two times in the baseline; 0: the rank was as slow there, so it has no other usual ratio."""
     lost: Lost
 
     @property
@@ -137,7 +137,7 @@ def look(history: Sequence[Sample], rank: int, policy: StragglerPolicy) -> Slow 
         answer=Answer.CERTAIN if certain else Answer.SUSPECTED,
         own_s=own_s,
         peers_s=own_s / middle,
-        usual=1.0 if from_the_start else usually,
+        usual=0.0 if from_the_start else usually,
         lost=_lost(() if from_the_start else before, window, rank),
     )
 

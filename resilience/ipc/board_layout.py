@@ -108,7 +108,7 @@ class Page:
     listens = _Int(25)
     """Number of the signal that makes this process write its stacks. 0: there is no such handler, and a signal could kill the process."""
     main_thread = _Int(26)
-    """Number of the process's main thread, as stacks show it."""
+    """Number of the thread to look at, as stacks show it: the process's main thread, later the thread of the training loop."""
     tells = _Int(27)
     """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 3: it cannot, but it puts its data back; 0: there
     is neither."""

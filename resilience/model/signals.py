@@ -215,7 +215,7 @@ class Straggler:
     peers_s: float
     """The median of the same time of its peers."""
     usual: float
-    """The earlier ratio of `own_s` to `peers_s`."""
+    """The earlier ratio of `own_s` to `peers_s`; 0: it was no lower."""
     lost: str
     """A `Lost`: where the rank's additional time goes."""
 

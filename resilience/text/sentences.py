@@ -228,11 +228,14 @@ def no_hang(stall: RankStall) -> str:
 
 
 def straggler(found: Straggler, node: str) -> str:
-    return f"rank {found.rank} on {node} has become slow: its steps take {found.own_s / found.peers_s:.2f} times as long as its peers'"
+    times = f"its steps take {found.own_s / found.peers_s:.2f} times as long as its peers'"
+    if not found.usual:
+        return f"rank {found.rank} on {node} is slow: {times}, as they did before"
+    return f"rank {found.rank} on {node} has become slow: {times}"
 
 
 _LOST = {
-    Lost.COMPUTING: "it computes for longer: more work than before, or a slower core",
+    Lost.COMPUTING: "it computes for longer: it has more work, or a slower core",
     Lost.QUEUED: "it waits for a processor that another process uses",
     Lost.ASLEEP: "it sleeps outside of collectives: it waits for data, a disk or a lock",
 }
@@ -241,8 +244,9 @@ _LOST = {
 def straggling(found: Straggler) -> tuple[str, ...]:
     """Return the evidence for a straggler, and where its additional time goes."""
     own, peers = formatting.seconds(found.own_s), formatting.seconds(found.peers_s)
+    usual = f"; the usual ratio is {found.usual:.2f}" if found.usual else ""
     return (
-        f"without waits for others, a step takes this rank {own} and its peers {peers}; the usual ratio is {found.usual:.2f}",
+        f"without waits for others, a step takes this rank {own} and its peers {peers}{usual}",
         _LOST[Lost(found.lost)],
     )
 

@@ -142,7 +142,11 @@ def second(**fields: Any) -> Look:
         (look(), second(state="t"), 10, True, False),  # somebody debugs it
         (look(state="t"), second(), 10, True, False),  # or did
         (look(), second(state=""), 10, True, False),  # it has just ended
-        (look(stack=None), second(stack=None), 9, False, False),  # it does not answer
+        # It does not answer, so it may work: its script has replaced the handler, or the kernel waits for storage.
+        (look(place=Place.PERHAPS, stack=None), second(place=Place.PERHAPS, stack=None), 9, False, True),
+        (look(place=Place.PERHAPS, stack=None), second(place=Place.PERHAPS, stack=None), 10, False, False),
+        (look(place=Place.HALTED, stack=None), second(place=Place.HALTED, stack=None, state="D"), 9, False, True),
+        (look(place=Place.HALTED, stack=None), second(place=Place.HALTED, stack=None), 9, False, False),  # not started
         (look(place=Place.HALTED), second(place=Place.HALTED, state="T", cpu_s=9.9), 10, False, False),
         (look(), second(place=Place.HALTED, state="T"), 10, True, False),  # stopped just now
         (look(place=Place.HALTED), second(place=Place.HALTED), 10, False, False),  # the launcher has not started it
@@ -286,6 +290,14 @@ def test_the_flight_recorders_and_the_devices_show_whom_stacks_do_not_show() -> 
     assert blame([stall(0, COLLECTIVE, device=stuck), stall(1, PERHAPS)]) == ()
     launching = stall(0, ELSEWHERE, device=stuck)  # it would put a kernel into a full queue
     assert blame([launching, stall(1, DATA)]) == (stall(1, DATA),)
+
+
+def test_a_rank_that_waits_in_a_receive_is_not_blamed_for_the_collective_that_it_has_not_called() -> None:
+    waits, receives = stall(0, COLLECTIVE, calls=called(41, open_=True)), stall(1, Place.EXCHANGE, calls=called(40))
+    assert blame([waits, receives]) == ()
+    assert "rank 1 has not called collective 41" in judge([waits, receives]).reason
+    hangs = stall(2, ELSEWHERE, calls=called(40))
+    assert blame([waits, receives, hangs]) == (hangs,)
 
 
 def test_a_recorder_accuses_nobody_while_a_further_rank_works() -> None:

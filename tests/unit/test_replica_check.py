@@ -15,7 +15,8 @@ from mt_resilient.agent.run_directory import MARK
 from mt_resilient.agent.snapshots.durable_index import Shelf
 from mt_resilient.agent.snapshots.fingerprint_source import seen
 from mt_resilient.agent.snapshots.frozen_check import STILL_SNAPSHOTS, STILL_STEPS
-from mt_resilient.agent.snapshots.replica_check import LOOK_S, Early, Replicas
+from mt_resilient.agent.snapshots.independence import Early, Independence
+from mt_resilient.agent.snapshots.replica_check import LOOK_S, Replicas
 from mt_resilient.agent.snapshots.trust import Soundness
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena, Slot
@@ -26,7 +27,7 @@ from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.checkpoint.durable.retention import RetentionPolicy
 from mt_resilient.checkpoint.format.pytree_walk import flatten
-from mt_resilient.checkpoint.format.replica_ledger import TRUSTED
+from mt_resilient.checkpoint.format.replica_ledger import TRUSTED, Apart
 from mt_resilient.checkpoint.format.sharding import Part
 from mt_resilient.checkpoint.format.tensor_table import Table, plan
 from mt_resilient.resilience.detect.node_divergence import KEPT
@@ -294,6 +295,42 @@ def test_moments_that_go_apart_otherwise_are_mismatches(
     assert ranks.compare(15, **again, generation=2)  # type: ignore[arg-type]
     assert replicas.left == -1
     ranks.close()
+
+
+def parted(*names: str, **words: int) -> list[Apart]:
+    return [Apart(name=name, words={int(rank[1:]): word for rank, word in words.items()}) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("step", "found", "left"),
+    [
+        (14, parted("w", "m", r0=1, r1=2), ("w", "m")),
+        (14, parted("w", "m", "v", r0=1, r1=2), ("w", "m")),
+        (14, parted("w", "m", r0=1, r1=3), ()),  # other bits: an error, or chance
+        (14, parted("w", r0=1, r1=2), ()),  # a bit that is stuck in memory affects one tensor
+        (15, parted("w", "m", r0=1, r1=2), ()),  # not the same step
+    ],
+)
+def test_tensors_with_the_same_different_bits_after_a_replay_are_left_alone(
+    step: int, found: list[Apart], left: tuple[str, ...]
+) -> None:
+    independence = Independence(24)
+    assert independence.again(stamp(14), parted("w", "m", r0=1, r1=2)) == ()
+    assert independence.again(stamp(step, rewinds=1), found) == left
+
+
+def test_of_three_ranks_one_that_differs_again_and_again_is_not_left_alone() -> None:
+    independence = Independence(24)
+    odd = parted("w", "m", r0=1, r1=1, r2=2)
+    assert independence.again(stamp(14), odd) == independence.again(stamp(14, rewinds=1), odd) == ()
+
+
+def test_a_ledger_leaves_only_the_tensors_that_are_named(ranks: Ranks, replicas: Replicas) -> None:
+    ranks.trusted()
+    for _, layout in replicas._layouts:
+        layout.result().ledger.leave(["model/w"])
+    assert not ranks.compare(11, odd=APART)
+    assert ranks.compare(12, moments=APART)
 
 
 def test_weights_that_stand_still_are_told(ranks: Ranks, replicas: Replicas) -> None:

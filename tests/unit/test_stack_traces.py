@@ -136,6 +136,17 @@ def frames(*innermost_first: tuple[str, int, str]) -> tuple[Frame, ...]:
             Place.ELSEWHERE,
             "in recv_into, at job/train.py line 31 in main",
         ),
+        # A script may call a function of its own as it likes.
+        (
+            [("/job/upload.py", 7, "log_shutdown"), MAIN],
+            Place.ELSEWHERE,
+            "at job/upload.py line 7 in log_shutdown",
+        ),
+        (
+            [(f"{LIB}/threading.py", 2, "join"), (f"{TORCH}/utils/data/dataloader.py", 2, "_shutdown_workers"), MAIN],
+            Place.ELSEWHERE,
+            "in join, at job/train.py line 31 in main",
+        ),
         ([], Place.PERHAPS, "in no Python code"),
     ],
 )
@@ -158,6 +169,18 @@ def test_where_a_rank_stands(stack: list[tuple[str, int, str]], place: Place, wo
 )
 def test_a_line_that_waits_in_c_is_no_proof_of_anything(code: str, place: Place) -> None:
     assert locate(frames(MAIN), code).place is place
+
+
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        ("stream.sendall(weights.cpu().numpy().tobytes())", Place.ELSEWHERE),
+        ("receive.wait()", Place.PERHAPS),  # the recorder's summary has no sends and receives
+        ("os.wait()", Place.ELSEWHERE),
+    ],
+)
+def test_such_a_line_works_if_nothing_is_queued_for_which_it_could_wait(code: str, place: Place) -> None:
+    assert locate(frames(MAIN), code, queued=False).place is place
 
 
 TEXT = """Thread 0x00007f0000000002 (most recent call first):

@@ -90,6 +90,11 @@ def test_a_job_is_done_when_all_scripts_were_over_whatever_the_launcher_says() -
     board = pages(phase=RankPhase.FINISHED, step=9, left=1)
     told = said(group(-6, -15, launcher=1), board)
     assert (told.finished, told.exits) == (True, ())
+    for page in board:
+        page.say_seen(page.pid, -6)
+    told = said(group(-6, -6, launcher=1), board)
+    assert (told.finished, told.exits) == (True, ()), "the launcher saw that teardown too"
+    board = pages(phase=RankPhase.FINISHED, step=9, left=1)
     board[1].left = 0
     told = said(group(-6, -15, launcher=1), board)
     assert not told.finished

@@ -14,8 +14,9 @@ from mt_resilient.resilience.detect.straggler import Answer, Sample, Spent, Stra
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
-from mt_resilient.resilience.model.signals import Lost
-from mt_resilient.resilience.model.types import RankPhase
+from mt_resilient.resilience.model.signals import Lost, Straggler
+from mt_resilient.resilience.model.types import Rank, RankPhase, Step
+from mt_resilient.resilience.text import sentences
 
 POLICY = StragglerPolicy()
 CALM = POLICY.baseline_samples
@@ -103,8 +104,15 @@ def test_twice_the_peers_time_from_the_start_is_too_much() -> None:
     history = [slowed(STEADY, 1, 2.2)] * (CALM // 2 + POLICY.window_samples)
     found = look(history, 1, POLICY)
     assert found
-    assert (found.answer, found.usual) == (Answer.CERTAIN, 1.0)
+    assert (found.answer, found.usual) == (Answer.CERTAIN, 0.0)
     assert look(history[1:], 1, POLICY) is None, "too little is known"
+
+
+@pytest.mark.parametrize(("usual", "said", "ratio"), [(0.0, "is slow", False), (1.1, "has become slow", True)])
+def test_only_a_rank_that_was_faster_has_become_slow(usual: float, said: str, ratio: bool) -> None:
+    found = Straggler(rank=Rank(1), at_s=0.0, step=Step(9), own_s=2.2, peers_s=1.0, usual=usual, lost=Lost.COMPUTING)
+    assert said in sentences.straggler(found, "n1")
+    assert ("usual ratio" in sentences.straggling(found)[0]) is ratio
 
 
 def test_who_works_on_while_the_others_have_less_to_do_is_not_slower() -> None:

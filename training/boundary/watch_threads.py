@@ -35,6 +35,7 @@ _DUMPS = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 
 def watch(at: Attachment, where: torch.device | None) -> None:
     """Start the threads. Call it on the thread of the loop. where: the device to follow; None: there is none."""
+    at.page.main_thread = threading.get_ident()
     if where:
         _start(_follow, at.page, DeviceProbe(where, at.page))
     if at.world > 1:
