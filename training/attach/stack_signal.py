@@ -30,3 +30,9 @@ def listen(page: Page, path: str) -> None:
             page.main_thread = threading.main_thread().ident or 0
             page.listens = number  # set last: without a handler, the signal would end this process
             return
+
+
+def yield_to_script(page: Page) -> None:
+    """If the script has set a handler of its own for this signal meanwhile, tell the agent not to send it any more."""
+    if page.listens and signal.getsignal(page.listens) is not signal.SIG_DFL:
+        page.listens = 0

@@ -50,6 +50,7 @@ def _silent(page: Page, look_s: float) -> Iterator[bool]:
     """While the loop runs, yield every `look_s` seconds whether the rank has been silent for so long that the agent may ask about it."""
     while page.phase == RankPhase.TRAINING and page.doing != Doing.LEFT:
         sleep(look_s)
+        stack_signal.yield_to_script(page)
         yield monotonic_ns() - max(page.beat_ns, page.restored_ns) > _QUIET_NS
 
 
