@@ -174,7 +174,7 @@ def test_what_is_left_out_lies_around_the_onset() -> None:
         (E, 899, [1000], Kind.NON_FINITE, E, -1),
         (S, 899, [950, 960, 1000], Kind.LOSS_DIVERGENCE, S, 960),
         (S, 899, [1001, 1002, 1003], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, 1002),
-        (S, 999, [1001], Kind.NON_FINITE, S, -1),
+        (S, 999, [1001], Kind.NON_FINITE, S, 1001),
         (R, 999, [], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, -1),
         (Remedy.GIVE_UP, -1, [900], Kind.NON_FINITE, Remedy.GIVE_UP, -1),
     ],
