@@ -171,7 +171,7 @@ def test_what_is_left_out_lies_around_the_onset() -> None:
         (R, 999, [900, 950, 1000], Kind.NON_FINITE, R, 950),
         (E, 899, [850, 950], Kind.NON_FINITE, E, 850),
         (E, 899, [950, 960, 1000], Kind.NON_FINITE, E, 950),
-        (E, 899, [1000], Kind.NON_FINITE, E, -1),
+        (E, 899, [1000], Kind.NON_FINITE, E, 1000),
         (S, 899, [950, 960, 1000], Kind.LOSS_DIVERGENCE, S, 960),
         (S, 899, [1001, 1002, 1003], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, 1002),
         (S, 999, [1001], Kind.NON_FINITE, S, 1001),
