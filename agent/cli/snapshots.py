@@ -86,9 +86,11 @@ def keep(directory: RunDirectory, which: str, undo: bool) -> int:
         commit.mark(snapshot, paths.KEPT)
         print(f"{attempt} stays until you remove it; to undo this: mt-resilient snapshots keep {attempt} --undo")
         return 0
-    for name in marks:
+    for name in marks & {paths.KEPT}:
         snapshot.delete(name)
-    print(f"{attempt} is deleted when it is too old (snapshots.keep)" if marks else f"{attempt} was not kept")
+    yours = paths.ORDERED in marks or attempt in seen.left
+    until = "snapshots.keep_own_h are over" if yours else "it is too old (snapshots.keep)"
+    print(f"{attempt} {'is deleted when ' + until if paths.KEPT in marks else 'was not kept'}")
     return 0
 
 

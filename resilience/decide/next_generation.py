@@ -145,7 +145,8 @@ def _next(
         pause_s=before.opened_s + before.pause_s - now if pauses else 0.0,
         paused=world.present.paused,
         rewind=order,
-        snapshot="" if world.present.snapshot in world.answers else world.present.snapshot,
+        # The command deletes its request and the answer, once it has read the answer.
+        snapshot=world.present.snapshot if any(r.id == world.present.snapshot for r in waiting(world)) else "",
         dismissed=tuple(instance for instance in world.present.dismissed if instance in there),
     )
     return record, story

@@ -12,7 +12,8 @@ where the loss does not come down (PaLM, arXiv:2204.02311, section 5.1; OPT-175B
                30 noise above the start. In both cases, the loss was near `best` within the last 1000 steps
 
 A loss that wanders (adversarial training, a policy's loss) makes little progress and stays near its start. The loss of a value function
-rises over thousands of steps. Neither is judged diverged.
+rises over thousands of steps. Neither is judged diverged. Nor is a loss that has been below zero: it is a difference, as of a critic (in
+wgan-gp's toy example it falls to -5.4 within 80 steps, and rises to -2.7 while the generator learns).
 
 The default of `lost_progress` is 0.1. In six public trainings (FineWeb, 124 M to 1 B parameters, 66,740 steps), the level over 64 steps
 never rose above `best` by more than 0.023 of the progress; over 16 steps, by 0.054. `benchmarks/judgement.py` plays such curves.
@@ -108,7 +109,7 @@ class Level(NamedTuple):
             rise = max(policy.lost_progress * progress, _LEAST_RISE * self.noise)
         else:
             rise = max(0.0, progress) + _RISE_WITHOUT_PROGRESS * self.noise
-        return self.now > self.best + rise and step - self.well < _MOST_STEPS
+        return self.best >= 0 and self.now > self.best + rise and step - self.well < _MOST_STEPS
 
 
 def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple[Finding | None, Level]:

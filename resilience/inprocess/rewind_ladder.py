@@ -194,8 +194,8 @@ def goes_to(
     answer: Answer, finding: Finding, newest: Callable[[int], int], oldest: Callable[[], float]
 ) -> tuple[Answer, int]:
     """Return the answer that is possible, and the step to rewind to; -1: none. If no state is from before a diverged loss, nothing can be
-    undone: the ranks continue from the newest state. newest: returns the newest kept state of a given step or before; oldest: returns the
-    oldest kept state."""
+    undone: the ranks continue from the newest state. If none is from before the onset of NaN, the newest state before the step that showed
+    it is used. newest: returns the newest kept state of a given step or before; oldest: returns the oldest kept state."""
     if answer.remedy is Remedy.GIVE_UP:
         return answer, -1
     to = newest(answer.at_most)
@@ -204,4 +204,4 @@ def goes_to(
     to = to if to >= 0 else newest(finding.onset - 1)
     if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:
         return replace(answer, remedy=Remedy.CONTINUE), newest(finding.seen)
-    return answer, to
+    return answer, to if to >= 0 else newest(finding.seen - 1)

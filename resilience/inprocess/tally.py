@@ -77,7 +77,8 @@ class Tally(NamedTuple):
 
     step: Step
     same_step: bool = True
-    non_finite: bool = False
+    non_finite: int = 0
+    """0: the step is finite; N: NaN or Inf began N - 1 steps before it. The greatest number of any rank."""
     newest: Held = Held.WHOLE
     """State of the latest snapshot begun."""
     earlier: Held = Held.WHOLE
@@ -157,7 +158,7 @@ def tally(reduced: Sequence[float]) -> Tally:
     return Tally(
         step=Step(int(high)),
         same_step=high == -low,
-        non_finite=bool(non_finite),
+        non_finite=int(non_finite),
         newest=_HELD[int(newest)],
         earlier=_HELD[int(earlier)],
         stride=int(stride),
@@ -227,9 +228,11 @@ def blamed(judgement: Judgement, said: Tally, turns: Sequence[Turn], policy: Lad
 def _finding(
     said: Tally, before: Collection[Figure] | None, level: Level, policy: SpikePolicy
 ) -> tuple[Finding | None, Level]:
+    began = Step(said.step + 1 - said.non_finite)
     if said.non_finite and level.watch:  # the state from before the spike is the last that is not suspected
         watch = level.watch
-        return Finding(kind=Kind.NON_FINITE, onset=watch.onset, seen=said.step, expected=watch.expected), level
+        onset = min(watch.onset, began)
+        return Finding(kind=Kind.NON_FINITE, onset=onset, seen=said.step, expected=watch.expected), level
     if said.non_finite:
-        return Finding(kind=Kind.NON_FINITE, onset=said.step, seen=said.step), level
+        return Finding(kind=Kind.NON_FINITE, onset=began, seen=said.step), level
     return (None, level) if before is None else loss_level.judge((*before, said.figure), level, policy)

@@ -257,6 +257,18 @@ def test_the_next_generation_is_of_the_agents_that_are_there_now() -> None:
     assert lost.members == {A: "agent-a", B: "agent-b"}  # its agent may come back
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_only_an_ordered_snapshot_that_is_still_waited_for_is_taken_by_the_next_generation(waits: bool) -> None:
+    """The command deletes its request and the answer once it has read the answer."""
+    asked = Request(id="7", kind=Wish.SNAPSHOT, at_s=NOW - 1, by="root")
+    restarted = written(
+        world(
+            nodes={A: node(instance="anew")}, record=replace(record(), snapshot="7"), requests=(asked,) if waits else ()
+        )
+    )
+    assert restarted.snapshot == ("7" if waits else "")
+
+
 def test_a_fault_during_a_recovery_does_not_forget_how_far_the_job_had_come() -> None:
     gathering = record(Phase.GATHER, 2, replay_until=Step(10))
     again = decided(world(record=gathering, nodes={A: node(instance="anew")}, status={}, incidents=(incident(),)))

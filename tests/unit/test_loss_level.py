@@ -65,6 +65,10 @@ HEALTHY: dict[str, Callable[[Losses], Losses]] = {
         + 0.3 * np.sin(np.arange(len(losses)) / 180)
         + 0.2 * np.random.default_rng(len(losses)).normal(size=len(losses))
     ),
+    "a critic's loss, which falls below zero and rises while the generator learns": lambda losses: (
+        -6 * (1 - np.exp(-np.arange(len(losses)) / 40)) * np.exp(-np.maximum(0, np.arange(len(losses)) - 80) / 300)
+        + 0.15 * np.random.default_rng(1).normal(size=len(losses))
+    ),
     "one batch in fifty is hard": lambda losses: losses + 0.8 * (np.arange(len(losses)) % 50 == 7),
 }
 

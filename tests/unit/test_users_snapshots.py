@@ -100,6 +100,16 @@ def test_what_is_kept_is_removed_only_after_that_was_undone(
     assert steps(run) == [20, 40]
 
 
+def test_to_undo_keep_leaves_the_mark_of_an_order(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    snapshot = run.kept() / paths.SNAPSHOTS / name(30)
+    commit.mark(snapshot, paths.ORDERED)
+    assert command(run, "keep", "30") == 0
+    assert command(run, "keep", "30", "--undo") == 0
+    assert f"{name(30)} is deleted when snapshots.keep_own_h are over" in capfd.readouterr().out
+    assert snapshot.there(paths.ORDERED)
+    assert not snapshot.there(paths.KEPT)
+
+
 def test_what_a_process_reads_is_not_removed(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     with commit.reading(run.kept() / paths.SNAPSHOTS / name(30)):
         assert command(run, "rm", "30") == 3

@@ -29,7 +29,7 @@ from .lineage import Course
 from .local_gradients import OwnGradients
 from .loop_start import first_boundary, restore, tell, tell_of_what_is_missing, unless_looped
 from .repetition import Repetition
-from .step_metrics import Figures
+from .step_metrics import Figures, Skips
 from .step_timer import OwnTime
 from .watch_threads import watch
 
@@ -67,8 +67,8 @@ class Boundaries:
             return
         self._page, self._handoff = self._at.page, self._at.handoff
         self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
-        self._pace = Pace(self._handoff.every_steps)
-        self._left_ns = 0
+        self._pace, self._left_ns = Pace(self._handoff.every_steps), 0
+        self._skips = Skips()
         self._course = Course(self._handoff)
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
@@ -141,7 +141,7 @@ class Boundaries:
         if self._left_ns:
             self._pace.stepped((entered - self._left_ns) / 1e9)
         self._own_gradients.stepped(step)
-        self._accumulation.crossed()
+        figures = self._skips.look(step, figures, self._accumulation.crossed(), self._accumulation.held_back)
         loss, grad_norm = figures.loss, figures.grad_norm
         said = math.nan if loss is None else loss, math.nan if grad_norm is None else grad_norm
         self._page.beat(step, *said, entered)

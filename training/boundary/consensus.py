@@ -79,7 +79,7 @@ class Council:
                 loss, grad_norm = finite(loss), finite(grad_norm)
         said = Tally(
             step=Step(step),
-            non_finite=not sound,
+            non_finite=0 if sound else step + 1 - ((figures and figures.began) or step),
             newest=newest,
             earlier=earlier,
             stride=self._pace.stride,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +18,40 @@ class Figures:
     grad_norm: float | None = None
     skipped: bool = False
     """The optimizer itself skipped the step (a loss scaler that found an overflow), so its figures are not judged."""
+    began: int = 0
+    """The first step whose NaN or Inf may still be in a gradient; 0: none."""
 
     @property
     def finite(self) -> bool:
         return self.skipped or all(value is None or math.isfinite(value) for value in (self.loss, self.grad_norm))
+
+
+_MOST_SKIPPED = 64
+"""Number of steps in a row that a loss scaler may skip. It halves its scale at each of them, from 2^16 mostly."""
+
+
+class Skips:
+    """Steps with NaN or Inf that a loss scaler, or the script, skipped by itself: an optimizer did not step, so they did no harm. A loop
+    that accumulates gradients may use them later. If NaN or Inf follows then, the fault began at the first such step."""
+
+    def __init__(self) -> None:
+        self._last = self._began = self._count = 0
+        self._used = False
+        """Whether an optimizer has stepped since the last such step."""
+
+    def look(self, step: int, figures: Figures, stepped: bool, held_back: Callable[[], bool]) -> Figures:
+        """Return the figures to judge. stepped: an optimizer has stepped; held_back: returns whether an optimizer changed nothing."""
+        if step <= self._last:  # the ranks have gone back
+            self._began = self._count = 0
+        self._last = step
+        if figures.finite:
+            if self._used:
+                self._began = 0
+            if stepped:
+                self._used, self._count = True, 0
+            return replace(figures, began=self._began) if self._began else figures
+        self._began, self._used, self._count = self._began or step, False, self._count + 1
+        return replace(figures, began=self._began, skipped=self._count <= _MOST_SKIPPED and held_back())
 
 
 def number(value: Any) -> float | None:

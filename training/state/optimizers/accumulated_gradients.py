@@ -41,8 +41,11 @@ class Accumulation:
         tell: Callable[[str], Any],
     ) -> None:
         self._models, self._optimizers, self._others, self._tell = models, optimizers, others, tell
-        self._stepped: dict[int, torch.optim.Optimizer] = {}
-        """The optimizers that have stepped since the last boundary (the moment between two steps), by id."""
+        self._stepped: dict[int, tuple[torch.optim.Optimizer, Any]] = {}
+        """The optimizers that have stepped since the last boundary (the moment between two steps), by id; and whether a GradScaler told
+        them to change nothing (a number, perhaps on a device)."""
+        self._crossed = self._stepped
+        """The same of the step before the last boundary."""
         self._taken: frozenset[int] = frozenset()
         """The ids of the parameters whose gradients optimizers used in the step before the last boundary."""
         self._dropped: set[int] = set()
@@ -57,18 +60,24 @@ class Accumulation:
         self._hook = register_optimizer_step_pre_hook(self._before)
 
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._stepped[id(optimizer)] = optimizer
+        self._stepped[id(optimizer)] = optimizer, getattr(optimizer, "found_inf", 0)
         for group in optimizer.param_groups if self._left else ():
             for parameter in group["params"]:
                 if left := self._left.pop(id(parameter), None):
                     same = parameter.grad is not None and left() is parameter.grad
                     (self._carried if same else self._dropped).add(id(parameter))
 
-    def crossed(self) -> None:
-        """Record that the loop has reached a boundary."""
-        groups = (group for optimizer in self._stepped.values() for group in optimizer.param_groups)
+    def crossed(self) -> bool:
+        """Record that the loop has reached a boundary. Return whether an optimizer has stepped since the last one."""
+        groups = (group for optimizer, _ in self._stepped.values() for group in optimizer.param_groups)
         self._taken = frozenset(id(parameter) for group in groups for parameter in group["params"])
-        self._stepped = {}
+        self._crossed, self._stepped = self._stepped, {}
+        return bool(self._crossed)
+
+    def held_back(self) -> bool:
+        """Return whether an optimizer of the Session changed nothing in the step before the last boundary."""
+        known = (id(optimizer) for source in self._optimizers for _, _, optimizer in source.parts())
+        return any(bool(self._crossed.get(each, (None, 1))[1]) for each in known)
 
     def collect(self) -> Nested:
         """Return the gradients to save. Raises Halfway if a snapshot can't contain them."""

@@ -1,0 +1,76 @@
+"""Steps with NaN or Inf that a loss scaler or the script itself skips are no fault, unless a later step uses their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from mt_resilient.training.boundary.step_metrics import Figures, Skips
+from mt_resilient.training.state.modules.module_source import Modules
+from mt_resilient.training.state.optimizers.accumulated_gradients import Accumulation
+from mt_resilient.training.state.optimizers.optimizers import Optimizers
+
+FINE, BAD = Figures(1.0, 2.0), Figures(1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("steps", "judged"),
+    [
+        ("..u", "--3"),  # u: Inf, and the optimizer steps all the same
+        ("sss..", "-----"),  # s: Inf, and the script skips the step
+        (".su", "--2"),
+        ("su.", "-1-"),
+        (".s..u", "----5"),  # the scaler's skip at step 2 is over
+        ("aSaau", "----2"),  # a, S: steps without an optimizer's step, that add to the gradients; S with Inf
+        ("aSa.u", "----2"),
+        ("aSa..u", "-----6"),
+        ("s" * 65, "-" * 64 + "1"),
+    ],
+)
+def test_inf_is_judged_once_an_optimizer_steps_with_it_and_its_onset_is_the_first_such_step(
+    steps: str, judged: str
+) -> None:
+    skips = Skips()
+    for number, (each, expected) in enumerate(zip(steps, judged, strict=True), start=1):
+        figures = BAD if each in "usS" else FINE
+        said = skips.look(number, figures, each in "u.", lambda each=each: each != "u")  # type: ignore[misc]
+        assert said.finite is (expected == "-"), number
+        assert said.finite or said.began == int(expected)
+
+
+def test_what_was_skipped_before_a_rewind_is_forgotten() -> None:
+    skips = Skips()
+    skips.look(5, BAD, False, lambda: True)
+    assert skips.look(3, BAD, True, lambda: False).began == 3
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
+
+
+def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, fused=True)
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+@pytest.mark.parametrize("second", [False, True], ids=["one", "two"])
+@pytest.mark.parametrize("make", [adam, fused])
+def test_a_step_that_a_grad_scaler_skips_is_known(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], second: bool, overflows: bool
+) -> None:
+    first, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizers = [make([*model.parameters()]) for model in (first, other)[: 1 + second]]
+    gradients = Accumulation([Modules([first, other])], [*map(Optimizers, optimizers)], [], print)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(first(torch.full((1, 2), math.inf if overflows else 1.0)).sum()).backward()
+    scaler.scale(other(torch.ones(1, 2)).sum()).backward()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    gradients._hook.remove()
+    gradients.crossed()
+    assert gradients.held_back() is overflows
