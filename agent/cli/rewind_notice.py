@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 
+from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt
 from ...checkpoint.durable import catalog, commit, load
 from ...resilience.errors import MachineError, UsageError
@@ -64,7 +66,8 @@ def target(
 def notice(
     step: Step, left: Attempt | None, seen: catalog.Catalog, reached: Step, directory: RunDirectory
 ) -> list[str]:
-    """Return what an order to go back to `step` sets aside, and how to come back. reached: newest step that any rank has finished."""
+    """Return what an order to go back to `step` sets aside, and how to come back: the snapshot named there is marked as ordered, so that no
+    newer one that is taken meanwhile makes it too old. reached: newest step that any rank has finished."""
     root = directory.kept()
 
     def stays(each: Attempt) -> bool:
@@ -77,6 +80,8 @@ def notice(
     aside = sorted((each for each in seen.durable if not stays(each)), key=lambda each: (each.stamp.step, each.stamp))
     said = ["this sets aside no snapshot on disk"]
     if aside:
+        with suppress(MachineError):
+            commit.mark(aside[-1].under(root), paths.ORDERED)
         steps = formatting.listed([each.stamp.step for each in aside])
         of = f"the snapshot of step {steps}" if len(aside) == 1 else f"the snapshots of steps {steps}"
         said = [f"this sets aside {of}. To come back: mt-resilient rewind --to {aside[-1]} --run-dir {directory.root}"]

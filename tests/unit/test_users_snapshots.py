@@ -179,6 +179,7 @@ def test_a_rewind_says_before_what_it_sets_aside(
 ) -> None:
     told = rewind_notice.notice(Step(step), Attempt.parse(left), catalog.look(run.kept()), Step(reached), run)
     assert [sentence[: len(begins)] for sentence, begins in zip(told, said, strict=True)] == said
+    assert (run.kept() / paths.SNAPSHOTS / name(20)).there(paths.ORDERED) == ("step 20" in said[0])
 
 
 def test_coming_back_sets_aside_nothing_of_that_lineage(run: RunDirectory) -> None:
