@@ -33,8 +33,10 @@ def order(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from .agent.cli import explain
     from .agent.cli.status import status
+    from .agent.cli.watch import watch
 
-    return status(explain.find_directory(options.run_dir), options.json)
+    directory = explain.find_directory(options.run_dir)
+    return watch(directory) if options.watch else status(directory, options.json)
 
 
 def _explain(options: argparse.Namespace) -> int:

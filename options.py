@@ -35,7 +35,9 @@ def parser() -> argparse.ArgumentParser:
         "--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="run directory to check (default: mt-runs)"
     )
     status = add_command(commands, "status", "show what a running job is doing", "status")
-    status.add_argument("--json", action="store_true", help="print one JSON object")
+    shown = status.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/status.json)")
+    shown.add_argument("--watch", action="store_true", help="show the job until it ends; Ctrl-C ends the watching")
     explain = add_command(
         commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
     )

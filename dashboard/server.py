@@ -25,11 +25,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..agent.cli.explain import run_roots, time_of
+from ..agent.cli.run_reader import RunReader, by_job
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, UsageError
+from ..resilience.report import page_view
 from ..resilience.text.formatting import printable
-from . import page_view, prometheus
-from .run_reader import RunReader, by_job
+from . import prometheus
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE = "mt-resilient-token"
@@ -120,18 +121,7 @@ class Runs:
     def _seen(self, reader: RunReader) -> page_view.Seen:
         with self._lock:
             reader.look()
-            last, incidents = dict(reader.last), reader.incidents
-            if not reader.over:
-                last.pop("end", None)
-            return page_view.Seen(
-                finished=reader.finished,
-                alive=reader.alive,
-                gone=reader.gone,
-                launched=reader.launched,
-                stepped_s=reader.stepped_s,
-                last=last,
-                incidents=incidents,
-            )
+            return reader.seen()
 
     def _of(self, request: Request) -> RunReader:
         number = int(request.path_params["run"])

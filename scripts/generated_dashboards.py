@@ -1,9 +1,13 @@
-"""Makes Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules."""
+"""Makes Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules, and schemas from types."""
 
+import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import yaml
 from grafana_foundation_sdk.builders import bargauge, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -17,6 +21,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from mt_resilient.resilience.report.alert_rules import RULES, RUNBOOKS
+from mt_resilient.resilience.report.json_outputs import StatusObject
 from mt_resilient.resilience.report.metrics import Metrics
 from mt_resilient.resilience.report.overview import LOSSES, TIERS, Overview, State
 from mt_resilient.resilience.report.panels import MARKS, PANELS, Panel
@@ -137,7 +142,25 @@ def _page() -> Iterator[str]:
         yield f"| [{rule.name}](runbooks/{rule.slug}.md) | {rule.severity} | `{rule.expr}`, {rule.lasts} |"
 
 
-MADE = {"examples/grafana/grafana.json": grafana, "examples/prometheus/rules.yml": rules, "docs/metrics.md": page}
+def schema(shape: Any) -> str:
+    return json.dumps(_or_null(msgspec.json.schema(shape)), indent=1, sort_keys=True) + "\n"
+
+
+def _or_null(part: Any) -> Any:
+    """Let each number with a fraction be null: JSON has no NaN."""
+    if isinstance(part, list):
+        return [_or_null(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {name: ["number", "null"] if (name, of) == ("type", "number") else _or_null(of) for name, of in part.items()}
+
+
+MADE = {
+    "examples/grafana/grafana.json": grafana,
+    "examples/prometheus/rules.yml": rules,
+    "docs/metrics.md": page,
+    "docs/schemas/status.json": partial(schema, StatusObject),
+}
 
 
 def main() -> int:

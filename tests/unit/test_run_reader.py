@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.cli.run_reader import RunReader
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.dashboard.run_reader import RunReader
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.etcd.access import Papers
 

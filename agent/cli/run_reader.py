@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..agent.cli.explain import latest
-from ..agent.run_directory import RunDirectory
-from ..resilience.model.incident import Incident
-from ..resilience.report.journal import event
-from ..resilience.report.overview import State
+from ...resilience.model.incident import Incident
+from ...resilience.report.journal import event
+from ...resilience.report.overview import State
+from ...resilience.report.page_view import Seen
+from ..run_directory import RunDirectory
+from .explain import latest
 
 _COURSE = ("at_s", "step", "loss", "step_s")
 """What is kept of every `progress` line; of the newest one, everything is."""
@@ -80,6 +81,19 @@ class RunReader:
     def incidents(self) -> dict[str, Incident]:
         """Return the incidents by the number that `explain` shows."""
         return {str(number): incident for number, incident in enumerate(self._incidents.values(), 1)}
+
+    def seen(self) -> Seen:
+        """Return what is known of the job now."""
+        last = {kind: line for kind, line in self.last.items() if kind != "end" or self.over}
+        return Seen(
+            finished=self.finished,
+            alive=self.alive,
+            gone=self.gone,
+            launched=self.launched,
+            stepped_s=self.stepped_s,
+            last=last,
+            incidents=self.incidents,
+        )
 
     def look(self) -> None:
         """Take in what the journals have new."""

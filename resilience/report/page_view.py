@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..resilience.model.incident import PHASES, Incident
-from ..resilience.plan.escalation import OBSERVE, STOP
-from ..resilience.report import explain
-from ..resilience.report.overview import LOSSES, TIERS, State
-from ..resilience.report.time_ledger import TRAINING, WHERE, effective
-from ..resilience.text.formatting import printable
+from ..model.incident import PHASES, Incident
+from ..plan.escalation import OBSERVE, STOP
+from ..text.formatting import printable
+from . import explain
+from .overview import LOSSES, TIERS, Overview, State
+from .time_ledger import TRAINING, WHERE, effective
 
 POINTS = 1500
 """The most points of a curve that are sent; of more, every n-th."""
@@ -55,7 +55,7 @@ class Seen:
 def state(seen: Seen, now: float) -> dict[str, str]:
     """Return the sentence of state. mood: good, info, warn or bad; act: what a person should do now."""
     line, start = seen.last.get("progress", {}), seen.last.get("start", {})
-    at = f"step {line['step']}" if line.get("step", -1) >= 0 else "its first step"
+    at = _step(line) if line.get("step", -1) >= 0 else "its first step"
     ago_s = abs(now - max(line.get("at_s", 0.0), start.get("at_s", 0.0)))  # the clock of another machine may be ahead
     here = " here" if start.get("several") and not seen.launched else ""
     again = f"Does it go on elsewhere? mt-resilient status. If not: {_AGAIN}." if here else f"{_AGAIN}."
@@ -80,6 +80,28 @@ def state(seen: Seen, now: float) -> dict[str, str]:
     if not line:
         return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
     return _running(seen, State(line["state"]), at, line, now)
+
+
+def _step(line: Mapping[str, Any]) -> str:
+    return f"step {line['step']}{f' of {total}' if (total := line.get('total')) else ''}"
+
+
+def figures(line: Mapping[str, Any], up_s: float | None) -> list[str]:
+    """Return the step, the pace, the loss and how long the agent has run, as far as they are known. line: of the kind `progress`."""
+    found = [_step(line)] if line.get("step", -1) >= 0 else []
+    found += [f"{duration(line['step_s'])} a step"] if line.get("step_s") else []
+    found += [f"loss {line['loss']:g}"] if line.get("loss") is not None else []
+    return found + ([f"up {duration(up_s)}"] if up_s is not None else [])
+
+
+def present_line(line: Mapping[str, Any], told: Overview, now: float) -> dict[str, Any]:
+    """Return the newest `progress` line with what etcd says now in place of what the journal said then."""
+    before = line.get("snapshots", {})
+    kept = {
+        tier: (step, before[tier][1] if tier in before and before[tier][0] == step else now)
+        for tier, step in told.snapshots.items()
+    }
+    return {**line, **asdict(told), "snapshots": kept, "at_s": now}
 
 
 def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, str]:
