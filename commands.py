@@ -47,6 +47,14 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _snapshots(options: argparse.Namespace) -> int:
     from .agent.cli import explain, snapshots
+def _logs(options: argparse.Namespace) -> int:
+    from .agent.cli import explain
+    from .agent.cli.logs import logs
+
+    directory = explain.find_directory(options.run_dir)
+    return logs(directory, options.rank, options.incident, options.lines, options.follow)
+
+
 
     if options.action in _FORMATS:
         return _FORMATS[options.action](options)
@@ -144,3 +152,4 @@ COMMANDS = {
     "dashboard": _dashboard,
 }
 """Commands that send no order. `run` is not among them, because it also needs the unparsed arguments."""
+    "logs": _logs,

@@ -42,6 +42,14 @@ def parser() -> argparse.ArgumentParser:
         commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
     )
     explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
+    logs = add_command(commands, "logs", "print what the ranks have printed", "logs --rank 3 --follow")
+    logs.add_argument("--rank", type=_count, metavar="N", help="only of this rank (default: of all ranks)")
+    which = logs.add_mutually_exclusive_group()
+    which.add_argument("--incident", metavar="N", help="of the generation that this incident struck")
+    which.add_argument("--follow", action="store_true", help="go on with what comes, until the job ends")
+    logs.add_argument(
+        "--lines", type=_count, default=20, metavar="N", help="last lines of each rank; 0: all (default: %(default)s)"
+    )
     _dashboard_options(commands)
     _simulate_options(commands)
     orders = _order_actions(commands)
@@ -51,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         "list, check, keep, remove, export or import the snapshots on disk",
         "snapshots verify 1200",
     )
-    for command in (status, explain, *orders, snapshots):
+    for command in (status, explain, logs, *orders, snapshots):
         command.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: the newest in mt-runs)"
         )

@@ -164,11 +164,13 @@ def run_job(
         )
         life = joined.spec.run or secrets.token_hex(4)
         left_out = merged((*windows, *joined.spec.windows))
+            rank_log_mb=agent.rank_log_mb,
         node = Node(launch, run, root, chosen_by, life, beginning, left_out, joined.copies)
         closing.callback(node.close)
         node.spared = (server.pid or 0,) if server else ()
         mend = Revival(server, endpoints[0], node, telling) if server else None
         cause = server.cramped if server else str
+        closing.callback(node.output.finish)
         outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token)
         supervisor = _supervisor(seat, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)

@@ -48,6 +48,8 @@ class NodePolicies:
     hang: HangPolicy
     stability: StabilityPolicy
     stragglers: StragglerPolicy
+    rank_log_mb: float
+    """`agent.rank_log_mb`."""
     window_h: float
     """`recovery.mismatch_window_h`."""
 

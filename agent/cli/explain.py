@@ -111,7 +111,8 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             )
         return 0
     for number, incident in told.items():
-        print("\n".join(story.lines(incident, time_of(incident.at_s), number)), end="\n\n")
+        lines = story.lines(incident, time_of(incident.at_s), number)
+        print("\n".join(map(formatting.printable, lines)), end="\n\n")
     lost = sum(i.lost_steps for i in told.values())
     took = sum(sum(i.phases_s.values()) for i in told.values())
     print(

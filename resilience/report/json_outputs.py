@@ -8,6 +8,7 @@ from ..model.generation import GenerationRecord, Quarantine
 from ..model.incident import Incident
 from ..model.node import NodeStatus
 from ..model.request import Request
+from ..model.types import NodeId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ class StatusObject:
     leader: str | None = None
     roles: dict[str, str] = field(default_factory=dict)
     """By node: what it does in the job."""
-    quarantine: dict[str, Quarantine] = field(default_factory=dict)
+    quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
     orders: tuple[Request, ...] = ()
     """Orders that are not done yet."""
-    nodes: dict[str, NodeStatus] = field(default_factory=dict)
+    nodes: dict[NodeId, NodeStatus] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()

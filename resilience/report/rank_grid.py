@@ -8,6 +8,7 @@ from ..membership.node_roles import away, roles
 from ..model.cluster_state import World
 from ..model.generation import GenerationRecord
 from ..model.node import NodeStatus
+from ..model.types import Rank
 
 TRAINS, PAUSED, FINISHED, STOPS, NO_RANKS = "trains", "paused", "finished", "stops", "no ranks"
 GONE, SILENT, SLOW = "gone", "silent", "slow"
@@ -42,12 +43,12 @@ def rows(world: World, now: float) -> list[NodeRow]:
         number = world.nodes[node].ranks if node in world.nodes else len(said.pids) if said else 0
         first = ranked.get(node, 0) * number
         odd = _odd(said) if there and said else {}
-        ranks = tuple(odd.get(first + local, phase) for local in range(number)) if there else ()
+        ranks = tuple(odd.get(Rank(first + local), phase) for local in range(number)) if there else ()
         found.append(NodeRow(node=node, role=str(role), step=said.max_step if said else -1, phase=phase, ranks=ranks))
     return sorted(found, key=lambda row: row.calm)
 
 
-def _odd(said: NodeStatus) -> dict[int, str]:
+def _odd(said: NodeStatus) -> dict[Rank, str]:
     """Return what is the matter with single ranks, by rank."""
     slow = {each.rank: SLOW for each in said.stragglers}
     return slow | {each.rank: SILENT for each in said.stalls} | {each.rank: GONE for each in said.exits}

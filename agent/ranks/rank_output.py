@@ -1,0 +1,233 @@
+"""Keeps what each rank prints, in a file for each generation and rank, and passes it on to where the rank would have printed it.
+
+    rank ──▶ pipe, or pseudo-terminal ──▶ thread of the agent ──▶ the agent's own stdout or stderr, the same bytes
+                                                             └──▶ logs/ranks/generation-0002/rank-00005.log
+
+At its start, a rank puts the pipe in place of its stdout or stderr, where that is the agent's own (`training/attach/output.py`). What
+torchrun redirects stays as torchrun has it. If the agent's stream is a terminal, the rank gets a terminal, too. If stdout and stderr are
+one file, they get one pipe, so their lines keep their order. A reader that has stopped holds up the ranks, as without this program.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+from ...resilience.clock import monotonic_s, sleep
+from ...resilience.ipc.file_descriptors import appending, high
+from ...resilience.ipc.handoff import Output
+from .worker_group import WorkerGroup
+
+FOLDER = "ranks"
+"""In `logs/`."""
+_GENERATIONS = 20
+"""Number of generations whose output is kept."""
+_CHUNK, _LAST = 1 << 16, 4096
+_LINES, _SHOWN = 10, 1500
+"""The most lines and characters that an incident shows."""
+LAST_S = 2.0
+"""Seconds that `finish` waits until the last output is written."""
+_LOOK_S, _POLL_MS = 0.002, 1000
+
+
+class Log:
+    """The file of one rank in one generation, in two halves: when the newer one is full, it replaces the older one."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most, self._name, self._file = most_bytes, Path(), -1
+        self._lock = threading.Lock()
+
+    def begin(self, name: Path) -> None:
+        with self._lock:
+            self._name = name
+            self._open()
+
+    def write(self, data: bytes) -> None:
+        """Append. What cannot be written is on the terminal alone."""
+        with self._lock, suppress(OSError):
+            os.write(self._file, data)
+            if os.fstat(self._file).st_size > self._most // 2:
+                self._name.replace(older(self._name))
+                self._open()
+
+    def _open(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+        with suppress(OSError):
+            self._file = appending(self._name)
+
+
+class Channel:
+    """One rank's pipe or pseudo-terminal."""
+
+    def __init__(self, target: int, log: Log) -> None:
+        if os.isatty(target):
+            reading, writing = os.openpty()
+            _like(target, writing)
+        else:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+        self.target, self.log = target, log
+        self.reading, self.writing = high(reading), high(writing)
+        self.path = f"/proc/{os.getpid()}/fd/{self.writing}"
+        self.last = b""
+        """The newest output of this generation."""
+        self.busy = False
+        with suppress(OSError):
+            self.resize()
+
+    def pass_on(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self.target, rest) :]
+            except BlockingIOError:  # another program has set it so
+                select.select([], [self.target], [], 1.0)
+            except OSError:  # the reader is gone: the job goes on without it
+                break
+        self.last = (self.last + data)[-_LAST:]
+        self.log.write(data)
+
+    def unread(self) -> bool:
+        (waiting,) = struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, b"\0" * 4))
+        return self.busy or waiting > 0
+
+    def resize(self) -> None:
+        """Give the rank's terminal the size of the agent's."""
+        if os.isatty(self.target):
+            size = fcntl.ioctl(self.target, termios.TIOCGWINSZ, b"\0" * 8)
+            if size != fcntl.ioctl(self.writing, termios.TIOCGWINSZ, b"\0" * 8):
+                fcntl.ioctl(self.writing, termios.TIOCSWINSZ, size)
+
+
+class RankOutput:
+    """The output of all ranks of this node."""
+
+    def __init__(self, logs: Path, ranks: int, most_mb: float) -> None:
+        """most_mb: the most that is kept of a rank's output in a generation; 0: nothing is kept, and the ranks print directly."""
+        self._folder, self._ranks = logs / FOLDER, ranks
+        self._logs = [Log(int(most_mb * 1e6)) for _ in range(ranks)]
+        targets = {_identity(number): number for number in (2, 1)} if most_mb else {}
+        channels = {target: [Channel(target, log) for log in self._logs] for target in targets.values()}
+        self.handed = tuple(
+            Output(device=device, inode=inode, paths=tuple(each.path for each in channels[target]))
+            for (device, inode), target in targets.items()
+        )
+        self._by_rank = [[channels[target][at] for target in sorted(channels, reverse=True)] for at in range(ranks)]
+        """By local rank, stderr first."""
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(each,), name="rank output", daemon=True)
+            for each in channels.values()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def _channels(self) -> Iterator[Channel]:
+        return chain(*self._by_rank)
+
+    @property
+    def paths(self) -> list[str]:
+        return [channel.path for channel in self._channels]
+
+    def begin(self, generation: int, node_rank: int) -> None:
+        """Begin the files of a generation, whose ranks have not started."""
+        if not self._threads:
+            return
+        self._settle(LAST_S)
+        folder = self._folder / f"generation-{generation:04d}"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in sorted(self._folder.iterdir(), key=lambda each: (len(each.name), each.name))[:-_GENERATIONS]:
+                shutil.rmtree(old, ignore_errors=True)
+        for local_rank, log in enumerate(self._logs):
+            log.begin(folder / f"rank-{node_rank * self._ranks + local_rank:05d}.log")
+        for channel in self._channels:
+            channel.last = b""
+
+    def tell(self, group: WorkerGroup) -> None:
+        """Note the last lines of ranks that have just ended."""
+        self._settle(0.1)
+        for local_rank, process in group.ranks.items():
+            if process.ended_s and not process.last_lines:
+                last = next((each.last for each in self._by_rank[local_rank] if each.last), b"")
+                lines = last.decode(errors="backslashreplace").splitlines()[-_LINES:]
+                process.last_lines = "\n".join(lines)[-_SHOWN:]
+
+    def finish(self) -> None:
+        """Pass on what is left. If the script has left processes running that print, or the reader has stopped, `cat` goes on with that."""
+        for channel in self._channels:
+            os.close(channel.writing)
+        until = monotonic_s() + LAST_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic_s()))
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(_POLL_MS / 1000 + 0.1)
+        for channel in self._channels:
+            if channel.unread() or not _over(channel.reading):
+                with suppress(OSError):
+                    streams = {"stdin": channel.reading, "stdout": channel.target, "stderr": subprocess.DEVNULL}
+                    subprocess.Popen(["cat"], **streams, start_new_session=True)  # type: ignore[call-overload]
+
+    def _settle(self, seconds: float) -> None:
+        """Wait until all output is passed on, at most `seconds`: its reader may have stopped."""
+        until = monotonic_s() + seconds
+        while any(each.unread() for each in self._channels) and monotonic_s() < until:
+            sleep(_LOOK_S)
+
+    def _serve(self, channels: Sequence[Channel]) -> None:
+        by_fd, poller = {channel.reading: channel for channel in channels}, select.poll()
+        for fd in by_fd:
+            poller.register(fd, select.POLLIN)
+        while by_fd and not self._ended.is_set():
+            for fd, _ in poller.poll(_POLL_MS):
+                channel, data = by_fd[fd], b""
+                channel.busy = True
+                with suppress(OSError):  # no process has this terminal open any more
+                    data = os.read(fd, _CHUNK)
+                if data:
+                    channel.pass_on(data)
+                else:
+                    poller.unregister(fd)
+                    del by_fd[fd]
+                channel.busy = False
+            for channel in by_fd.values():
+                with suppress(OSError):
+                    channel.resize()
+
+
+def older(name: Path) -> Path:
+    """Return where the older half of a rank's output is, if there is so much."""
+    return name.with_name(f"{name.name}.1")
+
+
+def _identity(number: int) -> tuple[int, int]:
+    status = os.fstat(number)
+    return status.st_dev, status.st_ino
+
+
+def _over(reading: int) -> bool:
+    """Whether no process can write there any more."""
+    poller = select.poll()
+    poller.register(reading, select.POLLIN)
+    return any(event & select.POLLHUP for _, event in poller.poll(0))
+
+
+def _like(terminal: int, ours: int) -> None:
+    """Make `ours` like the agent's terminal, except that it changes no byte: the agent's terminal does that."""
+    with suppress(termios.error):
+        settings = termios.tcgetattr(terminal)
+        settings[1] &= ~termios.OPOST
+        termios.tcsetattr(ours, termios.TCSANOW, settings)

@@ -1,0 +1,100 @@
+"""What the agent keeps of its ranks' output, and passes on."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mt_resilient.agent.cli import logs
+from mt_resilient.agent.ranks.rank_output import RankOutput, older
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.report.journal import Journal
+
+
+def rank_prints(output: RankOutput, rank: int, data: bytes, stream: int = 0) -> None:
+    descriptor = os.open(output.handed[stream].paths[rank], os.O_WRONLY)
+    os.write(descriptor, data)
+    os.close(descriptor)
+
+
+def test_the_console_has_the_same_bytes_and_each_rank_has_its_file(tmp_path: Path, capfdbinary: Any) -> None:
+    output = RankOutput(tmp_path, 2, 1.0)
+    output.begin(7, 1)
+    rank_prints(output, 0, b"\x1b[31mred\xff\n", stream=1)
+    rank_prints(output, 1, b"one\r", stream=1)
+    rank_prints(output, 1, b"Segmentation fault\n")
+    ended = SimpleNamespace(ended_s=1.0, last_lines="")
+    output.tell(SimpleNamespace(ranks={1: ended}))  # type: ignore[arg-type]
+    output.finish()
+    seen = capfdbinary.readouterr()
+    assert sorted(seen.out.splitlines(keepends=True)) == sorted(b"\x1b[31mred\xff\none\r".splitlines(keepends=True))
+    assert seen.err == b"Segmentation fault\n"
+    folder = tmp_path / "ranks" / "generation-0007"
+    assert (folder / "rank-00002.log").read_bytes() == b"\x1b[31mred\xff\n"
+    assert sorted((folder / "rank-00003.log").read_bytes()) == sorted(b"one\rSegmentation fault\n")
+    assert ended.last_lines == "Segmentation fault", "what stderr has is preferred"
+
+
+def test_a_file_does_not_grow_without_end_and_keeps_the_newest(tmp_path: Path, capfd: Any) -> None:
+    output = RankOutput(tmp_path, 1, 0.1)
+    for generation in range(1, 23):
+        output.begin(generation, 0)
+    for number in range(1000):
+        rank_prints(output, 0, b"%04d %s\n" % (number, b"x" * 495))
+    output.finish()
+    capfd.readouterr()
+    newest = tmp_path / "ranks" / "generation-0022" / "rank-00000.log"
+    kept = older(newest).read_bytes() + newest.read_bytes()
+    assert kept.endswith(b"0999 " + b"x" * 495 + b"\n")
+    assert 50_000 < len(kept) <= 100_000 + 2 * (1 << 16)
+    assert len([*(tmp_path / "ranks").iterdir()]) == 20, "the oldest generations go"
+
+
+def test_nothing_is_kept_if_nobody_wants_it(tmp_path: Path) -> None:
+    output = RankOutput(tmp_path, 2, 0.0)
+    output.begin(1, 0)
+    output.finish()
+    assert (output.handed, output.paths, [*tmp_path.iterdir()]) == ((), [], [])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    Journal(tmp_path / "journal.jsonl").write("start", 1.0)
+    for generation, rank, text in ((1, 0, b"a\nb\n"), (2, 0, b"c\nd\n"), (2, 1, b"e\n\xff\x1b[0m torn")):
+        folder = tmp_path / "logs" / "ranks" / f"generation-{generation:04d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"rank-{rank:05d}.log").write_bytes(text)
+    return RunDirectory(tmp_path)
+
+
+def test_the_last_lines_of_the_newest_generation_are_shown(run: RunDirectory, capfdbinary: Any) -> None:
+    older(run.logs / "ranks/generation-0002/rank-00000.log").write_bytes(b"before\n")
+    assert logs.logs(run, None, None, 1, follow=False) == 0
+    shown = capfdbinary.readouterr().out
+    assert shown == b"==> generation 2, rank 0 <==\nd\n==> generation 2, rank 1 <==\n\xff\x1b[0m torn\n"
+    assert logs.logs(run, 0, None, 3, follow=True) == 0, "no agent runs, so nothing follows"
+    assert capfdbinary.readouterr().out == b"==> generation 2, rank 0 <==\nbefore\nc\nd\n"
+    assert logs.logs(run, 0, None, 0, follow=False) == 0
+    assert capfdbinary.readouterr().out == b"==> generation 2, rank 0 <==\nbefore\nc\nd\n"
+    with pytest.raises(UsageError, match="no output of rank 5; known are ranks 0 to 1"):
+        logs.logs(run, 5, None, 1, follow=False)
+    with pytest.raises(UsageError, match="no incident 3"):
+        logs.logs(run, None, "3", 1, follow=False)
+
+
+def test_what_is_appended_is_followed_across_the_two_halves_of_a_file(run: RunDirectory) -> None:
+    path = run.logs / "ranks/generation-0002/rank-00000.log"
+    log, places = logs.RankLog(2, 0, path), {}
+    places[log] = (path.stat().st_ino, path.stat().st_size)
+    with path.open("ab") as file:
+        file.write(b"f\nunfini")
+    assert logs._appended(log, places) == [b"f\n"]
+    with path.open("ab") as file:
+        file.write(b"shed\n")
+    path.replace(older(path))
+    path.write_bytes(b"g\n")
+    assert logs._appended(log, places) == [b"unfinished\n", b"g\n"]
+    assert logs._appended(log, places) == []
