@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,6 @@ def _explain(options: argparse.Namespace) -> int:
     return explain.explain(explain.find_directory(options.run_dir), options.incident)
 
 
-def _snapshots(options: argparse.Namespace) -> int:
-    from .agent.cli import explain, snapshots
 def _logs(options: argparse.Namespace) -> int:
     from .agent.cli import explain
     from .agent.cli.logs import logs
@@ -55,6 +55,8 @@ def _logs(options: argparse.Namespace) -> int:
     return logs(directory, options.rank, options.incident, options.lines, options.follow)
 
 
+def _snapshots(options: argparse.Namespace) -> int:
+    from .agent.cli import explain, snapshots
 
     if options.action in _FORMATS:
         return _FORMATS[options.action](options)
@@ -108,13 +110,27 @@ def _dcp_writer() -> Any:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    try:
+    with _libraries():
         from .dashboard.server import serve
+    return serve(options.runs, options.host, options.port, options.prometheus.rstrip("/"))
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .agent.cli import explain
+
+    with _libraries():
+        from .dashboard.report import report
+    return report(explain.find_directory(options.run_dir), options.out)
+
+
+@contextmanager
+def _libraries() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise UsageError(
-            f"the dashboard needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
+            f"this command needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
         ) from error
-    return serve(options.runs, options.host, options.port, options.prometheus.rstrip("/"))
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -147,9 +163,10 @@ COMMANDS = {
     "preflight": _preflight,
     "status": _status,
     "explain": _explain,
+    "logs": _logs,
     "snapshots": _snapshots,
     "simulate": _simulate,
     "dashboard": _dashboard,
+    "report": _report,
 }
 """Commands that send no order. `run` is not among them, because it also needs the unparsed arguments."""
-    "logs": _logs,

@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--lines", type=_count, default=20, metavar="N", help="last lines of each rank; 0: all (default: %(default)s)"
     )
     _dashboard_options(commands)
+    _report_options(commands)
     _simulate_options(commands)
     orders = _order_actions(commands)
     snapshots = add_command(
@@ -83,6 +84,19 @@ def _dashboard_options(commands: Any) -> None:
     )
     add("--port", type=_count, default=9465, help="port to listen on; 0: any free port (default: %(default)s)")
     add("--prometheus", default="", metavar="URL", help="also show the panels of this Prometheus")
+
+
+def _report_options(commands: Any) -> None:
+    report = add_command(
+        commands,
+        "report",
+        "write one HTML file about a job, which opens without a server",
+        "report mt-runs/train --out train.html",
+    )
+    report.add_argument(
+        "run_dir", nargs="?", type=Path, metavar="RUN", help="run directory (default: the newest in mt-runs)"
+    )
+    report.add_argument("--out", type=Path, metavar="FILE", help="the file (default: report.html in the run directory)")
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:

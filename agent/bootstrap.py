@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,6 +21,7 @@ from ..checkpoint.backend.place import Place
 from ..checkpoint.durable import catalog, commit
 from ..checkpoint.durable.save_interval import SnapshotPolicy
 from ..resilience.clock import wall_s
+from ..resilience.config import changed
 from ..resilience.controller import Controller
 from ..resilience.decide import observe_only
 from ..resilience.decide.policy import Policy
@@ -141,6 +143,8 @@ def run_job(
             "snapshots": root.address,
             "pid": os.getpid(),
             "several": joined.neighbour is not None,
+            "configuration": changed(policies),
+            "versions": _versions(),
         }
         journal.write("start", wall_s(), **begun)
         run.publish(keys.job, endpoints, control.papers())
@@ -160,17 +164,17 @@ def run_job(
             hang=policies["hang"],
             stability=policies["stability"],
             stragglers=policies["stragglers"],
+            rank_log_mb=agent.rank_log_mb,
             window_h=policies["recovery"].mismatch_window_h,
         )
         life = joined.spec.run or secrets.token_hex(4)
         left_out = merged((*windows, *joined.spec.windows))
-            rank_log_mb=agent.rank_log_mb,
         node = Node(launch, run, root, chosen_by, life, beginning, left_out, joined.copies)
+        closing.callback(node.output.finish)
         closing.callback(node.close)
         node.spared = (server.pid or 0,) if server else ()
         mend = Revival(server, endpoints[0], node, telling) if server else None
         cause = server.cramped if server else str
-        closing.callback(node.output.finish)
         outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token)
         supervisor = _supervisor(seat, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)
@@ -206,6 +210,14 @@ def run_job(
         journal.write("end", wall_s(), code=code)
         leave_soon(code, run.leaving)
         return code
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "linux": platform.release()}
+    for name in ("mt-resilient", "torch", "megatron-core", "numpy"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _warn(launch: Launch, nodes: int, telling: Telling) -> None:

@@ -89,8 +89,9 @@ class RunDirectory:
     def _published(*files: Path) -> dict[str, Any] | None:
         for file in files:
             with suppress(FileNotFoundError, ValueError):
-                place: dict[str, Any] = json.loads(file.read_text())
-                return place
+                place = json.loads(file.read_text())
+                if isinstance(place, dict):
+                    return place
         return None
 
     @property

@@ -8,7 +8,6 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -31,15 +30,10 @@ from ..resilience.errors import MachineError, UsageError
 from ..resilience.report import page_view
 from ..resilience.text.formatting import printable
 from . import prometheus
+from .contents import FILES, HERE, details, summary
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE = "mt-resilient-token"
-_HERE = Path(__file__).parent / "static"
-_FILES = {
-    "page.js": _HERE / "page.js",
-    "page.css": _HERE / "page.css",
-    "plotly.min.js": Path(str(files("plotly"))) / "package_data" / "plotly.min.js",
-}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -118,11 +112,6 @@ class Runs:
                 "costs": page_view.costs((), {}),
             }
 
-    def _seen(self, reader: RunReader) -> page_view.Seen:
-        with self._lock:
-            reader.look()
-            return reader.seen()
-
     def _of(self, request: Request) -> RunReader:
         number = int(request.path_params["run"])
         if number >= len(self._readers):
@@ -133,33 +122,14 @@ class Runs:
         return JSONResponse(self._list())
 
     def _summary(self, number: int, reader: RunReader) -> dict[str, Any]:
-        seen, now = self._seen(reader), wall_s()
-        return {
-            "run": number,
-            "job": printable(reader.job),
-            "directory": printable(", ".join(str(each.root) for each in reader.directories)),
-            "state": {**page_view.state(seen, now), "last": page_view.last_incident(seen.incidents)},
-            "costs": page_view.costs(reader.lives, seen.incidents),
-            "runs": seen.alive,
-        }
+        with self._lock:
+            reader.look()
+            return {"run": number, **summary(reader)}
 
     def one(self, request: Request) -> JSONResponse:
-        reader, now = self._of(request), wall_s()
-        summary = self._summary(int(request.path_params["run"]), reader)
-        line = reader.last.get("progress", {})
-        return JSONResponse(
-            {
-                **summary,
-                "now": now,
-                "command": printable(" ".join(map(str, reader.last.get("start", {}).get("command", ())))),
-                "from_s": reader.lives[0]["from_s"] if reader.lives else now,
-                "until_s": now if summary["runs"] else max((life["until_s"] for life in reader.lives), default=now),
-                "prometheus": self._address,
-                "curve": page_view.curve(reader.progress, _since(request)),
-                "present": page_view.present(line, now) if summary["runs"] else None,
-                "incidents": [page_view.row(number, i) for number, i in reader.incidents.items()],
-            }
-        )
+        reader, number = self._of(request), int(request.path_params["run"])
+        summary = self._summary(number, reader)
+        return JSONResponse({**summary, **details(reader, _since(request)), "prometheus": self._address})
 
     def incident(self, request: Request) -> JSONResponse:
         number = request.path_params["number"]
@@ -181,7 +151,7 @@ def _since(request: Request) -> float:
 
 
 def _file(request: Request) -> FileResponse:
-    path = _FILES.get(request.path_params["name"])
+    path = FILES.get(request.path_params["name"])
     if path is None:
         raise HTTPException(404)
     fresh = "max-age=86400" if path.name == "plotly.min.js" else "no-cache"
@@ -193,7 +163,7 @@ def application(given: Sequence[Path], address: str, token: str) -> Starlette:
     must know, or empty."""
     runs = Runs(given, address)
     routes = [
-        Route("/", lambda request: FileResponse(_HERE / "page.html")),
+        Route("/", lambda request: FileResponse(HERE / "page.html")),
         Route("/static/{name}", _file),
         Route("/api/runs", runs.all),
         Route("/api/runs/{run:int}", runs.one),

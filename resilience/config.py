@@ -24,6 +24,16 @@ _OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\
 """Matches environment variables that Kubernetes sets in every container for a Service, such as one named `mt-resilient-agent`."""
 
 
+def changed(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not the defaults, by `section.key`."""
+    return {
+        f"{section}.{f.name}": getattr(policy, f.name)
+        for section, policy in policies.items()
+        for f in dataclasses.fields(policy)
+        if getattr(policy, f.name) != f.default
+    }
+
+
 def load(
     sections: Mapping[str, type], file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> dict[str, Any]:

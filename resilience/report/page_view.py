@@ -9,6 +9,7 @@ from typing import Any
 
 from ..model.incident import PHASES, Incident
 from ..plan.escalation import OBSERVE, STOP
+from ..text import formatting
 from ..text.formatting import printable
 from . import explain
 from .overview import LOSSES, TIERS, Overview, State
@@ -230,6 +231,31 @@ def curve(progress: Sequence[Mapping[str, Any]], since_s: float) -> dict[str, li
     return {name: [line.get(name) for line in kept] for name in ("at_s", "step", "loss", "step_s")}
 
 
+def further(
+    start: Mapping[str, Any], written: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]
+) -> dict[str, Any]:
+    """Return what the lower part of the page shows: what snapshots on disk cost, which data was left out, configuration and versions.
+    start: the newest line of that kind. written: the drain processes' events."""
+    durable = [each for each in written if each["event"] == "durable"]
+    seconds = [each.get("seconds", 0.0) for each in durable]
+    size = sum(each.get("bytes", 0) for each in durable)
+    configuration = start.get("configuration", {})
+    return {
+        "snapshots": {
+            "written to disk": f"{len(durable):,}",
+            "bytes in all": formatting.size(size),
+            "time to write one, on average": duration(sum(seconds) / len(seconds)) if seconds else "–",
+            "longest time to write one": duration(max(seconds)) if seconds else "–",
+            "writes that failed": f"{len(written) - len(durable):,}",
+        },
+        "windows": [
+            [printable(formatting.batches(i.window)), number] for number, i in incidents.items() if i.window is not None
+        ],
+        "configuration": {printable(name): printable(str(value)) for name, value in configuration.items()},
+        "versions": {printable(name): printable(found) for name, found in start.get("versions", {}).items()},
+    }
+
+
 def row(number: str, incident: Incident) -> dict[str, Any]:
     """Return an incident as the table shows it."""
     over = "under way" if incident.open else explain.result(incident)
@@ -243,6 +269,7 @@ def row(number: str, incident: Incident) -> dict[str, Any]:
         "lost_steps": incident.lost_steps,
         "seconds": round(sum(incident.phases_s.values()), 3),
         "step": incident.step_at_fault,
+        "window": formatting.batches(incident.window) if incident.window else "",
     }
 
 

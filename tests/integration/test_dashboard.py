@@ -12,12 +12,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.report import explain
 from mt_resilient.resilience.report.journal import Journal
@@ -182,3 +183,39 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with dashboard(root) as address:
         taken = cli("dashboard", root, "--port", address.strip("/").rpartition(":")[2])
     assert (taken.returncode, "name others with --host and --port" in taken.stderr) == (3, True)
+
+
+def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_path: Path) -> None:
+    root = finished(tmp_path / "train")
+    with (root / "journal.jsonl").open("ab") as file:  # what a torn write or another program may leave there
+        file.write(
+            b'\x00\xff{"at_s": 1, "kind"\n{"at_s":1790000990,"kind":"progress","state":"</script><b>","step":[]}\n['
+        )
+    Journal(root / "journal.jsonl").write(
+        "drain", START_S + 9, event={"event": "durable", "step": 9, "bytes": 4_000_000, "seconds": 2.0}
+    )
+    told = {"summary": "</script><script>alert(1)</script>", "at_s": START_S + 800}
+    skipped = replace(KILLED, id="0003", rung=1, window=Window(5, 7), **told)
+    Journal(root / "journal.jsonl").write("incident", START_S + 800, incident=asdict(skipped))
+    done = cli("report", str(root))
+    assert (done.returncode, done.stdout.strip()) == (0, str(root / "report.html")), done.stderr
+    with browser((root / "report.html").as_uri()) as page:
+        page.goto((root / "report.html").as_uri())
+        page.wait_for_selector("#curve .main-svg")
+        page.wait_for_selector("#step-times .main-svg")
+        assert page.inner_text("#words") == "Finished after step 2000"
+        assert page.evaluate("document.querySelector('#curve').data[0].y.at(-1)") == 2000
+        assert page.evaluate("document.querySelector('#curve').data.at(-1).marker.symbol") == [
+            "circle",
+            "triangle-down",
+            "diamond",
+        ]
+        page.click("[data-incident='3']")
+        page.wait_for_selector("#story-3 .main-svg")
+        assert "alert(1)" in page.inner_text("#story-3 pre")
+        assert page.inner_text("#windows tbody") == "batches 5 to 6\t3"
+        assert "2.0 s" in page.inner_text("#kept")
+        page.click("text=last 10 min")
+        page.wait_for_function("document.querySelector('#curve').data[0].y[0] > 700")
+    nowhere = cli("report", str(root), "--out", str(tmp_path / "no" / "report.html"))
+    assert (nowhere.returncode, "name another file with --out" in nowhere.stderr) == (3, True)
