@@ -44,7 +44,7 @@ def _status(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from .agent.cli import explain
 
-    return explain.explain(explain.find_directory(options.run_dir), options.incident)
+    return explain.explain(explain.find_directory(options.run_dir), options.incident, options.json)
 
 
 def _logs(options: argparse.Namespace) -> int:
@@ -64,6 +64,8 @@ def _snapshots(options: argparse.Namespace) -> int:
         return snapshots.keep(explain.find_directory(options.run_dir), options.snapshot, options.undo)
     if options.action == "rm":
         return snapshots.remove(explain.find_directory(options.run_dir), options.snapshot)
+    if getattr(options, "json", False):
+        return snapshots.list_json(_named(options))
     if not getattr(options, "all", False):
         return snapshots.snapshots(_named(options), options.action, getattr(options, "whole", False))
     return snapshots.list_all(options.snapshot, options.run_dir, policies()["snapshots"])

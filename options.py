@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     explain = add_command(
         commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
     )
+    explain.add_argument("--json", action="store_true", help="print a list of JSON objects (docs/schemas/explain.json)")
     explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
     logs = add_command(commands, "logs", "print what the ranks have printed", "logs --rank 3 --follow")
     logs.add_argument("--rank", type=_count, metavar="N", help="only of this rank (default: of all ranks)")
@@ -198,7 +199,11 @@ def _snapshot_actions(actions: Any) -> None:
         "print the SHA-256 of the training state: equal for two runs that ended in the same bits",
         "snapshots digest 1200",
     )
-    ls.add_argument("--all", action="store_true", help="also list the snapshots that are set aside, and why they are")
+    which = ls.add_mutually_exclusive_group()
+    which.add_argument("--json", action="store_true", help="print a list of JSON objects (docs/schemas/snapshots.json)")
+    which.add_argument(
+        "--all", action="store_true", help="also list the snapshots that are set aside, and why they are"
+    )
     keep = add_command(actions, "keep", "keep a snapshot from being deleted as too old", "snapshots keep 1200")
     keep.add_argument("snapshot", help="a step, or a snapshot's name")
     keep.add_argument("--undo", action="store_true", help="let it be deleted again when it is too old")

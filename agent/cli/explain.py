@@ -15,9 +15,10 @@ from typing import Any
 from ...resilience.errors import InternalError, StoreUnavailable, UsageError
 from ...resilience.model.cluster_state import World
 from ...resilience.model.incident import Incident
-from ...resilience.report import explain as story
+from ...resilience.report import needs
 from ...resilience.report.journal import Journal
-from ...resilience.store.codec import loads
+from ...resilience.report.json_outputs import incident_object
+from ...resilience.store.codec import loads, printed
 from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
@@ -93,7 +94,7 @@ def latest(lines: Iterable[dict[str, Any]]) -> dict[tuple[int, str, float], Inci
     return found
 
 
-def explain(directory: RunDirectory, which: str | None) -> int:
+def explain(directory: RunDirectory, which: str | None, as_json: bool) -> int:
     """Print the report on one incident, or the reports on all incidents and their total cost. Return the exit code."""
     world = look(directory)
     told = incidents(directory, world)
@@ -103,6 +104,9 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             known = f"known are 1 to {len(told)}" if told else "there was none so far"
             raise UsageError(f"there is no incident {which} in {directory.root}; {known}")
         told = {wanted: told[wanted]}
+    if as_json:
+        print(printed([incident_object(number, incident) for number, incident in told.items()]))
+        return 0
     if not told:
         print(f"no incident so far in {directory.root}")
         if world is None and directory.several:
@@ -111,7 +115,7 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             )
         return 0
     for number, incident in told.items():
-        lines = story.lines(incident, time_of(incident.at_s), number)
+        lines = needs.told(incident, time_of(incident.at_s), number)
         print("\n".join(map(formatting.printable, lines)), end="\n\n")
     lost = sum(i.lost_steps for i in told.values())
     took = sum(sum(i.phases_s.values()) for i in told.values())

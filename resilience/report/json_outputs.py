@@ -9,6 +9,80 @@ from ..model.incident import Incident
 from ..model.node import NodeStatus
 from ..model.request import Request
 from ..model.types import NodeId
+from ..text import formatting
+from . import explain
+from .needs import NOTHING, Needs, needs
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentObject:
+    """An incident, in `mt-resilient explain --json` and in what hooks get."""
+
+    number: str
+    """As `explain` takes it."""
+    result: str
+    """What became of it, as in the metrics (`mt_resilient_recoveries_total`); `under way` while it is open."""
+    needs: Needs
+    lost_steps: int
+    seconds: float
+    """The sum of `incident.phases_s`."""
+    incident: Incident
+
+
+def incident_object(number: str, incident: Incident) -> IncidentObject:
+    return IncidentObject(
+        number=number,
+        result="under way" if incident.open else explain.result(incident),
+        needs=needs(incident),
+        lost_steps=incident.lost_steps,
+        seconds=round(sum(incident.phases_s.values()), 3),
+        incident=incident,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HookObject:
+    """What a hook gets (`hooks.on_incident`)."""
+
+    event: str
+    """`began`, or `over`. An incident that is over when it is first known has `over` alone."""
+    text: str
+    """One sentence for people."""
+    job: str
+    node: str
+    """The node whose agent leads."""
+    directory: str
+    """That agent's run directory."""
+    incident: IncidentObject
+
+
+def hook_object(incident: Incident, job: str, node: str, directory: str) -> HookObject:
+    told = incident_object(incident.id.lstrip("0"), incident)
+    outcome = f"{incident.plan}" if incident.open else explain.outcome(incident)
+    act = "" if told.needs.act == NOTHING else f" To do: {told.needs.act}."
+    text = formatting.printable(f"{job}: {incident.summary}; {outcome}.{act}")
+    event = "began" if incident.open else "over"
+    return HookObject(event=event, text=text, job=job, node=node, directory=directory, incident=told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotObject:
+    """A snapshot, in `mt-resilient snapshots ls --json`."""
+
+    name: str
+    step: int
+    generation: int
+    ranks: int | None
+    """null, as the next two: the snapshot is damaged, of another version, or was deleted just now."""
+    bytes: int | None
+    written_s: float | None
+    """Wall-clock time."""
+    certified: bool
+    yours: tuple[str, ...]
+    """`ordered` and `kept`, where that holds."""
+    place: str
+    problem: str = ""
+    """Why another version of the program must read it."""
 
 
 @dataclass(frozen=True, kw_only=True)

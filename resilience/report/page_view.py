@@ -12,6 +12,7 @@ from ..plan.escalation import OBSERVE, STOP
 from ..text import formatting
 from ..text.formatting import printable
 from . import explain
+from .needs import told
 from .overview import LOSSES, TIERS, Overview, State
 from .time_ledger import TRAINING, WHERE, effective
 
@@ -276,4 +277,4 @@ def row(number: str, incident: Incident) -> dict[str, Any]:
 def story(number: str, incident: Incident, when: str) -> dict[str, Any]:
     """Return an incident as its drill-down shows it: its phases in their order, and the lines of `explain`."""
     phases = {name: incident.phases_s[name] for name in PHASES if name in incident.phases_s}
-    return {"phases": phases, "lines": [printable(line) for line in explain.lines(incident, when, number)]}
+    return {"phases": phases, "lines": [printable(line) for line in told(incident, when, number)]}

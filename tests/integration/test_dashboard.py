@@ -20,7 +20,7 @@ import pytest
 
 from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.types import Step
-from mt_resilient.resilience.report import explain
+from mt_resilient.resilience.report import needs
 from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import cli, environment
@@ -128,7 +128,7 @@ def test_the_numbers_of_the_page_are_those_of_the_journal(tmp_path: Path) -> Non
         page.keyboard.press("Enter")
         page.wait_for_selector("#story-1 .main-svg")
         told = page.inner_text("#story-1 pre")
-        for line in explain.lines(KILLED, "", "1")[1:]:
+        for line in needs.told(KILLED, "", "1")[1:]:
             assert line.strip() in told
         page.click("text=last 10 min")
         page.wait_for_selector("text=last 10 min >> xpath=self::*[@aria-pressed='true']")
