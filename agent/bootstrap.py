@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import random
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -58,6 +57,7 @@ from .loop.supervisor import Duties, Supervisor
 from .node import Node
 from .output.async_output import Notebook
 from .output.event_log import Telling
+from .output.hooks import Hooks
 from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
@@ -129,7 +129,9 @@ def run_job(
         metrics = Metrics(keys.job)
         metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
         _serve(metrics, agent, terminal)
-        telling = Telling(terminal, journal, metrics)
+        hooks = Hooks(policies["hooks"], run.root, keys.job, control.node)
+        closing.callback(hooks.finish)
+        telling = Telling(terminal, journal, metrics, hooks.tell)
         seat = Seat(store, keys, NodeId(control.node))
         spec = described(launch, numbers, spares, alike(policies, windows, origin, version("mt-resilient")))
         places = Places(endpoints, root, run)
@@ -144,7 +146,7 @@ def run_job(
             "pid": os.getpid(),
             "several": joined.neighbour is not None,
             "configuration": changed(policies),
-            "versions": _versions(),
+            "versions": python_check.versions(),
         }
         journal.write("start", wall_s(), **begun)
         run.publish(keys.job, endpoints, control.papers())
@@ -172,7 +174,8 @@ def run_job(
         node = Node(launch, run, root, chosen_by, life, beginning, left_out, joined.copies)
         closing.callback(node.output.finish)
         closing.callback(node.close)
-        node.spared = (server.pid or 0,) if server else ()
+        hooks.pids.update((server.pid or 0,) if server else ())
+        node.spared = hooks.pids
         mend = Revival(server, endpoints[0], node, telling) if server else None
         cause = server.cramped if server else str
         outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token)
@@ -210,14 +213,6 @@ def run_job(
         journal.write("end", wall_s(), code=code)
         leave_soon(code, run.leaving)
         return code
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "linux": platform.release()}
-    for name in ("mt-resilient", "torch", "megatron-core", "numpy"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def _warn(launch: Launch, nodes: int, telling: Telling) -> None:

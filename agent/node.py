@@ -68,6 +68,8 @@ class Node:
         self.arena = arena.create(launch.ranks, kept.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
         self.group: WorkerGroup | None = None
+        self.spared: set[int] = set()
+        """Process ids of further children of the agent that are not in the worker group: etcd, and the command of a hook."""
         self._orphans = Orphans()
         self._in_order = False
         """True: the last worker group exited normally."""
@@ -199,9 +201,6 @@ class Node:
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
-
-    spared: tuple[int, ...] = ()
-    """Process ids of further children of the agent that are not in the worker group: etcd."""
 
     def close(self) -> None:
         self.stop_group()

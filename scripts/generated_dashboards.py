@@ -21,7 +21,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from mt_resilient.resilience.report.alert_rules import RULES, RUNBOOKS
-from mt_resilient.resilience.report.json_outputs import IncidentObject, SnapshotObject, StatusObject
+from mt_resilient.resilience.report.json_outputs import HookObject, IncidentObject, SnapshotObject, StatusObject
 from mt_resilient.resilience.report.metrics import Metrics
 from mt_resilient.resilience.report.overview import LOSSES, TIERS, Overview, State
 from mt_resilient.resilience.report.panels import MARKS, PANELS, Panel
@@ -161,6 +161,7 @@ MADE = {
     "docs/metrics.md": page,
     "docs/schemas/status.json": partial(schema, StatusObject),
     "docs/schemas/explain.json": partial(schema, list[IncidentObject]),
+    "docs/schemas/hook.json": partial(schema, HookObject),
     "docs/schemas/snapshots.json": partial(schema, list[SnapshotObject]),
 }
 

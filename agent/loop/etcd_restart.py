@@ -28,4 +28,4 @@ class Revival:
             self._telling.say(f"{error}; the agent tries again in {self._wait_s:.0f} s", "bad")
             self._not_before_s = monotonic_s() + self._wait_s
             self._wait_s = min(60.0, self._wait_s * 2)
-        self._node.spared = (self._server.pid or 0,)
+        self._node.spared.add(self._server.pid or 0)
