@@ -126,15 +126,16 @@ def run_job(
         closing.callback(store.close)
         keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
         launch = replace(launch, hash_seed=crc32(keys.job.encode()) or 1)
-        metrics = Metrics(keys.job)
+        metrics = Metrics(keys.job, control.node)
         metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
-        _serve(metrics, agent, terminal)
+        port = _serve(metrics, agent, terminal)
+        metrics.others = lambda: identity.metrics_of_others(store, keys, control.node)
         hooks = Hooks(policies["hooks"], run.root, keys.job, control.node)
         closing.callback(hooks.finish)
         telling = Telling(terminal, journal, metrics, hooks.tell)
         seat = Seat(store, keys, NodeId(control.node))
         spec = described(launch, numbers, spares, alike(policies, windows, origin, version("mt-resilient")))
-        places = Places(endpoints, root, run)
+        places = Places(endpoints, root, run, port)
         joined = join(seat, launch, spec, control, places, policies, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)
@@ -247,7 +248,7 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
     return found[0]
 
 
-def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
+def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> int:
     try:
         port = metrics.serve(policy.metrics_port)
     except MachineError as error:
@@ -256,6 +257,7 @@ def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
         port = metrics.serve(0)
         terminal.say(f"{error}; using port {port}", wall_s(), "warn")
     terminal.say(f"metrics on http://localhost:{port}/metrics", wall_s())
+    return port
 
 
 def _supervisor(

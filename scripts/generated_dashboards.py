@@ -117,6 +117,11 @@ def _page() -> Iterator[str]:
     yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. Each metric has a label `job`."
     yield "So Prometheus must scrape with `honor_labels: true`; [examples/prometheus](../examples/prometheus/prometheus.yml) has a"
     yield "configuration. A scrape of the OpenMetrics format gets the number and the generation of an incident as exemplars.\n"
+    yield "On the same port, `/sd` answers Prometheus' HTTP service discovery with the agents of all nodes of the job:\n"
+    yield "```yaml\nscrape_configs:\n  - job_name: mt-resilient\n    honor_labels: true\n    http_sd_configs:"
+    yield "      - url: http://gpu-01:9464/sd\n      - url: http://gpu-02:9464/sd\n```\n"
+    yield "One address suffices while that node's agent runs; name two or more, so that the others are found without it. Each target has"
+    yield "the label `node`. While etcd does not answer, `/sd` answers 503, and Prometheus keeps the targets that it has.\n"
     yield "## Metrics\n\n| metric | type | what |\n|---|---|---|"
     metrics = Metrics("job")
     metrics.leads(

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 import yaml
 
 from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.types import Generation
 from mt_resilient.resilience.report.alert_rules import RULES
@@ -35,8 +37,8 @@ def ask(port: int, path: str, **words: str) -> Any:
         return json.load(answer)["data"]
 
 
-def serve() -> tuple[Metrics, int]:
-    metrics = Metrics("gpt")
+def serve(node: str = "a") -> tuple[Metrics, int]:
+    metrics = Metrics("gpt", node)
     told = Overview(state=State.TRAINING, snapshots=dict.fromkeys(TIERS, 5), at_risk=dict.fromkeys(LOSSES, 3))
     metrics.leads(told, dict.fromkeys(TIERS, time.time()))
     metrics.disks({"run directory": ROOT})
@@ -109,6 +111,31 @@ def test_every_query_is_answered_by_a_real_prometheus(tmp_path: Path) -> None:
         rules = ask(here, "rules")["groups"][0]["rules"]
         assert {rule["name"] for rule in rules} == {rule.name for rule in RULES}
         assert {(rule["health"], rule["state"]) for rule in rules} <= {("ok", "inactive"), ("ok", "pending")}
+
+
+def test_a_cluster_s_prometheus_finds_all_agents_by_asking_one(tmp_path: Path) -> None:
+    first, port = serve()
+    _, other = serve("b")
+    first.others = lambda: {"b": f"127.0.0.1:{other}"}
+    found = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd", "refresh_interval": "1s"}]}
+    with prometheus(tmp_path, scrape=found) as here:
+
+        def up() -> Any:
+            series = ask(here, "query", query="mt_resilient_generation")["result"]
+            return {each["metric"]["node"]: each["metric"]["instance"] for each in series} if len(series) == 2 else None
+
+        assert until(tmp_path, up) == {"a": f"127.0.0.1:{port}", "b": f"127.0.0.1:{other}"}
+        with urllib.request.urlopen(f"http://localhost:{port}/sd") as answer:
+            assert json.load(answer)[0]["targets"] == [f"localhost:{port}"], "the address at which it was asked"
+
+        def away() -> dict[str, str]:
+            raise StoreUnavailable("etcd is away")
+
+        first.others = away
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/sd")
+        time.sleep(3)
+        assert len(ask(here, "targets")["activeTargets"]) == 2, "Prometheus keeps those that it has"
 
 
 @pytest.mark.skipif(

@@ -1,11 +1,18 @@
 """The address at which other nodes reach this one."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from mt_resilient.agent.join import identity
 from mt_resilient.resilience.errors import MachineError, UsageError
+from mt_resilient.resilience.model.types import NodeId
+from mt_resilient.resilience.store.codec import dumps
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
+
+from .worlds import node
 
 
 def own() -> str:
@@ -39,3 +46,15 @@ def test_an_etcd_member_whose_name_does_not_resolve_is_left_out() -> None:
 def test_an_address_of_no_single_machine_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match=f"--address {address} does not name one machine"):
         identity.named(address)
+
+
+def test_the_metrics_of_the_other_nodes_are_found_in_etcd() -> None:
+    store, keys = MemoryStore(lambda: 0.0), Keys("gpt")
+    for name, address, port in (
+        ("a", "10.0.0.1", 9464),
+        ("b", "10.0.0.2", 9465),
+        ("c", "fd00::3", 9464),
+        ("old", "10.0.0.4", 0),
+    ):
+        store.put(keys.node(NodeId(name)), dumps(replace(node(name), address=address, metrics_port=port)))
+    assert identity.metrics_of_others(store, keys, "a") == {"b": "10.0.0.2:9465", "c": "[fd00::3]:9464"}
