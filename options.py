@@ -84,7 +84,12 @@ def _dashboard_options(commands: Any) -> None:
         help="address to listen on; others than this machine's need a token (default: %(default)s)",
     )
     add("--port", type=_count, default=9465, help="port to listen on; 0: any free port (default: %(default)s)")
-    add("--prometheus", default="", metavar="URL", help="also show the panels of this Prometheus")
+    add(
+        "--prometheus",
+        default="",
+        metavar="URL",
+        help="also show the panels of this Prometheus; none: of none (default: start Debian's, if it is installed)",
+    )
 
 
 def _report_options(commands: Any) -> None:

@@ -150,7 +150,7 @@ def run_job(
             "versions": python_check.versions(),
         }
         journal.write("start", wall_s(), **begun)
-        run.publish(keys.job, endpoints, control.papers())
+        run.publish(keys.job, endpoints, control.papers(), port)
         deciding = Policy(
             recovery=at_least(policies["recovery"], launch.max_restarts),
             ladder=policies["ladder"],

@@ -7,7 +7,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,9 +29,11 @@ from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.report import page_view
 from ..resilience.text.formatting import printable
-from . import prometheus
+from . import local_prometheus, prometheus
 from .contents import FILES, HERE, details, summary
 
+NONE = "none"
+"""The word for `--prometheus` that asks for no Prometheus at all."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE = "mt-resilient-token"
 _HEADERS = {
@@ -185,13 +187,22 @@ def serve(given: Sequence[Path], host: str, port: int, address: str) -> int:
         raise MachineError(
             f"the dashboard cannot listen on {host}, port {port} ({error.strerror}); name others with --host and --port"
         ) from error
-    page = application(given, address, token)
+    with nullcontext((address, "")) if address else local_prometheus.running(given) as (asked, about):
+        return _run(
+            application(given, "" if asked == NONE else asked, token), len(roots), (host, listening), token, about
+        )
+
+
+def _run(page: Starlette, roots: int, at: tuple[str, socket.socket], token: str, about: str) -> int:
+    host, listening = at
     shown = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     print(
-        f"dashboard of {len(roots)} run {'directories' if len(roots) > 1 else 'directory'}: http://{shown}:{listening.getsockname()[1]}/{end}",
+        f"dashboard of {roots} run {'directories' if roots > 1 else 'directory'}: http://{shown}:{listening.getsockname()[1]}/{end}",
         flush=True,
     )
+    if about:
+        print(about, flush=True)
     if token:
         print("a person who has this address can read what the journals say; nothing is encrypted", flush=True)
     config = uvicorn.Config(page, log_level="warning", access_log=False)

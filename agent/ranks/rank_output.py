@@ -37,6 +37,8 @@ _LINES, _SHOWN = 10, 1500
 """The most lines and characters that an incident shows."""
 LAST_S = 2.0
 """Seconds that `finish` waits until the last output is written."""
+_SETTLE_S = 0.1
+"""The most seconds for which the agent waits until the last output of ranks that are gone is passed on: a reader may have stopped."""
 _LOOK_S, _POLL_MS = 0.002, 1000
 
 
@@ -145,7 +147,7 @@ class RankOutput:
         """Begin the files of a generation, whose ranks have not started."""
         if not self._threads:
             return
-        self._settle(LAST_S)
+        self._settle(_SETTLE_S)
         folder = self._folder / f"generation-{generation:04d}"
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,7 +160,7 @@ class RankOutput:
 
     def tell(self, group: WorkerGroup) -> None:
         """Note the last lines of ranks that have just ended."""
-        self._settle(0.1)
+        self._settle(_SETTLE_S)
         for local_rank, process in group.ranks.items():
             if process.ended_s and not process.last_lines:
                 last = next((each.last for each in self._by_rank[local_rank] if each.last), b"")

@@ -4,10 +4,12 @@ token it shows nothing."""
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,10 +20,13 @@ from typing import Any
 
 import pytest
 
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.report import needs
 from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.report.metrics import Metrics
+from mt_resilient.resilience.store.etcd.access import Papers
 
 from ..harness import cli, environment
 from ..unit.worlds import incident
@@ -219,3 +224,33 @@ def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_pat
         page.wait_for_function("document.querySelector('#curve').data[0].y[0] > 700")
     nowhere = cli("report", str(root), "--out", str(tmp_path / "no" / "report.html"))
     assert (nowhere.returncode, "name another file with --out" in nowhere.stderr) == (3, True)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian)")
+def test_the_page_has_a_prometheus_of_its_own_if_none_is_named(tmp_path: Path) -> None:
+    root = finished(tmp_path / "train")
+    with dashboard(str(root)) as address, urllib.request.urlopen(f"{address}api/runs/0") as answer:
+        assert json.load(answer)["prometheus"] == "", "no agent runs there, and nothing is started"
+    assert not (root / "prometheus").exists()
+    metrics = Metrics("train", "a")
+    metrics.now(step=7, generation=1, alive=2, paused=False, stall_s=0.0, effective=1.0)
+    RunDirectory(root).publish("train", ["127.0.0.1:1"], Papers(), metrics.serve(0))
+    with dashboard(str(root), "--prometheus", "none") as address:
+        assert not (root / "prometheus").exists()
+
+    def step(address: str) -> list[float]:
+        with urllib.request.urlopen(f"{address}api/runs/0/prometheus?span=600") as answer:
+            panels = json.load(answer)["panels"]
+        found = next(panel["series"] for panel in panels if panel["title"] == "Step")
+        return [y for series in found for y in series["y"]]
+
+    with dashboard(str(root)) as address:
+        until = time.monotonic() + 60
+        while not (seen := step(address)):
+            assert time.monotonic() < until, (root / "prometheus/prometheus.log").read_text()
+            time.sleep(1)
+        assert set(seen) == {7.0}
+        with urllib.request.urlopen(f"{address}api/runs/0") as answer:
+            theirs = json.load(answer)["prometheus"]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(theirs)

@@ -42,7 +42,7 @@ ORDER = {
         "safe_unpickle torch_zip dcp_reader dcp_names megatron_names dcp_export safetensors_files export "
         "import_checkpoint zarr_nodes zarr_store"
     ),
-    "dashboard": ("contents prometheus report server"),
+    "dashboard": ("contents prometheus local_prometheus report server"),
     "simulator": ("scenario engine results command"),
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
