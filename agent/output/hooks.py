@@ -54,6 +54,7 @@ class Hooks:
         self._ending = threading.Event()
         self.pids: set[int] = set()
         """The command that runs now. The agent does not end it along with the ranks."""
+        self._left_out = 0
         self._running: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._serve, name="hooks", daemon=True)
         if policy.on_incident:
@@ -62,11 +63,10 @@ class Hooks:
     def tell(self, incident: Incident) -> None:
         """Deliver, from the thread, that the incident has begun or is over."""
         if self._policy.on_incident:
-            event = hook_object(incident, *self._here)
             try:
-                self._events.put_nowait(event)
+                self._events.put_nowait(hook_object(incident, *self._here))
             except Full:
-                self._note(f"{event.text}: left out, because {_MOST} events wait")
+                self._left_out += 1
 
     def finish(self) -> None:
         """Wait up to LAST_S seconds until the last events are delivered."""
@@ -87,6 +87,9 @@ class Hooks:
     def _serve(self) -> None:
         while (event := self._events.get()) is not None:
             self._deliver(event)
+            if self._left_out:
+                self._note(f"{self._left_out} events were left out after this one, because {_MOST} waited")
+                self._left_out = 0
 
     def _deliver(self, event: HookObject) -> None:
         for pause_s in (*_PAUSES_S, 0.0):

@@ -1,7 +1,7 @@
 """Keeps what each rank prints, in a file for each generation and rank, and passes it on to where the rank would have printed it.
 
     rank ──▶ pipe, or pseudo-terminal ──▶ thread of the agent ──▶ the agent's own stdout or stderr, the same bytes
-                                                             └──▶ logs/ranks/generation-0002/rank-00005.log
+                                              └──▶ another thread ──▶ logs/ranks/generation-0002/rank-00005.log
 
 At its start, a rank puts the pipe in place of its stdout or stderr, where that is the agent's own (`training/attach/output.py`). What
 torchrun redirects stays as torchrun has it. If the agent's stream is a terminal, the rank gets a terminal, too. If stdout and stderr are
@@ -18,10 +18,12 @@ import struct
 import subprocess
 import termios
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 
 from ...resilience.clock import monotonic_s, sleep
 from ...resilience.ipc.file_descriptors import appending, high
@@ -33,6 +35,8 @@ FOLDER = "ranks"
 _GENERATIONS = 20
 """Number of generations whose output is kept."""
 _CHUNK, _LAST = 1 << 16, 4096
+_MOST = 500
+"""The most pieces of output that wait for the disk."""
 _LINES, _SHOWN = 10, 1500
 """The most lines and characters that an incident shows."""
 LAST_S = 2.0
@@ -47,16 +51,19 @@ class Log:
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._name, self._file = most_bytes, Path(), -1
-        self._lock = threading.Lock()
+        self.lost = 0
+        """Number of bytes that are missing at this place, because the disk did not take them in time."""
 
     def begin(self, name: Path) -> None:
-        with self._lock:
-            self._name = name
-            self._open()
+        self._name = name
+        self._open()
 
     def write(self, data: bytes) -> None:
         """Append. What cannot be written is on the terminal alone."""
-        with self._lock, suppress(OSError):
+        if self.lost:
+            data = b"\n[mt-resilient: %d bytes are missing here, because the disk was slow]\n%b" % (self.lost, data)
+            self.lost = 0
+        with suppress(OSError):
             os.write(self._file, data)
             if os.fstat(self._file).st_size > self._most // 2:
                 self._name.replace(older(self._name))
@@ -70,16 +77,55 @@ class Log:
             self._file = appending(self._name)
 
 
+class Files:
+    """Writes the files of all ranks of this node, from a thread: a disk that hangs holds up neither the ranks nor the agent."""
+
+    def __init__(self, folder: Path, ranks: int, most_bytes: int) -> None:
+        self._folder, self._logs = folder, [Log(most_bytes) for _ in range(ranks)]
+        self._orders: SimpleQueue[tuple[int, bytes] | tuple[int, int] | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, name="rank logs", daemon=True)
+        self.thread.start()
+
+    def begin(self, generation: int, first_rank: int) -> None:
+        self._orders.put((generation, first_rank))
+
+    def keep(self, local_rank: int, data: bytes) -> None:
+        if self._orders.qsize() < _MOST:
+            self._orders.put((local_rank, data))
+        else:
+            self._logs[local_rank].lost += len(data)
+
+    def end(self) -> None:
+        self._orders.put(None)
+
+    def _serve(self) -> None:
+        while (order := self._orders.get()) is not None:
+            number, what = order
+            if isinstance(what, bytes):
+                self._logs[number].write(what)
+            else:
+                self._begin(number, what)
+
+    def _begin(self, generation: int, first_rank: int) -> None:
+        folder = self._folder / f"generation-{generation:04d}"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in sorted(self._folder.iterdir(), key=lambda each: (len(each.name), each.name))[:-_GENERATIONS]:
+                shutil.rmtree(old, ignore_errors=True)
+        for local_rank, log in enumerate(self._logs):
+            log.begin(folder / f"rank-{first_rank + local_rank:05d}.log")
+
+
 class Channel:
     """One rank's pipe or pseudo-terminal."""
 
-    def __init__(self, target: int, log: Log) -> None:
+    def __init__(self, target: int, keep: Callable[[bytes], None]) -> None:
         if os.isatty(target):
             reading, writing = os.openpty()
             _like(target, writing)
         else:
             reading, writing = os.pipe2(os.O_CLOEXEC)
-        self.target, self.log = target, log
+        self.target, self._keep = target, keep
         self.reading, self.writing = high(reading), high(writing)
         self.path = f"/proc/{os.getpid()}/fd/{self.writing}"
         self.last = b""
@@ -98,7 +144,7 @@ class Channel:
             except OSError:  # the reader is gone: the job goes on without it
                 break
         self.last = (self.last + data)[-_LAST:]
-        self.log.write(data)
+        self._keep(data)
 
     def unread(self) -> bool:
         (waiting,) = struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, b"\0" * 4))
@@ -117,10 +163,13 @@ class RankOutput:
 
     def __init__(self, logs: Path, ranks: int, most_mb: float) -> None:
         """most_mb: the most that is kept of a rank's output in a generation; 0: nothing is kept, and the ranks print directly."""
-        self._folder, self._ranks = logs / FOLDER, ranks
-        self._logs = [Log(int(most_mb * 1e6)) for _ in range(ranks)]
+        self._ranks = ranks
+        self._files = Files(logs / FOLDER, ranks, int(most_mb * 1e6))
         targets = {_identity(number): number for number in (2, 1)} if most_mb else {}
-        channels = {target: [Channel(target, log) for log in self._logs] for target in targets.values()}
+        channels = {
+            target: [Channel(target, partial(self._files.keep, at)) for at in range(ranks)]
+            for target in targets.values()
+        }
         self.handed = tuple(
             Output(device=device, inode=inode, paths=tuple(each.path for each in channels[target]))
             for (device, inode), target in targets.items()
@@ -148,13 +197,7 @@ class RankOutput:
         if not self._threads:
             return
         self._settle(_SETTLE_S)
-        folder = self._folder / f"generation-{generation:04d}"
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in sorted(self._folder.iterdir(), key=lambda each: (len(each.name), each.name))[:-_GENERATIONS]:
-                shutil.rmtree(old, ignore_errors=True)
-        for local_rank, log in enumerate(self._logs):
-            log.begin(folder / f"rank-{node_rank * self._ranks + local_rank:05d}.log")
+        self._files.begin(generation, node_rank * self._ranks)
         for channel in self._channels:
             channel.last = b""
 
@@ -177,6 +220,8 @@ class RankOutput:
         self._ended.set()
         for thread in self._threads:
             thread.join(_POLL_MS / 1000 + 0.1)
+        self._files.end()
+        self._files.thread.join(LAST_S)
         for channel in self._channels:
             if channel.unread() or not _over(channel.reading):
                 with suppress(OSError):

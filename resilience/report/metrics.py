@@ -163,7 +163,7 @@ class Metrics:
             raise MachineError(
                 f"port {port} for /metrics is not available ({error.strerror}); name another one with --metrics-port"
             ) from error
-        metrics = server.get_app()
+        metrics: Any = server.get_app()
         server.set_app(lambda asked, answer: (self._targets if asked["PATH_INFO"] == "/sd" else metrics)(asked, answer))
         return int(server.server_port)
 

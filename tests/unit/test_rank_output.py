@@ -98,3 +98,19 @@ def test_what_is_appended_is_followed_across_the_two_halves_of_a_file(run: RunDi
     path.write_bytes(b"g\n")
     assert logs._appended(log, places) == [b"unfinished\n", b"g\n"]
     assert logs._appended(log, places) == []
+
+
+def test_a_disk_that_hangs_holds_up_no_rank(tmp_path: Path, capfdbinary: Any) -> None:
+    """A pipe without a reader, in place of the file, is opened by nobody for as long as it likes."""
+    folder = tmp_path / "ranks" / "generation-0001"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "rank-00000.log")
+    output = RankOutput(tmp_path, 1, 1.0)
+    output.begin(1, 0)
+    for _ in range(100):
+        rank_prints(output, 0, b"x" * 10_000 + b"\n")
+    output.tell(SimpleNamespace(ranks={}))  # type: ignore[arg-type]
+    assert len(capfdbinary.readouterr().err) == 1_000_100
+    reading = os.open(folder / "rank-00000.log", os.O_RDONLY | os.O_NONBLOCK)
+    output.finish()
+    os.close(reading)
