@@ -51,31 +51,33 @@ def _show(directory: RunDirectory, now: JobNow) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if not console.is_terminal:
         console.width = _WIDE
+
+    def say(line: str) -> None:
+        console.print(formatting.printable(line))
+
     world = now.world
     if world is None or not status_view.headline(world, now.at_s):
         unknown = ", but its etcd does not answer (does it run, and are user and password right?): nothing more is known until it does"
         more = unknown if now.agent and world is None else ""
-        console.print(
-            f"{'An' if now.agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}"
-        )
+        say(f"{'An' if now.agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}")
         for line in heading(directory, now)[1:] if now.line else ():
-            console.print(line)
+            say(line)
         return
     for line in heading(directory, now):
-        console.print(line)
+        say(line)
     if not now.agent:
         here = formatting.listed(sorted(world.nodes))
-        console.print(f"No agent is running in {directory.root}; the job continues on {here}.{_last_words(directory)}")
+        say(f"No agent is running in {directory.root}; the job continues on {here}.{_last_words(directory)}")
     for line in status_view.lines(world, now.at_s, time_of):
-        console.print(line)
+        say(line)
     table = Table(box=box.SIMPLE_HEAD)
     for heading_ in status_view.COLUMNS:
         table.add_column(heading_, no_wrap=heading_ in _WHOLE, min_width=max(map(len, heading_.split())))
     for row in status_view.rows(world, now.at_s, time_of):
-        table.add_row(*row)
+        table.add_row(*map(formatting.printable, row))
     console.print(table)
     for line in incident_lines(directory, world):
-        console.print(line)
+        say(line)
 
 
 def incident_lines(directory: RunDirectory, world: World) -> list[str]:

@@ -40,7 +40,7 @@ _RANKS = 64
 
 def watch(directory: RunDirectory) -> int:
     """Show the job until it has ended. Return the exit code of `status`; 0 after Ctrl-C."""
-    signal.signal(signal.SIGTERM, _leave)  # the terminal must come back from its second screen
+    before = signal.signal(signal.SIGTERM, _leave)  # the terminal must come back from its second screen
     console, reader = Console(highlight=False, markup=False), RunReader([directory])
     try:
         if console.is_terminal and os.environ.get("TERM", "dumb") != "dumb":
@@ -48,6 +48,8 @@ def watch(directory: RunDirectory) -> int:
         return _lines(directory, reader)
     except KeyboardInterrupt:
         return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

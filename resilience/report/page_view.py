@@ -63,7 +63,7 @@ def state(seen: Seen, now: float) -> dict[str, str]:
     again = f"Does it go on elsewhere? mt-resilient status. If not: {_AGAIN}." if here else f"{_AGAIN}."
     code = _ended(seen)
     if seen.finished:
-        return _said("good", f"Finished after {at}", "Nothing to do.")
+        return _said("good", f"Finished after {at}" if line.get("step", -1) >= 0 else "Finished", "Nothing to do.")
     if code is not None:
         quiet = code in _QUIET
         how = f"ended {_QUIET[code]}" if quiet else f"has stopped with exit code {code}"
