@@ -166,10 +166,12 @@ class RankOutput:
         self._ranks = ranks
         self._files = Files(logs / FOLDER, ranks, int(most_mb * 1e6))
         targets = {_identity(number): number for number in (2, 1)} if most_mb else {}
-        channels = {
-            target: [Channel(target, partial(self._files.keep, at)) for at in range(ranks)]
-            for target in targets.values()
-        }
+        channels: dict[int, list[Channel]] = {}
+        try:
+            for target in targets.values():
+                channels[target] = [Channel(target, partial(self._files.keep, at)) for at in range(ranks)]
+        except OSError:  # no terminal or descriptor is free: the ranks print directly
+            targets, channels = {}, {}
         self.handed = tuple(
             Output(device=device, inode=inode, paths=tuple(each.path for each in channels[target]))
             for (device, inode), target in targets.items()

@@ -101,3 +101,26 @@ def test_ranks_of_a_job_in_a_terminal_have_a_terminal(tmp_path: Path) -> None:
     assert job.wait(60) == 0, seen[-2000:]
     assert seen.count(b"terminal True True os.terminal_size(columns=101, lines=33)") == 2
     assert seen.count(b"x" * 100000 + b"\r\n") == 2
+
+
+@pytest.mark.variant
+def test_a_process_that_the_script_leaves_behind_goes_on_printing(tmp_path: Path) -> None:
+    script, late = tmp_path / "left.py", "sleep 12; echo late; echo late error >&2; sleep 1; echo later"
+    script.write_text(
+        "import os, subprocess, mt_resilient\n"
+        f'if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", {late!r}], start_new_session=True)\n'
+    )
+    words = [
+        BIN / "mt-resilient",
+        "run",
+        "--run-dir",
+        tmp_path / "run",
+        "--metrics-port",
+        "0",
+        "--",
+        BIN / "torchrun",
+        script,
+    ]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, "late error\n" in done.stderr) == ("late\nlater\n", True)
