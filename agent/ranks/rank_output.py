@@ -39,8 +39,7 @@ _MOST = 500
 """The most pieces of output that wait for the disk."""
 _LINES, _SHOWN = 10, 1500
 """The most lines and characters that an incident shows."""
-LAST_S = 2.0
-"""Seconds that `finish` waits until the last output is written."""
+LAST_S = 2.0  # that `finish` waits until the last output is written
 _SETTLE_S = 0.1
 """The most seconds for which the agent waits until the last output of ranks that are gone is passed on: a reader may have stopped."""
 _LOOK_S, _POLL_MS = 0.002, 1000
@@ -130,6 +129,8 @@ class Channel:
         self.path = f"/proc/{os.getpid()}/fd/{self.writing}"
         self.last = b""
         """The newest output of this generation."""
+        self._part = b""
+        """The beginning of a line whose end has not come."""
         self.busy = False
         with suppress(OSError):
             self.resize()
@@ -144,7 +145,17 @@ class Channel:
             except OSError:  # the reader is gone: the job goes on without it
                 break
         self.last = (self.last + data)[-_LAST:]
-        self._keep(data)
+        self._part += data
+        whole = max(self._part.rfind(b"\n"), self._part.rfind(b"\r")) + 1
+        if whole or len(self._part) > _CHUNK:
+            self._keep(self._part[: whole or None])
+            self._part = self._part[whole:] if whole else b""
+
+    def flush(self) -> None:
+        """Keep the beginning of a line, too. It had waited for its end, so as not to stand amid a line of the other stream."""
+        if self._part:
+            self._keep(self._part)
+            self._part = b""
 
     def unread(self) -> bool:
         (waiting,) = struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, b"\0" * 4))
@@ -199,6 +210,8 @@ class RankOutput:
         if not self._threads:
             return
         self._settle(_SETTLE_S)
+        for channel in self._channels:
+            channel.flush()
         self._files.begin(generation, node_rank * self._ranks)
         for channel in self._channels:
             channel.last = b""
@@ -222,6 +235,8 @@ class RankOutput:
         self._ended.set()
         for thread in self._threads:
             thread.join(_POLL_MS / 1000 + 0.1)
+        for channel in self._channels:
+            channel.flush()
         self._files.end()
         self._files.thread.join(LAST_S)
         for channel in self._channels:
@@ -241,7 +256,8 @@ class RankOutput:
         for fd in by_fd:
             poller.register(fd, select.POLLIN)
         while by_fd and not self._ended.is_set():
-            for fd, _ in poller.poll(_POLL_MS):
+            found = poller.poll(_POLL_MS)
+            for fd, _ in found:
                 channel, data = by_fd[fd], b""
                 channel.busy = True
                 with suppress(OSError):  # no process has this terminal open any more
@@ -253,6 +269,8 @@ class RankOutput:
                     del by_fd[fd]
                 channel.busy = False
             for channel in by_fd.values():
+                if not found:
+                    channel.flush()
                 with suppress(OSError):
                     channel.resize()
 

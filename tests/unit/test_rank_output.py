@@ -24,17 +24,21 @@ def test_the_console_has_the_same_bytes_and_each_rank_has_its_file(tmp_path: Pat
     output = RankOutput(tmp_path, 2, 1.0)
     output.begin(7, 1)
     rank_prints(output, 0, b"\x1b[31mred\xff\n", stream=1)
-    rank_prints(output, 1, b"one\r", stream=1)
+    rank_prints(output, 1, b"one", stream=1)
     rank_prints(output, 1, b"Segmentation fault\n")
+    output._settle(1.0)
+    rank_prints(output, 1, b" and two", stream=1)
     ended = SimpleNamespace(ended_s=1.0, last_lines="")
     output.tell(SimpleNamespace(ranks={1: ended}))  # type: ignore[arg-type]
     output.finish()
     seen = capfdbinary.readouterr()
-    assert sorted(seen.out.splitlines(keepends=True)) == sorted(b"\x1b[31mred\xff\none\r".splitlines(keepends=True))
+    assert sorted(seen.out.splitlines(keepends=True)) == sorted(
+        b"\x1b[31mred\xff\none and two".splitlines(keepends=True)
+    )
     assert seen.err == b"Segmentation fault\n"
     folder = tmp_path / "ranks" / "generation-0007"
     assert (folder / "rank-00002.log").read_bytes() == b"\x1b[31mred\xff\n"
-    assert sorted((folder / "rank-00003.log").read_bytes()) == sorted(b"one\rSegmentation fault\n")
+    assert (folder / "rank-00003.log").read_bytes() == b"Segmentation fault\none and two", "a line stays whole"
     assert ended.last_lines == "Segmentation fault", "what stderr has is preferred"
 
 
