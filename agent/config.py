@@ -27,9 +27,10 @@ class AgentPolicy:
     """How long a start waits for that process while it is still importing. Then the start is cold."""
     metrics_port: int = 9464
     """Port of `/metrics`. 0: a free one. Short: `--metrics-port`."""
-    rank_log_mb: float = 64.0
+    rank_log_mb: float = 0.0
     """The most that is kept of what a rank prints in one generation, in `logs/ranks/`. 0: nothing is kept, and the
-    ranks print directly where torchrun prints."""
+    ranks print directly, as under torchrun. Otherwise they print through the agent
+    ([what differs](limits.md#what-ranks-print))."""
     last_snapshot: bool = False
     """Take a snapshot before the job ends on Ctrl-C, too. Short: `--last-snapshot`."""
     changed_arguments: bool = False

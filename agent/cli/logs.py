@@ -40,7 +40,8 @@ def logs(directory: RunDirectory, rank: int | None, incident: str | None, lines:
     found = _logs(directory)
     if not found:
         raise UsageError(
-            f"no output of ranks is kept in {directory.root}: no rank has started since it is kept, or agent.rank_log_mb is 0"
+            f"what ranks print is not kept in {directory.root}: to keep it from the next start on, give mt-resilient run the option "
+            "--set agent.rank_log_mb=64, or torchrun its --log-dir and --redirects 3"
         )
     generation = _generation(directory, incident) if incident else found[-1].generation
     chosen = [log for log in found if log.generation == generation and rank in (None, log.rank)]

@@ -83,7 +83,6 @@ class Files:
         self._folder, self._logs = folder, [Log(most_bytes) for _ in range(ranks)]
         self._orders: SimpleQueue[tuple[int, bytes] | tuple[int, int] | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name="rank logs", daemon=True)
-        self.thread.start()
 
     def begin(self, generation: int, first_rank: int) -> None:
         self._orders.put((generation, first_rank))
@@ -194,7 +193,7 @@ class RankOutput:
             threading.Thread(target=self._serve, args=(each,), name="rank output", daemon=True)
             for each in channels.values()
         ]
-        for thread in self._threads:
+        for thread in (*self._threads, self._files.thread) if channels else ():
             thread.start()
 
     @property
@@ -227,6 +226,8 @@ class RankOutput:
 
     def finish(self) -> None:
         """Pass on what is left. If the script has left processes running that print, or the reader has stopped, `cat` goes on with that."""
+        if not self._threads:
+            return
         for channel in self._channels:
             os.close(channel.writing)
         until = monotonic_s() + LAST_S

@@ -14,6 +14,7 @@ from mt_resilient.agent.run_directory import RunDirectory
 
 from ..harness import BIN, cli, environment
 
+KEEP = ("--set", "agent.rank_log_mb=64")
 SCRIPT = """
 import os, sys, time
 import torch
@@ -39,7 +40,7 @@ def ran(place: Path, ours: bool, *options: str, **extra: str) -> tuple[bytes, by
     script.write_text(SCRIPT)
     words = [str(BIN / "torchrun"), "--nproc-per-node", "2", *options, str(script), str(place / "crashed")]
     if ours:
-        words = [str(BIN / "mt-resilient"), "run", "--run-dir", str(run), "--metrics-port", "0", "--", *words]
+        words = [str(BIN / "mt-resilient"), "run", "--run-dir", str(run), "--metrics-port", "0", *KEEP, "--", *words]
     done = subprocess.run(words, env=environment(**extra), capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout, done.stderr, run / "logs" / "ranks" / "generation-0001"
@@ -88,7 +89,8 @@ def test_ranks_of_a_job_in_a_terminal_have_a_terminal(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     ours, theirs = pty.openpty()
     subprocess.run(["stty", "rows", "33", "cols", "101"], stdin=theirs, check=True)
-    words = [BIN / "mt-resilient", "run", "--run-dir", tmp_path / "run", "--metrics-port", "0", "--", BIN / "torchrun"]
+    words = [BIN / "mt-resilient", "run", "--run-dir", tmp_path / "run", "--metrics-port", "0", *KEEP]
+    words += ["--", BIN / "torchrun"]
     words += ["--nproc-per-node", "2", script, tmp_path / "crashed"]
     job = subprocess.Popen(words, env=environment(), stdout=theirs, stderr=theirs)
     os.close(theirs)
@@ -117,6 +119,7 @@ def test_a_process_that_the_script_leaves_behind_goes_on_printing(tmp_path: Path
         tmp_path / "run",
         "--metrics-port",
         "0",
+        *KEEP,
         "--",
         BIN / "torchrun",
         script,

@@ -1,6 +1,8 @@
 """What the agent keeps of its ranks' output, and passes on."""
 
 import os
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.agent.cli import logs
+from mt_resilient.agent.config import AgentPolicy
 from mt_resilient.agent.ranks.rank_output import RankOutput, older
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.errors import UsageError
@@ -57,11 +60,17 @@ def test_a_file_does_not_grow_without_end_and_keeps_the_newest(tmp_path: Path, c
     assert len([*(tmp_path / "ranks").iterdir()]) == 20, "the oldest generations go"
 
 
-def test_nothing_is_kept_if_nobody_wants_it(tmp_path: Path) -> None:
-    output = RankOutput(tmp_path, 2, 0.0)
+def test_nothing_is_kept_and_nothing_runs_unless_somebody_wants_it(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    output = RankOutput(tmp_path, 2, AgentPolicy().rank_log_mb)
     output.begin(1, 0)
+    assert threading.active_count() == threads
+    began = time.monotonic()
     output.finish()
+    assert time.monotonic() - began < 0.05
     assert (output.handed, output.paths, [*tmp_path.iterdir()]) == ((), [], [])
+    with pytest.raises(UsageError, match=r"not kept in .*--set agent\.rank_log_mb=64"):
+        logs.logs(RunDirectory(tmp_path), None, None, 1, follow=False)
 
 
 @pytest.fixture
