@@ -197,7 +197,7 @@ class Node:
 
     def _end_others(self) -> None:
         """End every descendant of the agent except its helper processes."""
-        self._orphans.end(self._helpers())
+        self._orphans.end(self._helpers)
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
@@ -205,7 +205,7 @@ class Node:
     def close(self) -> None:
         self.stop_group()
         if not self._in_order:
-            self._orphans.end(self._helpers(), TIDY_S)
+            self._orphans.end(self._helpers, TIDY_S)
         self.warm.stop()
         self.drain.stop()
         self._after_death.not_needed()

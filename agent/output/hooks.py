@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Full, Queue
+from urllib.parse import urlsplit
 
 from ...resilience.clock import monotonic_s, sleep
 from ...resilience.errors import UsageError
@@ -23,10 +24,13 @@ from ...resilience.report.json_outputs import HookObject, hook_object
 from ...resilience.store.codec import printed
 from ...resilience.text.formatting import printable
 
+_WEB = ("http://", "https://")
 _MOST = 100
 """The most events that wait. A hook that takes longer than the faults gets those that come first."""
 _PAUSES_S = (1.0, 4.0, 16.0, 60.0)
 """Seconds between two attempts."""
+_SHELL = 'sh -c "$1" >&2; echo $?'
+"""Runs the command, and says its exit code on stdout. Its own exit code can be lost: if a recovery kills it, the recovery also reaps it."""
 LAST_S = 5.0
 """Seconds that `finish` waits for the last events."""
 
@@ -43,6 +47,11 @@ class HooksPolicy:
     def __post_init__(self) -> None:
         if self.timeout_s <= 0:
             raise UsageError(f"hooks.timeout_s is {self.timeout_s}; it must be more than 0")
+        if self.on_incident.startswith(_WEB) and not _is_address(self.on_incident):
+            raise UsageError(
+                f"hooks.on_incident is {self.on_incident}, which is no address; write http://host/path or http://host:port/path, without "
+                "spaces (%20 stands for one)"
+            )
 
 
 class Hooks:
@@ -103,24 +112,28 @@ class Hooks:
         """Return why the event was not delivered; empty: it was."""
         where, timeout_s = self._policy.on_incident, self._policy.timeout_s
         try:
-            if where.startswith(("http://", "https://")):
+            if where.startswith(_WEB):
                 asked = urllib.request.Request(where, body, {"Content-Type": "application/json"})
                 urllib.request.urlopen(asked, timeout=timeout_s).close()
                 return ""
             return self._run(where, body, timeout_s)
-        except (OSError, ValueError) as error:  # ValueError: no address
+        except Exception as error:  # whatever the other program answers: the next event is tried
             return f"{type(error).__name__}: {error}"
 
     def _run(self, command: str, body: bytes, timeout_s: float) -> str:
         log = appending(self._log)
         with open(log, "ab") as file:
             process = subprocess.Popen(
-                ["sh", "-c", command], stdin=subprocess.PIPE, stdout=file, stderr=file, start_new_session=True
+                ["sh", "-c", _SHELL, "sh", command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
             )
         self._running = process
         self.pids.add(process.pid)
         try:
-            process.communicate(body, timeout_s)
+            code = process.communicate(body, timeout_s)[0].decode().strip()
         except subprocess.TimeoutExpired:
             _end(process)
             process.wait()
@@ -128,11 +141,19 @@ class Hooks:
         finally:
             self._running = None
             self.pids.discard(process.pid)
-        return f"exit code {process.returncode}" if process.returncode else ""
+        return "" if code == "0" else f"exit code {code}" if code else "it was killed"
 
     def _note(self, sentence: str) -> None:
         with suppress(OSError), self._log.open("a", errors="backslashreplace") as file:
             print(printable(sentence), file=file)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return bool(parts.hostname and parts.port != 0 and text.isprintable() and text.isascii() and " " not in text)
+    except ValueError:  # the port is no number
+        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +21,7 @@ from mt_resilient.agent.output import hooks
 from mt_resilient.agent.output.event_log import Telling
 from mt_resilient.agent.output.hooks import Hooks, HooksPolicy
 from mt_resilient.agent.output.terminal import Terminal
+from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.model.generation import Decision
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.report.journal import Journal
@@ -112,6 +115,68 @@ def test_a_command_gets_the_event_and_may_fail_or_hang(tmp_path: Path, monkeypat
     slow.finish()
     assert "it took longer than 0.1 s" in (tmp_path / "logs/hooks.log").read_text()
     made(tmp_path, "").tell(incident(1))
+
+
+def test_a_server_that_does_not_speak_http_does_not_end_the_hooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_PAUSES_S", ())
+
+    def serve(server: socket.socket) -> None:
+        for _ in range(2):
+            connection, _ = server.accept()
+            connection.recv(65536)
+            connection.sendall(b"SSH-2.0-OpenSSH_9\r\n")
+            connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        told = made(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        told.tell(incident(1))
+        told.tell(incident(2))
+        told.finish()
+    assert (tmp_path / "logs/hooks.log").read_text().count("BadStatusLine") == 2
+
+
+@pytest.mark.parametrize("address", ["http://", "http://host:port/", "https://host/a b", "http://h\n/", "http://hö/"])
+def test_an_address_that_is_none_is_refused_when_the_configuration_is_read(address: str) -> None:
+    HooksPolicy(on_incident="https://user@[::1]:80/a%20b?c=d#e")
+    with pytest.raises(UsageError, match="which is no address; write http://host"):
+        HooksPolicy(on_incident=address)
+
+
+def test_a_recovery_kills_no_command_that_begins_meanwhile_and_one_that_was_killed_has_failed(tmp_path: Path) -> None:
+    program = f"""
+import subprocess, sys, threading, time
+from pathlib import Path
+from mt_resilient.agent.output.hooks import Hooks, HooksPolicy
+from mt_resilient.agent.ranks.orphans import Orphans
+from mt_resilient.resilience.ipc import die_with_parent
+die_with_parent.adopt_orphans()
+here = Path({str(tmp_path)!r})
+(here / "logs").mkdir()
+hooks = Hooks(HooksPolicy(on_incident=f"cat > /dev/null; sleep 0.5; echo done >> {{here}}/done"), here, "gpt", "a")
+until = time.monotonic() + 1.0
+def ranks():
+    while time.monotonic() < until:
+        subprocess.Popen(["sleep", "30"])
+        time.sleep(0.02)
+threads = [threading.Thread(target=ranks), threading.Thread(target=lambda: Orphans().end(lambda: hooks.pids))]
+for thread in threads:
+    thread.start()
+    time.sleep(0.1)
+said = [hooks._attempt(b"{{}}")]
+while said[-1]:  # it was killed in the moment before its process id was known
+    said.append(hooks._attempt(b"{{}}"))
+assert (here / "done").exists() and said[-1] == "" and set(said) <= {{"", "it was killed"}}, said
+for thread in threads:
+    thread.join()
+hooks.pids = set()  # spare it no longer
+threading.Thread(target=lambda: (time.sleep(0.2), Orphans().end(lambda: ()))).start()
+assert hooks._attempt(b"{{}}") == "it was killed"
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("shape", ["slack", "feishu", "pagerduty"])
