@@ -129,7 +129,7 @@ def run_job(
         metrics = Metrics(keys.job, control.node)
         metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
         port = _serve(metrics, agent, terminal)
-        metrics.others = lambda: identity.metrics_of_others(store, keys, control.node)
+        metrics.nodes = lambda: identity.metrics_of_nodes(store, keys)
         hooks = Hooks(policies["hooks"], run.root, keys.job, control.node)
         closing.callback(hooks.finish)
         telling = Telling(terminal, journal, metrics, hooks.tell)

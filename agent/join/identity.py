@@ -159,15 +159,15 @@ def address(endpoints: Sequence[str]) -> str:
     )
 
 
-def metrics_of_others(store: Store, keys: Keys, me: str) -> dict[str, str]:
-    """Return the addresses of the other nodes' metrics, by node. Raises StoreUnavailable."""
+def metrics_of_nodes(store: Store, keys: Keys) -> dict[str, str]:
+    """Return the addresses of all nodes' metrics, by node. Raises StoreUnavailable."""
     found = {
         key.removeprefix(keys.nodes): loads(NodeRecord, entry.value) for key, entry in store.range(keys.nodes).items()
     }
     return {
         node: f"[{here.address}]:{here.metrics_port}" if ":" in here.address else f"{here.address}:{here.metrics_port}"
         for node, here in found.items()
-        if here.metrics_port and node != me
+        if here.metrics_port
     }
 
 

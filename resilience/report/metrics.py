@@ -38,13 +38,15 @@ RESULTS = {
 }
 """The results that an answer can have (`explain.result`), by rung."""
 
+_LOOPBACK = ("127.", "localhost", "[::1]")
+
 
 class Metrics:
     def __init__(self, job: str, node: str = "") -> None:
         self.registry = CollectorRegistry()
         self._node = node
-        self.others: Callable[[], Mapping[str, str]] = dict
-        """Returns the addresses of the other nodes' metrics, by node. Raises StoreUnavailable. Set once etcd can be asked."""
+        self.nodes: Callable[[], Mapping[str, str]] = dict
+        """Returns the addresses of all nodes' metrics, by node. Raises StoreUnavailable. Set once etcd can be asked."""
         self._job = job
 
         def metric(kind: Callable[..., T], name: str, words: str, *labels: str, **more: Any) -> T:
@@ -168,14 +170,19 @@ class Metrics:
         return int(server.server_port)
 
     def _targets(self, asked: dict[str, Any], answer: Callable[..., Any]) -> list[bytes]:
-        """Answer a Prometheus' HTTP service discovery: this agent as it was asked, and the other nodes' agents."""
+        """Answer a Prometheus' HTTP service discovery with the agents of all nodes. If other machines do not reach this one at the address
+        that it has registered, it is named as it was asked."""
         try:
-            found = {self._node: asked.get("HTTP_HOST", ""), **self.others()}
+            found = {**self.nodes()}
+            if found.get(self._node, "127.").startswith(_LOOPBACK):
+                found[self._node] = asked.get("HTTP_HOST", "")
         except StoreUnavailable:  # then Prometheus goes on with the targets that it has
             answer("503 Service Unavailable", [])
             return [b"etcd does not answer\n"]
         answer("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps([{"targets": [at], "labels": {"node": node}} for node, at in found.items()]).encode()]
+        return [
+            json.dumps([{"targets": [at], "labels": {"node": node}} for node, at in sorted(found.items())]).encode()
+        ]
 
     def recovery(self, incident: Incident) -> None:
         """Count an incident that is over. Its number and generation are the exemplar, for a Prometheus that scrapes OpenMetrics."""

@@ -116,7 +116,7 @@ def test_every_query_is_answered_by_a_real_prometheus(tmp_path: Path) -> None:
 def test_a_cluster_s_prometheus_finds_all_agents_by_asking_one(tmp_path: Path) -> None:
     first, port = serve()
     _, other = serve("b")
-    first.others = lambda: {"b": f"127.0.0.1:{other}"}
+    first.nodes = lambda: {"b": f"127.0.0.1:{other}"}
     found = {"http_sd_configs": [{"url": f"http://127.0.0.1:{port}/sd", "refresh_interval": "1s"}]}
     with prometheus(tmp_path, scrape=found) as here:
 
@@ -131,7 +131,7 @@ def test_a_cluster_s_prometheus_finds_all_agents_by_asking_one(tmp_path: Path) -
         def away() -> dict[str, str]:
             raise StoreUnavailable("etcd is away")
 
-        first.others = away
+        first.nodes = away
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/sd")
         time.sleep(3)
