@@ -1,4 +1,4 @@
-"""`mt-resilient logs`: prints what the ranks have printed, from the files in the run directory (`agent/ranks/rank_output.py`)."""
+"""`mt-resilient logs`: prints what the ranks have printed, from the files in the run directory (`agent/ranks/rank_logs.py`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ...resilience.clock import sleep
 from ...resilience.errors import UsageError
 from ...resilience.text.formatting import printable
-from ..ranks.rank_output import FOLDER, older
+from ..ranks.rank_logs import FOLDER, older
 from ..run_directory import RunDirectory
 from .explain import incidents, look
 
@@ -43,7 +43,7 @@ def logs(directory: RunDirectory, rank: int | None, incident: str | None, lines:
             f"what ranks print is not kept in {directory.root}: to keep it from the next start on, give mt-resilient run the option "
             "--set agent.rank_log_mb=64, or torchrun its --log-dir and --redirects 3"
         )
-    generation = _generation(directory, incident) if incident else found[-1].generation
+    generation = _generation(directory, incident) if incident else max(found, key=_changed_ns).generation
     chosen = [log for log in found if log.generation == generation and rank in (None, log.rank)]
     if not chosen:
         raise UsageError(f"{_missing(found, generation, rank)} in {directory.root}")
@@ -52,6 +52,11 @@ def logs(directory: RunDirectory, rank: int | None, incident: str | None, lines:
     if follow and not incident:
         _follow(directory, rank, chosen)
     return 0
+
+
+def _changed_ns(log: RankLog) -> int:
+    """Not the number of its generation says which log is new: if etcd's data was lost, the numbers have begun anew."""
+    return log.path.stat().st_mtime_ns
 
 
 def _logs(directory: RunDirectory) -> list[RankLog]:
@@ -116,9 +121,10 @@ def _follow(directory: RunDirectory, rank: int | None, chosen: list[RankLog]) ->
     """Print what the chosen ranks print, also those of later generations, until no agent runs."""
     places = {log: (os.stat(log.path).st_ino, log.path.stat().st_size) for log in chosen}
     shown: RankLog | None = chosen[-1]
+    since_ns = min(map(_changed_ns, chosen))
     while True:
         over = directory.agent() is None
-        fresh = [log for log in _logs(directory) if log > chosen[0] and rank in (None, log.rank)]
+        fresh = [log for log in _logs(directory) if _changed_ns(log) > since_ns and rank in (None, log.rank)]
         for log in sorted({*places, *fresh}):
             lines = _appended(log, places)
             if lines and log != shown:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import shutil
+import stat
 import struct
 import subprocess
 import termios
@@ -23,138 +23,94 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
 
 from ...resilience.clock import monotonic_s, sleep
-from ...resilience.ipc.file_descriptors import appending, high
+from ...resilience.ipc.file_descriptors import high
 from ...resilience.ipc.handoff import Output
+from .rank_logs import FOLDER, RankLogs
 from .worker_group import WorkerGroup
 
-FOLDER = "ranks"
-"""In `logs/`."""
-_GENERATIONS = 20
-"""Number of generations whose output is kept."""
 _CHUNK, _LAST = 1 << 16, 4096
-_MOST = 500
-"""The most pieces of output that wait for the disk."""
+_PIECE = 4096
+"""The most bytes that a pipe takes without blocking whenever it takes any."""
 _LINES, _SHOWN = 10, 1500
 """The most lines and characters that an incident shows."""
 LAST_S = 2.0  # that `finish` waits until the last output is written
 _SETTLE_S = 0.1
 """The most seconds for which the agent waits until the last output of ranks that are gone is passed on: a reader may have stopped."""
-_LOOK_S, _POLL_MS = 0.002, 1000
-
-
-class Log:
-    """The file of one rank in one generation, in two halves: when the newer one is full, it replaces the older one."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most, self._name, self._file = most_bytes, Path(), -1
-        self.lost = 0
-        """Number of bytes that are missing at this place, because the disk did not take them in time."""
-
-    def begin(self, name: Path) -> None:
-        self._name = name
-        self._open()
-
-    def write(self, data: bytes) -> None:
-        """Append. What cannot be written is on the terminal alone."""
-        if self.lost:
-            data = b"\n[mt-resilient: %d bytes are missing here, because the disk was slow]\n%b" % (self.lost, data)
-            self.lost = 0
-        with suppress(OSError):
-            os.write(self._file, data)
-            if os.fstat(self._file).st_size > self._most // 2:
-                self._name.replace(older(self._name))
-                self._open()
-
-    def _open(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
-        with suppress(OSError):
-            self._file = appending(self._name)
-
-
-class Files:
-    """Writes the files of all ranks of this node, from a thread: a disk that hangs holds up neither the ranks nor the agent."""
-
-    def __init__(self, folder: Path, ranks: int, most_bytes: int) -> None:
-        self._folder, self._logs = folder, [Log(most_bytes) for _ in range(ranks)]
-        self._orders: SimpleQueue[tuple[int, bytes] | tuple[int, int] | None] = SimpleQueue()
-        self.thread = threading.Thread(target=self._serve, name="rank logs", daemon=True)
-
-    def begin(self, generation: int, first_rank: int) -> None:
-        self._orders.put((generation, first_rank))
-
-    def keep(self, local_rank: int, data: bytes) -> None:
-        if self._orders.qsize() < _MOST:
-            self._orders.put((local_rank, data))
-        else:
-            self._logs[local_rank].lost += len(data)
-
-    def end(self) -> None:
-        self._orders.put(None)
-
-    def _serve(self) -> None:
-        while (order := self._orders.get()) is not None:
-            number, what = order
-            if isinstance(what, bytes):
-                self._logs[number].write(what)
-            else:
-                self._begin(number, what)
-
-    def _begin(self, generation: int, first_rank: int) -> None:
-        folder = self._folder / f"generation-{generation:04d}"
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            for old in sorted(self._folder.iterdir(), key=lambda each: (len(each.name), each.name))[:-_GENERATIONS]:
-                shutil.rmtree(old, ignore_errors=True)
-        for local_rank, log in enumerate(self._logs):
-            log.begin(folder / f"rank-{first_rank + local_rank:05d}.log")
+_LOOK_S, _POLL_MS, _WRITE_MS = 0.002, 1000, 100
 
 
 class Channel:
     """One rank's pipe or pseudo-terminal."""
 
-    def __init__(self, target: int, keep: Callable[[bytes], None]) -> None:
+    def __init__(self, target: int, unblocking: int, keep: Callable[[bytes], None]) -> None:
+        """target: where the rank would print. unblocking: the same, for writes that do not block. Only the thread of this stream calls
+        `take` and `pass_on`."""
         if os.isatty(target):
             reading, writing = os.openpty()
             _like(target, writing)
         else:
             reading, writing = os.pipe2(os.O_CLOEXEC)
-        self.target, self._keep = target, keep
+        self.target, self._unblocking, self._keep = target, unblocking, keep
         self.reading, self.writing = high(reading), high(writing)
         self.path = f"/proc/{os.getpid()}/fd/{self.writing}"
         self.last = b""
         """The newest output of this generation."""
+        self.rest = b""
+        """What has been read, and not been passed on yet."""
         self._part = b""
         """The beginning of a line whose end has not come."""
+        self._lock = threading.Lock()
+        """Of `last` and `_part`."""
         self.busy = False
         with suppress(OSError):
             self.resize()
 
-    def pass_on(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self.target, rest) :]
-            except BlockingIOError:  # another program has set it so
-                select.select([], [self.target], [], 1.0)
-            except OSError:  # the reader is gone: the job goes on without it
-                break
-        self.last = (self.last + data)[-_LAST:]
-        self._part += data
-        whole = max(self._part.rfind(b"\n"), self._part.rfind(b"\r")) + 1
-        if whole or len(self._part) > _CHUNK:
-            self._keep(self._part[: whole or None])
-            self._part = self._part[whole:] if whole else b""
+    def take(self, data: bytes) -> None:
+        self.rest = data
+        with self._lock:
+            self.last = (self.last + data)[-_LAST:]
+            self._part += data
+            whole = max(self._part.rfind(b"\n"), self._part.rfind(b"\r")) + 1
+            if whole or len(self._part) > _CHUNK:
+                self._keep(self._part[: whole or None])
+                self._part = self._part[whole:] if whole else b""
+
+    def pass_on(self, ended: threading.Event) -> None:
+        """Write the rest to where the rank would print, in pieces that do not block; what a stopped reader does not take until the end
+        stays the rest."""
+        poller = select.poll()
+        poller.register(self._unblocking, select.POLLOUT)
+        while self.rest and not ended.is_set():
+            if poller.poll(_WRITE_MS):
+                try:
+                    self.rest = self.rest[os.write(self._unblocking, self.rest[:_PIECE]) :]
+                except BlockingIOError:  # another program has filled it
+                    sleep(_LOOK_S)
+                except OSError:  # the reader is gone: the job goes on without it
+                    self.rest = b""
+
+    def begin(self) -> None:
+        self.flush()
+        with self._lock:
+            self.last = b""
 
     def flush(self) -> None:
         """Keep the beginning of a line, too. It had waited for its end, so as not to stand amid a line of the other stream."""
-        if self._part:
-            self._keep(self._part)
-            self._part = b""
+        with self._lock:
+            if self._part:
+                self._keep(self._part)
+                self._part = b""
+
+    def hand_over(self) -> None:
+        """Let a `cat` pass on what is left, and what processes that are left will print."""
+        rest = os.memfd_create("rest")
+        os.write(rest, self.rest)
+        words = ["cat", *([f"/proc/self/fd/{rest}"] if self.rest else []), "-"]
+        streams = {"stdin": self.reading, "stdout": self.target, "stderr": subprocess.DEVNULL}
+        subprocess.Popen(words, pass_fds=[rest], start_new_session=True, **streams)  # type: ignore[call-overload]
+        os.close(rest)
 
     def unread(self) -> bool:
         (waiting,) = struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, b"\0" * 4))
@@ -174,12 +130,13 @@ class RankOutput:
     def __init__(self, logs: Path, ranks: int, most_mb: float) -> None:
         """most_mb: the most that is kept of a rank's output in a generation; 0: nothing is kept, and the ranks print directly."""
         self._ranks = ranks
-        self._files = Files(logs / FOLDER, ranks, int(most_mb * 1e6))
+        self._logs = RankLogs(logs / FOLDER, ranks, int(most_mb * 1e6))
         targets = {_identity(number): number for number in (2, 1)} if most_mb else {}
         channels: dict[int, list[Channel]] = {}
         try:
             for target in targets.values():
-                channels[target] = [Channel(target, partial(self._files.keep, at)) for at in range(ranks)]
+                also = _unblocking(target)
+                channels[target] = [Channel(target, also, partial(self._logs.keep, at)) for at in range(ranks)]
         except OSError:  # no terminal or descriptor is free: the ranks print directly
             targets, channels = {}, {}
         self.handed = tuple(
@@ -189,11 +146,11 @@ class RankOutput:
         self._by_rank = [[channels[target][at] for target in sorted(channels, reverse=True)] for at in range(ranks)]
         """By local rank, stderr first."""
         self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._serve, args=(each,), name="rank output", daemon=True)
+        self._threads = {
+            threading.Thread(target=self._serve, args=(each,), name="rank output", daemon=True): each
             for each in channels.values()
-        ]
-        for thread in (*self._threads, self._files.thread) if channels else ():
+        }
+        for thread in (*self._threads, self._logs.thread) if channels else ():
             thread.start()
 
     @property
@@ -210,10 +167,8 @@ class RankOutput:
             return
         self._settle(_SETTLE_S)
         for channel in self._channels:
-            channel.flush()
-        self._files.begin(generation, node_rank * self._ranks)
-        for channel in self._channels:
-            channel.last = b""
+            channel.begin()
+        self._logs.begin(generation, node_rank * self._ranks)
 
     def tell(self, group: WorkerGroup) -> None:
         """Note the last lines of ranks that have just ended."""
@@ -238,13 +193,13 @@ class RankOutput:
             thread.join(_POLL_MS / 1000 + 0.1)
         for channel in self._channels:
             channel.flush()
-        self._files.end()
-        self._files.thread.join(LAST_S)
-        for channel in self._channels:
-            if channel.unread() or not _over(channel.reading):
-                with suppress(OSError):
-                    streams = {"stdin": channel.reading, "stdout": channel.target, "stderr": subprocess.DEVNULL}
-                    subprocess.Popen(["cat"], **streams, start_new_session=True)  # type: ignore[call-overload]
+        self._logs.end()
+        self._logs.thread.join(LAST_S)
+        for thread, channels in self._threads.items():
+            for channel in channels if not thread.is_alive() else ():  # a thread that is stuck in a write has the rest
+                if channel.unread() or not _over(channel.reading):
+                    with suppress(OSError):
+                        channel.hand_over()
 
     def _settle(self, seconds: float) -> None:
         """Wait until all output is passed on, at most `seconds`: its reader may have stopped."""
@@ -264,11 +219,12 @@ class RankOutput:
                 with suppress(OSError):  # no process has this terminal open any more
                     data = os.read(fd, _CHUNK)
                 if data:
-                    channel.pass_on(data)
+                    channel.take(data)
+                    channel.pass_on(self._ended)
                 else:
                     poller.unregister(fd)
                     del by_fd[fd]
-                channel.busy = False
+                channel.busy = bool(channel.rest)
             for channel in by_fd.values():
                 if not found:
                     channel.flush()
@@ -276,14 +232,18 @@ class RankOutput:
                     channel.resize()
 
 
-def older(name: Path) -> Path:
-    """Return where the older half of a rank's output is, if there is so much."""
-    return name.with_name(f"{name.name}.1")
-
-
 def _identity(number: int) -> tuple[int, int]:
     status = os.fstat(number)
     return status.st_dev, status.st_ino
+
+
+def _unblocking(number: int) -> int:
+    """Return a descriptor of the same terminal or pipe whose writes never block. Of another file, or where that is refused, return
+    `number`."""
+    if stat.S_ISFIFO(os.fstat(number).st_mode) or os.isatty(number):
+        with suppress(OSError):
+            return high(os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
+    return number
 
 
 def _over(reading: int) -> bool:

@@ -1,6 +1,8 @@
 """What the agent keeps of its ranks' output, and passes on."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,7 +13,9 @@ import pytest
 
 from mt_resilient.agent.cli import logs
 from mt_resilient.agent.config import AgentPolicy
-from mt_resilient.agent.ranks.rank_output import RankOutput, older
+from mt_resilient.agent.ranks import rank_logs
+from mt_resilient.agent.ranks.rank_logs import RankLogs, older
+from mt_resilient.agent.ranks.rank_output import RankOutput
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.report.journal import Journal
@@ -113,17 +117,99 @@ def test_what_is_appended_is_followed_across_the_two_halves_of_a_file(run: RunDi
     assert logs._appended(log, places) == []
 
 
-def test_a_disk_that_hangs_holds_up_no_rank(tmp_path: Path, capfdbinary: Any) -> None:
-    """A pipe without a reader, in place of the file, is opened by nobody for as long as it likes."""
-    folder = tmp_path / "ranks" / "generation-0001"
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "rank-00000.log")
+def test_a_disk_that_hangs_holds_up_no_rank(tmp_path: Path, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(rank_logs, "_full", lambda folder: not goes_on.wait())
     output = RankOutput(tmp_path, 1, 1.0)
     output.begin(1, 0)
     for _ in range(100):
         rank_prints(output, 0, b"x" * 10_000 + b"\n")
     output.tell(SimpleNamespace(ranks={}))  # type: ignore[arg-type]
     assert len(capfdbinary.readouterr().err) == 1_000_100
-    reading = os.open(folder / "rank-00000.log", os.O_RDONLY | os.O_NONBLOCK)
+    goes_on.set()
     output.finish()
-    os.close(reading)
+
+
+def kept(logs: RankLogs, folder: Path) -> bytes:
+    logs.thread.start()
+    logs.end()
+    logs.thread.join()
+    return (folder / "generation-0001" / "rank-00000.log").read_bytes()
+
+
+def test_what_the_disk_did_not_take_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_logs, "_MOST", 3)
+    logs = RankLogs(tmp_path, 1, 1000)
+    logs.begin(1, 0)
+    for line in (b"one\n", b"two\n", b"lost\n"):
+        logs.keep(0, line)
+    monkeypatch.setattr(rank_logs, "_MOST", 4)
+    for line in (b"three\n", b"lost, too\n"):
+        logs.keep(0, line)
+    gaps = [b"\n[mt-resilient: %d bytes are missing here, because the disk was slow]\n" % lost for lost in (5, 10)]
+    assert kept(logs, tmp_path) == b"one\ntwo\n" + gaps[0] + b"three\n" + gaps[1]
+
+
+def test_a_new_run_whose_numbers_begin_anew_keeps_its_own_output_and_logs_shows_that(
+    run: RunDirectory, capfdbinary: Any
+) -> None:
+    folder = run.logs / "ranks"
+    for generation in range(3, 31):
+        (folder / f"generation-{generation:04d}").mkdir()
+    for path in (*folder.glob("*/*"), *folder.iterdir()):
+        os.utime(path, (1.0, 1.0))
+    logs_now = RankLogs(folder, 1, 1000)
+    logs_now.begin(1, 0)
+    logs_now.keep(0, b"new\n")
+    assert kept(logs_now, folder) == b"new\n"
+    assert len([*folder.iterdir()]) == 20
+    logs.logs(run, None, None, 1, follow=True)
+    assert capfdbinary.readouterr().out == b"==> generation 1, rank 0 <==\nnew\n"
+
+
+def test_all_files_together_have_a_limit_and_a_disk_that_is_nearly_full_gets_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_logs, "_TOTAL_BYTES", 1000)
+    for number, at_s in ((7, 1.0), (8, 2.0), (9, 3.0)):
+        folder = tmp_path / f"generation-{number:04d}"
+        folder.mkdir()
+        (folder / "rank-00000.log").write_bytes(b"x" * 400)
+        os.utime(folder, (at_s, at_s))
+    disk = iter((False, True, True, False))
+    monkeypatch.setattr(rank_logs, "_full", lambda folder: next(disk))
+    logs = RankLogs(tmp_path, 1, 1000)
+    logs.begin(1, 0)
+    for line in (b"one\n", b"two\n", b"three\n", b"four\n"):
+        logs.keep(0, line)
+    gap = b"\n[mt-resilient: output is missing here: less than 5 % of the disk was free]\n"
+    assert kept(logs, tmp_path) == b"one\n" + gap + b"four\n"
+    assert sorted(each.name[-1] for each in tmp_path.iterdir()) == ["1", "8", "9"], "the oldest goes"
+
+
+def test_a_reader_that_has_stopped_loses_nothing_when_the_job_ends(tmp_path: Path) -> None:
+    program = f"""
+import os, threading
+from pathlib import Path
+from mt_resilient.agent.ranks.rank_output import RankOutput
+output = RankOutput(Path({str(tmp_path)!r}), 1, 64.0)
+output.begin(1, 0)
+def rank():
+    stream = os.open(output.handed[-1].paths[0], os.O_WRONLY)
+    for number in range(1500):
+        os.write(stream, b"%07d " % number + b"x" * 91 + b"\\n")
+    os.close(stream)
+printing = threading.Thread(target=rank, daemon=True)
+printing.start()
+printing.join(2)
+output.finish()
+"""
+    agent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert agent.wait(60) == 0
+    assert agent.stdout
+    printed = agent.stdout.read().splitlines()
+    agent.stdout.close()
+    assert [int(line[:7]) for line in printed] == [*range(len(printed))]
+    assert len(printed) > 1200
