@@ -3,13 +3,14 @@ that a thread renews: the agents here, and through their /sd those of their jobs
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import subprocess
 import threading
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..agent.run_directory import RunDirectory
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import UsageError
 from ..resilience.ipc import die_with_parent
+from .prometheus import opened
 
 FOLDER = "prometheus"
 _EVERY_S, _READY_S, _ANSWER_S = 5.0, 20.0, 2.0
@@ -44,14 +46,20 @@ def running(given: Sequence[Path]) -> Iterator[tuple[str, str]]:
     if not _targets(given) and not (folder / "data").exists():
         yield "", f"no agent runs here, so no Prometheus was started: {alone}"
         return
-    ended = threading.Event()
+    ended, why = threading.Event(), ""
     try:
         folder.mkdir(exist_ok=True)
+        lock = (folder / "lock").open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / "prometheus.yml").write_text(_CONFIG)
         _write(folder, given)
         log = (folder / "prometheus.log").open("wb")
+    except BlockingIOError:
+        why = f"another dashboard runs a Prometheus in {folder}; name its address with --prometheus. Here, {alone}"
     except OSError as error:
-        yield "", f"{folder} cannot be written ({error.strerror}), so no Prometheus was started: {alone}"
+        why = f"{folder} cannot be written ({error.strerror}), so no Prometheus was started: {alone}"
+    if why:
+        yield "", why
         return
     address = f"127.0.0.1:{free_port()}"
     words = [
@@ -67,21 +75,24 @@ def running(given: Sequence[Path]) -> Iterator[tuple[str, str]]:
         )
     threading.Thread(target=_renew, args=(folder, given, ended), name="targets", daemon=True).start()
     try:
-        if _ready(process, address):
-            yield f"http://{address}", f"Prometheus runs at http://{address}; its data is in {folder}"
+        ready = _ready(process, address)
+        if process.poll() is None:
+            late = "" if ready else f". It has not answered yet (see {log.name})"
+            yield f"http://{address}", f"Prometheus runs at http://{address}; its data is in {folder}{late}"
         else:
             yield "", f"Prometheus did not start (see {log.name}): {alone}"
     finally:
         ended.set()
         process.terminate()
         process.wait()
+        lock.close()
 
 
 def _ready(process: subprocess.Popen[bytes], address: str) -> bool:
     until = monotonic_s() + _READY_S
     while process.poll() is None and monotonic_s() < until:
-        with suppress(OSError):
-            urllib.request.urlopen(f"http://{address}/-/ready", timeout=_ANSWER_S).close()
+        with suppress(OSError, HTTPException):
+            opened(f"http://{address}/-/ready", _ANSWER_S).close()
             return True
         sleep(0.1)
     return False
@@ -105,8 +116,8 @@ def _targets(given: Sequence[Path]) -> list[Any]:
     with suppress(UsageError):
         for root in run_roots(given):
             port = (RunDirectory(root).agent() or {}).get("metrics_port")
-            with suppress(OSError, ValueError):
+            with suppress(OSError, HTTPException, ValueError):
                 if port:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{int(port)}/sd", timeout=_ANSWER_S) as answer:
+                    with opened(f"http://127.0.0.1:{int(port)}/sd", _ANSWER_S) as answer:
                         found += json.load(answer)
     return found

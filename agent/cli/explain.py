@@ -76,10 +76,15 @@ def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, 
     """Return the latest state of all incidents, by number, from the journals and etcd. With several nodes, only the leader writes incidents
     into its journal, so etcd completes the list. Incidents that are damaged, or from another version of the program, are skipped."""
     lines = heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"])
-    found = latest(line for line in lines if line["kind"] == "incident")
+    return numbered(latest(line for line in lines if line["kind"] == "incident").values(), world)
+
+
+def numbered(told: Iterable[Incident], world: World | None) -> dict[str, Incident]:
+    """Return these incidents, which are from the journals and in order of time, and those of etcd, by number."""
+    found = {(each.generation, each.id, each.at_s): each for each in told}
     known = len(found)
-    for told in world.incidents if world else ():
-        found[told.generation, told.id, told.at_s] = told
+    for each in world.incidents if world else ():
+        found[each.generation, each.id, each.at_s] = each
     in_order = sorted(found) if len(found) > known else [*found]
     return {str(position): found[key] for position, key in enumerate(in_order, 1)}
 

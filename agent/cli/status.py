@@ -18,7 +18,7 @@ from ...resilience.report.json_outputs import StatusObject
 from ...resilience.store.codec import printed
 from ...resilience.text import formatting
 from ..run_directory import RunDirectory
-from .explain import incidents, time_of
+from .explain import numbered, time_of
 from .job_now import JobNow, look_at
 from .run_reader import RunReader
 
@@ -76,13 +76,13 @@ def _show(directory: RunDirectory, now: JobNow) -> None:
     for row in status_view.rows(world, now.at_s, time_of):
         table.add_row(*map(formatting.printable, row))
     console.print(table)
-    for line in incident_lines(directory, world):
+    for line in incident_lines(now, world):
         say(line)
 
 
-def incident_lines(directory: RunDirectory, world: World) -> list[str]:
+def incident_lines(now: JobNow, world: World) -> list[str]:
     """Return a line about each of the newest incidents, the newest last."""
-    known = [(n, i) for n, i in incidents(directory, world).items() if i in world.incidents]
+    known = [(n, i) for n, i in numbered(now.seen.incidents.values(), world).items() if i in world.incidents]
     return [
         formatting.printable(f"incident {number}, {time_of(i.at_s)}: {i.summary}; {explain.outcome(i)}")
         for number, i in known[-_NEWEST:]

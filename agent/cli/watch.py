@@ -93,7 +93,7 @@ def _frame(directory: RunDirectory, now: JobNow, height: int) -> RenderableType:
     ladder = page_view.present(now.line, now.at_s)
     below: list[RenderableType] = [_ladder(ladder)] if now.line else []
     if now.world:
-        below += [_line(each) for each in incident_lines(directory, now.world)]
+        below += [_line(each) for each in incident_lines(now, now.world)]
         rows = rank_grid.rows(now.world, now.at_s)
         parts.append(_grid(rows, max(3, height - 22)))
     return Group(*parts, *below)
