@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,24 @@ def order(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from .agent.cli import explain
     from .agent.cli.status import status
+    from .agent.cli.watch import watch
 
-    return status(explain.find_directory(options.run_dir), options.json)
+    directory = explain.find_directory(options.run_dir)
+    return watch(directory) if options.watch else status(directory, options.json)
 
 
 def _explain(options: argparse.Namespace) -> int:
     from .agent.cli import explain
 
-    return explain.explain(explain.find_directory(options.run_dir), options.incident)
+    return explain.explain(explain.find_directory(options.run_dir), options.incident, options.json)
+
+
+def _logs(options: argparse.Namespace) -> int:
+    from .agent.cli import explain
+    from .agent.cli.logs import logs
+
+    directory = explain.find_directory(options.run_dir)
+    return logs(directory, options.rank, options.incident, options.lines, options.follow)
 
 
 def _snapshots(options: argparse.Namespace) -> int:
@@ -52,6 +64,8 @@ def _snapshots(options: argparse.Namespace) -> int:
         return snapshots.keep(explain.find_directory(options.run_dir), options.snapshot, options.undo)
     if options.action == "rm":
         return snapshots.remove(explain.find_directory(options.run_dir), options.snapshot)
+    if getattr(options, "json", False):
+        return snapshots.list_json(_named(options))
     if not getattr(options, "all", False):
         return snapshots.snapshots(_named(options), options.action, getattr(options, "whole", False))
     return snapshots.list_all(options.snapshot, options.run_dir, policies()["snapshots"])
@@ -98,13 +112,27 @@ def _dcp_writer() -> Any:
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    try:
+    with _libraries():
         from .dashboard.server import serve
+    return serve(options.runs, options.host, options.port, options.prometheus.rstrip("/"))
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .agent.cli import explain
+
+    with _libraries():
+        from .dashboard.report import report
+    return report(explain.find_directory(options.run_dir), options.out)
+
+
+@contextmanager
+def _libraries() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         raise UsageError(
-            f"the dashboard needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
+            f"this command needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
         ) from error
-    return serve(options.runs, options.host, options.port, options.prometheus.rstrip("/"))
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -137,8 +165,10 @@ COMMANDS = {
     "preflight": _preflight,
     "status": _status,
     "explain": _explain,
+    "logs": _logs,
     "snapshots": _snapshots,
     "simulate": _simulate,
     "dashboard": _dashboard,
+    "report": _report,
 }
 """Commands that send no order. `run` is not among them, because it also needs the unparsed arguments."""

@@ -35,12 +35,24 @@ def parser() -> argparse.ArgumentParser:
         "--run-dir", type=Path, metavar="DIR", default=Path("mt-runs"), help="run directory to check (default: mt-runs)"
     )
     status = add_command(commands, "status", "show what a running job is doing", "status")
-    status.add_argument("--json", action="store_true", help="print one JSON object")
+    shown = status.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/status.json)")
+    shown.add_argument("--watch", action="store_true", help="show the job until it ends; Ctrl-C ends the watching")
     explain = add_command(
         commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
     )
+    explain.add_argument("--json", action="store_true", help="print a list of JSON objects (docs/schemas/explain.json)")
     explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
+    logs = add_command(commands, "logs", "print what the ranks have printed", "logs --rank 3 --follow")
+    logs.add_argument("--rank", type=_count, metavar="N", help="only of this rank (default: of all ranks)")
+    which = logs.add_mutually_exclusive_group()
+    which.add_argument("--incident", metavar="N", help="of the generation that this incident struck")
+    which.add_argument("--follow", action="store_true", help="go on with what comes, until the job ends")
+    logs.add_argument(
+        "--lines", type=_count, default=20, metavar="N", help="last lines of each rank; 0: all (default: %(default)s)"
+    )
     _dashboard_options(commands)
+    _report_options(commands)
     _simulate_options(commands)
     orders = _order_actions(commands)
     snapshots = add_command(
@@ -49,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         "list, check, keep, remove, export or import the snapshots on disk",
         "snapshots verify 1200",
     )
-    for command in (status, explain, *orders, snapshots):
+    for command in (status, explain, logs, *orders, snapshots):
         command.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: the newest in mt-runs)"
         )
@@ -72,7 +84,25 @@ def _dashboard_options(commands: Any) -> None:
         help="address to listen on; others than this machine's need a token (default: %(default)s)",
     )
     add("--port", type=_count, default=9465, help="port to listen on; 0: any free port (default: %(default)s)")
-    add("--prometheus", default="", metavar="URL", help="also show the panels of this Prometheus")
+    add(
+        "--prometheus",
+        default="",
+        metavar="URL",
+        help="also show the panels of this Prometheus; none: of none (default: start Debian's, if it is installed)",
+    )
+
+
+def _report_options(commands: Any) -> None:
+    report = add_command(
+        commands,
+        "report",
+        "write one HTML file about a job, which opens without a server",
+        "report mt-runs/train --out train.html",
+    )
+    report.add_argument(
+        "run_dir", nargs="?", type=Path, metavar="RUN", help="run directory (default: the newest in mt-runs)"
+    )
+    report.add_argument("--out", type=Path, metavar="FILE", help="the file (default: report.html in the run directory)")
 
 
 def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
@@ -174,7 +204,11 @@ def _snapshot_actions(actions: Any) -> None:
         "print the SHA-256 of the training state: equal for two runs that ended in the same bits",
         "snapshots digest 1200",
     )
-    ls.add_argument("--all", action="store_true", help="also list the snapshots that are set aside, and why they are")
+    which = ls.add_mutually_exclusive_group()
+    which.add_argument("--json", action="store_true", help="print a list of JSON objects (docs/schemas/snapshots.json)")
+    which.add_argument(
+        "--all", action="store_true", help="also list the snapshots that are set aside, and why they are"
+    )
     keep = add_command(actions, "keep", "keep a snapshot from being deleted as too old", "snapshots keep 1200")
     keep.add_argument("snapshot", help="a step, or a snapshot's name")
     keep.add_argument("--undo", action="store_true", help="let it be deleted again when it is too old")

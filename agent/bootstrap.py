@@ -20,6 +20,7 @@ from ..checkpoint.backend.place import Place
 from ..checkpoint.durable import catalog, commit
 from ..checkpoint.durable.save_interval import SnapshotPolicy
 from ..resilience.clock import wall_s
+from ..resilience.config import changed
 from ..resilience.controller import Controller
 from ..resilience.decide import observe_only
 from ..resilience.decide.policy import Policy
@@ -56,6 +57,7 @@ from .loop.supervisor import Duties, Supervisor
 from .node import Node
 from .output.async_output import Notebook
 from .output.event_log import Telling
+from .output.hooks import Hooks
 from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
@@ -124,13 +126,16 @@ def run_job(
         closing.callback(store.close)
         keys = Keys(control.job or (run.job if server else f"{run.job}-{run.identity}"))
         launch = replace(launch, hash_seed=crc32(keys.job.encode()) or 1)
-        metrics = Metrics(keys.job)
+        metrics = Metrics(keys.job, control.node)
         metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
-        _serve(metrics, agent, terminal)
-        telling = Telling(terminal, journal, metrics)
+        port = _serve(metrics, agent, terminal)
+        metrics.nodes = lambda: identity.metrics_of_nodes(store, keys)
+        hooks = Hooks(policies["hooks"], run.root, keys.job, control.node)
+        closing.callback(hooks.finish)
+        telling = Telling(terminal, journal, metrics, hooks.tell)
         seat = Seat(store, keys, NodeId(control.node))
         spec = described(launch, numbers, spares, alike(policies, windows, origin, version("mt-resilient")))
-        places = Places(endpoints, root, run)
+        places = Places(endpoints, root, run, port)
         joined = join(seat, launch, spec, control, places, policies, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)
@@ -141,9 +146,11 @@ def run_job(
             "snapshots": root.address,
             "pid": os.getpid(),
             "several": joined.neighbour is not None,
+            "configuration": changed(policies),
+            "versions": python_check.versions(),
         }
         journal.write("start", wall_s(), **begun)
-        run.publish(keys.job, endpoints, control.papers())
+        run.publish(keys.job, endpoints, control.papers(), port)
         deciding = Policy(
             recovery=at_least(policies["recovery"], launch.max_restarts),
             ladder=policies["ladder"],
@@ -160,13 +167,16 @@ def run_job(
             hang=policies["hang"],
             stability=policies["stability"],
             stragglers=policies["stragglers"],
+            rank_log_mb=agent.rank_log_mb,
             window_h=policies["recovery"].mismatch_window_h,
         )
         life = joined.spec.run or secrets.token_hex(4)
         left_out = merged((*windows, *joined.spec.windows))
         node = Node(launch, run, root, chosen_by, life, beginning, left_out, joined.copies)
+        closing.callback(node.output.finish)
         closing.callback(node.close)
-        node.spared = (server.pid or 0,) if server else ()
+        hooks.pids.update((server.pid or 0,) if server else ())
+        node.spared = hooks.pids
         mend = Revival(server, endpoints[0], node, telling) if server else None
         cause = server.cramped if server else str
         outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token)
@@ -238,7 +248,7 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
     return found[0]
 
 
-def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
+def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> int:
     try:
         port = metrics.serve(policy.metrics_port)
     except MachineError as error:
@@ -247,6 +257,7 @@ def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> None:
         port = metrics.serve(0)
         terminal.say(f"{error}; using port {port}", wall_s(), "warn")
     terminal.say(f"metrics on http://localhost:{port}/metrics", wall_s())
+    return port
 
 
 def _supervisor(

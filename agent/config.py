@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass
 
@@ -26,6 +27,10 @@ class AgentPolicy:
     """How long a start waits for that process while it is still importing. Then the start is cold."""
     metrics_port: int = 9464
     """Port of `/metrics`. 0: a free one. Short: `--metrics-port`."""
+    rank_log_mb: float = 0.0
+    """The most that is kept of what a rank prints in one generation, in `logs/ranks/`. 0: nothing is kept, and the
+    ranks print directly, as under torchrun. Otherwise they print through the agent
+    ([what differs](limits.md#what-ranks-print))."""
     last_snapshot: bool = False
     """Take a snapshot before the job ends on Ctrl-C, too. Short: `--last-snapshot`."""
     changed_arguments: bool = False
@@ -57,6 +62,8 @@ class AgentPolicy:
     def __post_init__(self) -> None:
         if not 0 <= self.metrics_port < 65536:
             raise UsageError(f"agent.metrics_port is {self.metrics_port}; a port is 0 to 65535")
+        if not 0 <= self.rank_log_mb < math.inf:
+            raise UsageError(f"agent.rank_log_mb is {self.rank_log_mb}; it cannot be negative")
         if self.lease_ttl_s == 1 or self.lease_ttl_s < 0:
             raise UsageError(f"agent.lease_ttl_s is {self.lease_ttl_s}; etcd keeps no lease shorter than 2 s")
         if self.stop_grace_s < 0:

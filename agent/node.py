@@ -34,6 +34,7 @@ from .ranks.descriptor_server import Door
 from .ranks.launching import started
 from .ranks.orphans import TIDY_S, Orphans, forget_openmp
 from .ranks.page_reader import read
+from .ranks.rank_output import RankOutput
 from .ranks.warm_client import WarmProcess
 from .ranks.worker_group import WorkerGroup
 from .run_directory import RunDirectory
@@ -67,6 +68,8 @@ class Node:
         self.arena = arena.create(launch.ranks, kept.slots + (MARKS if copies else 0))
         self.paths = arena.paths(self.arena, os.getpid())
         self.group: WorkerGroup | None = None
+        self.spared: set[int] = set()
+        """Process ids of further children of the agent that are not in the worker group: etcd, and the command of a hook."""
         self._orphans = Orphans()
         self._in_order = False
         """True: the last worker group exited normally."""
@@ -78,7 +81,8 @@ class Node:
         self.sentences: list[str] = []
         """Sentences for the log about faults on this node. The caller that reports a sentence removes it."""
         self.witness = Witness(launch.ranks, directory.logs)
-        self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths])
+        self.output = RankOutput(directory.logs, launch.ranks, policies.rank_log_mb)
+        self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths, *self.output.paths])
         self._after_death = AfterDeath(self._door.token)
         self.lookout = Lookout(policies.hang, self.witness, observe=policies.ranks.observe)
         self.vitals = Vitals(policies.stragglers)
@@ -104,6 +108,7 @@ class Node:
         same = record.onset < 0 and record.begins is None and ran == self._ran
         reached = status_report.reached(self.board.pages, record.resume_step) if same else ()
         self._ran, self.told = ran, ()
+        self.output.begin(record.number, node_rank)
         self.board.clear(record.number)
         self._door.pids.clear()
         self.board.pause(record.waits)  # before any rank reads its page
@@ -130,6 +135,7 @@ class Node:
             modules=str(self.directory.modules),
             copies=self.copies is not None and len(record.members) > 1,
             agents=(*record.members.values(),)[:8],
+            outputs=self.output.handed,
             stacks=self.witness.paths,
             variables=self.launch.told_to_ranks(os.environ),
         )
@@ -191,18 +197,15 @@ class Node:
 
     def _end_others(self) -> None:
         """End every descendant of the agent except its helper processes."""
-        self._orphans.end(self._helpers())
+        self._orphans.end(self._helpers)
 
     def _helpers(self) -> set[int]:
         return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
 
-    spared: tuple[int, ...] = ()
-    """Process ids of further children of the agent that are not in the worker group: etcd."""
-
     def close(self) -> None:
         self.stop_group()
         if not self._in_order:
-            self._orphans.end(self._helpers(), TIDY_S)
+            self._orphans.end(self._helpers, TIDY_S)
         self.warm.stop()
         self.drain.stop()
         self._after_death.not_needed()
@@ -221,6 +224,7 @@ class Node:
         if ended:
             self._read()  # the last values on their pages
         if ended and self.group:
+            self.output.tell(self.group)
             for process in self.group.ranks.values():
                 process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
         if ended and self.group and self.group.launcher.code and self._started_none():
@@ -281,8 +285,7 @@ class Node:
         said = replace(said, seat=self.held.seat, observes=self.policies.ranks.observe)
         if self.copies:
             courses = tuple((stamp.generation, stamp.rewinds) for stamp in memory)
-            unfetched = tuple(self.copies.unfetched)
-            said = replace(said, courses=courses, copies=self.copies.held(), unfetched=unfetched)
+            said = replace(said, courses=courses, copies=self.copies.held(), unfetched=tuple(self.copies.unfetched))
         return replace(said, **self.vitals.told(self.group), **self.held.sound.told(said))  # type: ignore[arg-type]
 
     def all_attached(self) -> bool:

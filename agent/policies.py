@@ -18,6 +18,7 @@ from ..resilience.plan.resume_point import StabilityPolicy
 from .buddy.buddy_client import CopiesPolicy
 from .config import AgentPolicy, PreemptionPolicy
 from .join.identity import ControlPolicy
+from .output.hooks import HooksPolicy
 from .preflight.rules import PreflightPolicy
 
 SECTIONS: dict[str, type] = {
@@ -35,6 +36,7 @@ SECTIONS: dict[str, type] = {
     "stability": StabilityPolicy,
     "agent": AgentPolicy,
     "preemption": PreemptionPolicy,
+    "hooks": HooksPolicy,
     "control": ControlPolicy,
 }
 
@@ -48,6 +50,8 @@ class NodePolicies:
     hang: HangPolicy
     stability: StabilityPolicy
     stragglers: StragglerPolicy
+    rank_log_mb: float
+    """`agent.rank_log_mb`."""
     window_h: float
     """`recovery.mismatch_window_h`."""
 

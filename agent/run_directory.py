@@ -59,11 +59,17 @@ class RunDirectory:
         whole job."""
         return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
 
-    def publish(self, job: str, endpoints: Sequence[str], papers: Papers) -> None:
+    def publish(self, job: str, endpoints: Sequence[str], papers: Papers, metrics_port: int = 0) -> None:
         """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
         no secret. Raises MachineError."""
         me = {"pid": os.getpid(), "born": born(os.getpid()), "machine": _machine()}
-        told = {"job": job, "endpoints": [*endpoints], "papers": asdict(papers.absolute()), **me}
+        told = {
+            "job": job,
+            "endpoints": [*endpoints],
+            "papers": asdict(papers.absolute()),
+            "metrics_port": metrics_port,
+            **me,
+        }
         try:
             self.endpoint.write_text(json.dumps(told))
         except OSError as error:
@@ -89,8 +95,9 @@ class RunDirectory:
     def _published(*files: Path) -> dict[str, Any] | None:
         for file in files:
             with suppress(FileNotFoundError, ValueError):
-                place: dict[str, Any] = json.loads(file.read_text())
-                return place
+                place = json.loads(file.read_text())
+                if isinstance(place, dict):
+                    return place
         return None
 
     @property

@@ -7,8 +7,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib.resources import files
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,20 +24,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..agent.cli.explain import run_roots, time_of
+from ..agent.cli.run_reader import RunReader, by_job
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, UsageError
+from ..resilience.report import page_view
 from ..resilience.text.formatting import printable
-from . import page_view, prometheus
-from .run_reader import RunReader, by_job
+from . import local_prometheus, prometheus
+from .contents import FILES, HERE, details, summary
 
+NONE = "none"
+"""The word for `--prometheus` that asks for no Prometheus at all."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _COOKIE = "mt-resilient-token"
-_HERE = Path(__file__).parent / "static"
-_FILES = {
-    "page.js": _HERE / "page.js",
-    "page.css": _HERE / "page.css",
-    "plotly.min.js": Path(str(files("plotly"))) / "package_data" / "plotly.min.js",
-}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -117,22 +114,6 @@ class Runs:
                 "costs": page_view.costs((), {}),
             }
 
-    def _seen(self, reader: RunReader) -> page_view.Seen:
-        with self._lock:
-            reader.look()
-            last, incidents = dict(reader.last), reader.incidents
-            if not reader.over:
-                last.pop("end", None)
-            return page_view.Seen(
-                finished=reader.finished,
-                alive=reader.alive,
-                gone=reader.gone,
-                launched=reader.launched,
-                stepped_s=reader.stepped_s,
-                last=last,
-                incidents=incidents,
-            )
-
     def _of(self, request: Request) -> RunReader:
         number = int(request.path_params["run"])
         if number >= len(self._readers):
@@ -143,33 +124,14 @@ class Runs:
         return JSONResponse(self._list())
 
     def _summary(self, number: int, reader: RunReader) -> dict[str, Any]:
-        seen, now = self._seen(reader), wall_s()
-        return {
-            "run": number,
-            "job": printable(reader.job),
-            "directory": printable(", ".join(str(each.root) for each in reader.directories)),
-            "state": {**page_view.state(seen, now), "last": page_view.last_incident(seen.incidents)},
-            "costs": page_view.costs(reader.lives, seen.incidents),
-            "runs": seen.alive,
-        }
+        with self._lock:
+            reader.look()
+            return {"run": number, **summary(reader)}
 
     def one(self, request: Request) -> JSONResponse:
-        reader, now = self._of(request), wall_s()
-        summary = self._summary(int(request.path_params["run"]), reader)
-        line = reader.last.get("progress", {})
-        return JSONResponse(
-            {
-                **summary,
-                "now": now,
-                "command": printable(" ".join(map(str, reader.last.get("start", {}).get("command", ())))),
-                "from_s": reader.lives[0]["from_s"] if reader.lives else now,
-                "until_s": now if summary["runs"] else max((life["until_s"] for life in reader.lives), default=now),
-                "prometheus": self._address,
-                "curve": page_view.curve(reader.progress, _since(request)),
-                "present": page_view.present(line, now) if summary["runs"] else None,
-                "incidents": [page_view.row(number, i) for number, i in reader.incidents.items()],
-            }
-        )
+        reader, number = self._of(request), int(request.path_params["run"])
+        summary = self._summary(number, reader)
+        return JSONResponse({**summary, **details(reader, _since(request)), "prometheus": self._address})
 
     def incident(self, request: Request) -> JSONResponse:
         number = request.path_params["number"]
@@ -191,7 +153,7 @@ def _since(request: Request) -> float:
 
 
 def _file(request: Request) -> FileResponse:
-    path = _FILES.get(request.path_params["name"])
+    path = FILES.get(request.path_params["name"])
     if path is None:
         raise HTTPException(404)
     fresh = "max-age=86400" if path.name == "plotly.min.js" else "no-cache"
@@ -203,7 +165,7 @@ def application(given: Sequence[Path], address: str, token: str) -> Starlette:
     must know, or empty."""
     runs = Runs(given, address)
     routes = [
-        Route("/", lambda request: FileResponse(_HERE / "page.html")),
+        Route("/", lambda request: FileResponse(HERE / "page.html")),
         Route("/static/{name}", _file),
         Route("/api/runs", runs.all),
         Route("/api/runs/{run:int}", runs.one),
@@ -225,13 +187,22 @@ def serve(given: Sequence[Path], host: str, port: int, address: str) -> int:
         raise MachineError(
             f"the dashboard cannot listen on {host}, port {port} ({error.strerror}); name others with --host and --port"
         ) from error
-    page = application(given, address, token)
+    with nullcontext((address, "")) if address else local_prometheus.running(given) as (asked, about):
+        return _run(
+            application(given, "" if asked == NONE else asked, token), len(roots), (host, listening), token, about
+        )
+
+
+def _run(page: Starlette, roots: int, at: tuple[str, socket.socket], token: str, about: str) -> int:
+    host, listening = at
     shown = f"[{host}]" if ":" in host else host
     end = f"?token={token}" if token else ""
     print(
-        f"dashboard of {len(roots)} run {'directories' if len(roots) > 1 else 'directory'}: http://{shown}:{listening.getsockname()[1]}/{end}",
+        f"dashboard of {roots} run {'directories' if roots > 1 else 'directory'}: http://{shown}:{listening.getsockname()[1]}/{end}",
         flush=True,
     )
+    if about:
+        print(about, flush=True)
     if token:
         print("a person who has this address can read what the journals say; nothing is encrypted", flush=True)
     config = uvicorn.Config(page, log_level="warning", access_log=False)

@@ -20,8 +20,20 @@ from typing import Any
 from .errors import UsageError
 
 PREFIX = "MT_RESILIENT_"
+_SECRET = ("on_incident",)
+"""Keys whose values may hold a password, as the address of a webhook does."""
 _OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|.*_PORT=\w+://.*", re.ASCII)
 """Matches environment variables that Kubernetes sets in every container for a Service, such as one named `mt-resilient-agent`."""
+
+
+def changed(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not the defaults, by `section.key`."""
+    return {
+        f"{section}.{f.name}": "(set)" if f.name in _SECRET else getattr(policy, f.name)
+        for section, policy in policies.items()
+        for f in dataclasses.fields(policy)
+        if getattr(policy, f.name) != f.default
+    }
 
 
 def load(

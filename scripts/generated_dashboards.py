@@ -1,9 +1,13 @@
-"""Makes Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules."""
+"""Makes Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules, and schemas from types."""
 
+import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import yaml
 from grafana_foundation_sdk.builders import bargauge, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -17,6 +21,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from mt_resilient.resilience.report.alert_rules import RULES, RUNBOOKS
+from mt_resilient.resilience.report.json_outputs import HookObject, IncidentObject, SnapshotObject, StatusObject
 from mt_resilient.resilience.report.metrics import Metrics
 from mt_resilient.resilience.report.overview import LOSSES, TIERS, Overview, State
 from mt_resilient.resilience.report.panels import MARKS, PANELS, Panel
@@ -112,6 +117,11 @@ def _page() -> Iterator[str]:
     yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. Each metric has a label `job`."
     yield "So Prometheus must scrape with `honor_labels: true`; [examples/prometheus](../examples/prometheus/prometheus.yml) has a"
     yield "configuration. A scrape of the OpenMetrics format gets the number and the generation of an incident as exemplars.\n"
+    yield "On the same port, `/sd` answers Prometheus' HTTP service discovery with the agents of all nodes of the job:\n"
+    yield "```yaml\nscrape_configs:\n  - job_name: mt-resilient\n    honor_labels: true\n    http_sd_configs:"
+    yield "      - url: http://gpu-01:9464/sd\n      - url: http://gpu-02:9464/sd\n```\n"
+    yield "One address suffices while that node's agent runs; name two or more, so that the others are found without it. Each target has"
+    yield "the label `node`. While etcd does not answer, `/sd` answers 503, and Prometheus keeps the targets that it has.\n"
     yield "## Metrics\n\n| metric | type | what |\n|---|---|---|"
     metrics = Metrics("job")
     metrics.leads(
@@ -137,7 +147,28 @@ def _page() -> Iterator[str]:
         yield f"| [{rule.name}](runbooks/{rule.slug}.md) | {rule.severity} | `{rule.expr}`, {rule.lasts} |"
 
 
-MADE = {"examples/grafana/grafana.json": grafana, "examples/prometheus/rules.yml": rules, "docs/metrics.md": page}
+def schema(shape: Any) -> str:
+    return json.dumps(_or_null(msgspec.json.schema(shape)), indent=1, sort_keys=True) + "\n"
+
+
+def _or_null(part: Any) -> Any:
+    """Let each number with a fraction be null: JSON has no NaN."""
+    if isinstance(part, list):
+        return [_or_null(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    return {name: ["number", "null"] if (name, of) == ("type", "number") else _or_null(of) for name, of in part.items()}
+
+
+MADE = {
+    "examples/grafana/grafana.json": grafana,
+    "examples/prometheus/rules.yml": rules,
+    "docs/metrics.md": page,
+    "docs/schemas/status.json": partial(schema, StatusObject),
+    "docs/schemas/explain.json": partial(schema, list[IncidentObject]),
+    "docs/schemas/hook.json": partial(schema, HookObject),
+    "docs/schemas/snapshots.json": partial(schema, list[SnapshotObject]),
+}
 
 
 def main() -> int:

@@ -15,9 +15,10 @@ from typing import Any
 from ...resilience.errors import InternalError, StoreUnavailable, UsageError
 from ...resilience.model.cluster_state import World
 from ...resilience.model.incident import Incident
-from ...resilience.report import explain as story
+from ...resilience.report import needs
 from ...resilience.report.journal import Journal
-from ...resilience.store.codec import loads
+from ...resilience.report.json_outputs import incident_object
+from ...resilience.store.codec import loads, printed
 from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
@@ -75,10 +76,15 @@ def incidents(directory: RunDirectory, world: World | None = None) -> dict[str, 
     """Return the latest state of all incidents, by number, from the journals and etcd. With several nodes, only the leader writes incidents
     into its journal, so etcd completes the list. Incidents that are damaged, or from another version of the program, are skipped."""
     lines = heapq.merge(*(Journal(path).read() for path in directory.journals), key=lambda line: line["at_s"])
-    found = latest(line for line in lines if line["kind"] == "incident")
+    return numbered(latest(line for line in lines if line["kind"] == "incident").values(), world)
+
+
+def numbered(told: Iterable[Incident], world: World | None) -> dict[str, Incident]:
+    """Return these incidents, which are from the journals and in order of time, and those of etcd, by number."""
+    found = {(each.generation, each.id, each.at_s): each for each in told}
     known = len(found)
-    for told in world.incidents if world else ():
-        found[told.generation, told.id, told.at_s] = told
+    for each in world.incidents if world else ():
+        found[each.generation, each.id, each.at_s] = each
     in_order = sorted(found) if len(found) > known else [*found]
     return {str(position): found[key] for position, key in enumerate(in_order, 1)}
 
@@ -93,7 +99,7 @@ def latest(lines: Iterable[dict[str, Any]]) -> dict[tuple[int, str, float], Inci
     return found
 
 
-def explain(directory: RunDirectory, which: str | None) -> int:
+def explain(directory: RunDirectory, which: str | None, as_json: bool) -> int:
     """Print the report on one incident, or the reports on all incidents and their total cost. Return the exit code."""
     world = look(directory)
     told = incidents(directory, world)
@@ -103,6 +109,9 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             known = f"known are 1 to {len(told)}" if told else "there was none so far"
             raise UsageError(f"there is no incident {which} in {directory.root}; {known}")
         told = {wanted: told[wanted]}
+    if as_json:
+        print(printed([incident_object(number, incident) for number, incident in told.items()]))
+        return 0
     if not told:
         print(f"no incident so far in {directory.root}")
         if world is None and directory.several:
@@ -111,7 +120,8 @@ def explain(directory: RunDirectory, which: str | None) -> int:
             )
         return 0
     for number, incident in told.items():
-        print("\n".join(story.lines(incident, time_of(incident.at_s), number)), end="\n\n")
+        lines = needs.told(incident, time_of(incident.at_s), number)
+        print("\n".join(map(formatting.printable, lines)), end="\n\n")
     lost = sum(i.lost_steps for i in told.values())
     took = sum(sum(i.phases_s.values()) for i in told.values())
     print(

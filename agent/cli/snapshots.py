@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich import box
@@ -18,6 +19,8 @@ from ...checkpoint.durable.save_interval import SnapshotPolicy
 from ...resilience.errors import FormatError, MachineError, SnapshotError, UsageError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS
 from ...resilience.model.generation import GenerationRecord
+from ...resilience.report.json_outputs import SnapshotObject
+from ...resilience.store.codec import printed
 from ...resilience.text import formatting
 from ..run_directory import RunDirectory
 from .explain import find_directory, look, time_of
@@ -204,20 +207,13 @@ def _list(snapshots: list[Place]) -> int:
         table.add_column(heading, justify=side, no_wrap=True)  # type: ignore[arg-type]
     others = []
     for snapshot in snapshots:
-        stamp = _attempt(snapshot).stamp
-        try:
-            certified = "yes" if snapshot.there(paths.CERTIFIED) else "–"
-            kept = [word for name, word in _YOURS.items() if snapshot.there(name)]
-            found = commit.read_commit(snapshot)
-        except SnapshotError:  # the snapshot is damaged, or was deleted just now as too old
-            told = "?", "–", "–", "–", "–"
-        except FormatError as error:
-            told = "–", "–", "–", "–", "–"
-            others.append(str(error))
-        else:
-            figures, words = found.figures, ", ".join(kept) or "–"
-            told = str(found.world), f"{figures.bytes / 1e6:.1f}", time_of(figures.written_s), certified, words
-        table.add_row(str(stamp.step), str(stamp.generation), *told, snapshot.name)
+        told = _object(snapshot)
+        others += [told.problem] if told.problem else []
+        ranks, size, written = "?", "–", "–"
+        if told.bytes is not None and told.written_s is not None:
+            ranks, size, written = str(told.ranks), f"{told.bytes / 1e6:.1f}", time_of(told.written_s)
+        words = "yes" if told.certified else "–", ", ".join(told.yours) or "–", told.name
+        table.add_row(str(told.step), str(told.generation), ranks, size, written, *words)
     Console(highlight=False, width=200).print(table)
     for sentence in others:
         print(sentence)
@@ -227,6 +223,38 @@ def _list(snapshots: list[Place]) -> int:
 _GOOD = "set aside, and good (mt-resilient rewind --to NAME comes back to one)"
 _WRONG = "set aside, and never used again"
 _YOURS = {paths.ORDERED: "ordered", paths.KEPT: "kept"}
+
+
+def list_json(found: list[Place]) -> int:
+    print(printed([_object(snapshot) for snapshot in found]))
+    return 0
+
+
+def _object(snapshot: Place) -> SnapshotObject:
+    stamp = _attempt(snapshot).stamp
+    known = SnapshotObject(
+        name=snapshot.name,
+        step=stamp.step,
+        generation=stamp.generation,
+        ranks=None,
+        bytes=None,
+        written_s=None,
+        certified=False,
+        yours=(),
+        place=str(snapshot),
+    )
+    try:
+        known = replace(
+            known,
+            certified=snapshot.there(paths.CERTIFIED),
+            yours=tuple(word for name, word in _YOURS.items() if snapshot.there(name)),
+        )
+        found = commit.read_commit(snapshot)
+    except SnapshotError:  # the snapshot is damaged, or was deleted just now as too old
+        return known
+    except FormatError as error:
+        return replace(known, problem=str(error))
+    return replace(known, ranks=found.world, bytes=found.figures.bytes, written_s=found.figures.written_s)
 
 
 def _verify(found: list[Place]) -> int:

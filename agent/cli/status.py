@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from dataclasses import replace
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...resilience.clock import wall_s
 from ...resilience.decide.operator_requests import waiting
 from ...resilience.membership import quarantine
 from ...resilience.membership.node_roles import leader, roles
 from ...resilience.model.cluster_state import World
-from ...resilience.report import explain, status_view
+from ...resilience.report import explain, page_view, status_view
 from ...resilience.report.journal import Journal
-from ...resilience.store.codec import dumps
+from ...resilience.report.json_outputs import StatusObject
+from ...resilience.store.codec import printed
 from ...resilience.text import formatting
 from ..run_directory import RunDirectory
-from .explain import incidents, look, time_of
+from .explain import numbered, time_of
+from .job_now import JobNow, look_at
+from .run_reader import RunReader
 
 _NEWEST = 5
 """The most incidents that are shown; `explain` shows all."""
@@ -31,41 +32,61 @@ _WIDE = 200
 
 def status(directory: RunDirectory, as_json: bool) -> int:
     """Print the state of the job. Return 0 if an agent runs, here or on another node, or if the job is finished; else 1."""
-    world = look(directory)
-    agent, finished = directory.agent() is not None, directory.finished.exists()
-    if world and not world.nodes and not agent:  # etcd has outlived the job
-        world = None
+    now = look_at(directory, RunReader([directory]))
     if as_json:
-        print(json.dumps(_object(world, finished, agent)))
+        print(printed(_object(directory, now)))
     else:
-        _show(directory, world, agent)
-    return 0 if agent or world or finished else 1
+        _show(directory, now)
+    return now.code
 
 
-def _show(directory: RunDirectory, world: World | None, agent: bool) -> None:
+def heading(directory: RunDirectory, now: JobNow) -> list[str]:
+    """Return the job's name and run directory, the sentence of state with what to do, and the figures."""
+    words = [formatting.printable(f"{now.job}, in {directory.root}"), f"{now.state['words']}. {now.state['act']}"]
+    figures = page_view.figures(now.line, now.up_s)
+    return words + ([", ".join(figures)] if figures else [])
+
+
+def _show(directory: RunDirectory, now: JobNow) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if not console.is_terminal:
         console.width = _WIDE
-    if world is None or not status_view.headline(world, wall_s()):
+
+    def say(line: str) -> None:
+        console.print(formatting.printable(line))
+
+    world = now.world
+    if world is None or not status_view.headline(world, now.at_s):
         unknown = ", but its etcd does not answer (does it run, and are user and password right?): nothing more is known until it does"
-        more = unknown if agent and world is None else ""
-        console.print(f"{'An' if agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}")
+        more = unknown if now.agent and world is None else ""
+        say(f"{'An' if now.agent else 'No'} agent is running in {directory.root}{more}.{_last_words(directory)}")
+        for line in heading(directory, now)[1:] if now.line else ():
+            say(line)
         return
-    if not agent:
+    for line in heading(directory, now):
+        say(line)
+    if not now.agent:
         here = formatting.listed(sorted(world.nodes))
-        console.print(f"No agent is running in {directory.root}; the job continues on {here}.{_last_words(directory)}")
-    now = wall_s()
-    for line in status_view.lines(world, now, time_of):
-        console.print(line)
+        say(f"No agent is running in {directory.root}; the job continues on {here}.{_last_words(directory)}")
+    for line in status_view.lines(world, now.at_s, time_of):
+        say(line)
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in status_view.COLUMNS:
-        table.add_column(heading, no_wrap=heading in _WHOLE, min_width=max(map(len, heading.split())))
-    for row in status_view.rows(world, now, time_of):
-        table.add_row(*row)
+    for heading_ in status_view.COLUMNS:
+        table.add_column(heading_, no_wrap=heading_ in _WHOLE, min_width=max(map(len, heading_.split())))
+    for row in status_view.rows(world, now.at_s, time_of):
+        table.add_row(*map(formatting.printable, row))
     console.print(table)
-    known = [(n, i) for n, i in incidents(directory, world).items() if i in world.incidents]
-    for number, incident in known[-_NEWEST:]:
-        console.print(f"incident {number}, {time_of(incident.at_s)}: {incident.summary}; {explain.outcome(incident)}")
+    for line in incident_lines(now, world):
+        say(line)
+
+
+def incident_lines(now: JobNow, world: World) -> list[str]:
+    """Return a line about each of the newest incidents, the newest last."""
+    known = [(n, i) for n, i in numbered(now.seen.incidents.values(), world).items() if i in world.incidents]
+    return [
+        formatting.printable(f"incident {number}, {time_of(i.at_s)}: {i.summary}; {explain.outcome(i)}")
+        for number, i in known[-_NEWEST:]
+    ]
 
 
 def _last_words(directory: RunDirectory) -> str:
@@ -81,18 +102,35 @@ def _last_words(directory: RunDirectory) -> str:
     return f"{code} Its last message{where}, {time_of(line['at_s'])}: {line['sentence']}"
 
 
-def _object(world: World | None, finished: bool, agent: bool) -> dict[str, Any]:
+def _object(directory: RunDirectory, now: JobNow) -> StatusObject:
+    world, line = now.world, now.line
+    known = StatusObject(
+        job=now.job,
+        directory=str(directory.root),
+        running=now.agent or world is not None,
+        finished=now.finished,
+        mood=now.state["mood"],
+        words=now.state["words"],
+        act=now.state["act"],
+        state=line.get("state"),
+        step=line.get("step"),
+        total=line.get("total"),
+        step_s=line.get("step_s"),
+        loss=line.get("loss"),
+        up_s=now.up_s,
+        snapshots={tier: step for tier, (step, _) in line.get("snapshots", {}).items()},
+        at_risk=line.get("at_risk", {}),
+    )
     if world is None:
-        return {"running": agent, "finished": finished}
-    now = wall_s()
-    return {
-        "running": True,
-        "doing": status_view.headline(world, wall_s()),
-        "generation": json.loads(dumps(world.record)) if world.record else None,
-        "leader": leader(world),
-        "roles": roles(world, now),
-        "quarantine": {node: json.loads(dumps(entry)) for node, entry in quarantine.in_force(world, now).items()},
-        "orders": [json.loads(dumps(request)) for request in waiting(world)],
-        "nodes": {node: json.loads(dumps(said)) for node, said in world.status.items()},
-        "incidents": [json.loads(dumps(i)) for i in world.incidents],
-    }
+        return known
+    return replace(
+        known,
+        doing=status_view.headline(world, now.at_s),
+        generation=world.record,
+        leader=leader(world),
+        roles={node: str(role) for node, role in roles(world, now.at_s).items()},
+        quarantine={**quarantine.in_force(world, now.at_s)},
+        orders=tuple(waiting(world)),
+        nodes=dict(world.status),
+        incidents=world.incidents,
+    )

@@ -13,9 +13,12 @@ from ipaddress import ip_address
 from ...resilience.clock import wall_s
 from ...resilience.errors import MachineError, StoreUnavailable, UsageError
 from ...resilience.membership.rank_assignment import NodesPolicy, sizes
+from ...resilience.model.node import NodeRecord
+from ...resilience.store.codec import loads
 from ...resilience.store.etcd.access import Access, Papers, parse_endpoint
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
+from ...resilience.store.protocol import Store
 from ...resilience.text import formatting
 from ..config import AgentPolicy
 from ..etcd.server import EmbeddedEtcd, probe, started
@@ -154,6 +157,18 @@ def address(endpoints: Sequence[str]) -> str:
     raise MachineError(
         f"this node's address on the way to {formatting.listed(endpoints)} cannot be found ({why}); name it with --address"
     )
+
+
+def metrics_of_nodes(store: Store, keys: Keys) -> dict[str, str]:
+    """Return the addresses of all nodes' metrics, by node. Raises StoreUnavailable."""
+    found = {
+        key.removeprefix(keys.nodes): loads(NodeRecord, entry.value) for key, entry in store.range(keys.nodes).items()
+    }
+    return {
+        node: f"[{here.address}]:{here.metrics_port}" if ":" in here.address else f"{here.address}:{here.metrics_port}"
+        for node, here in found.items()
+        if here.metrics_port
+    }
 
 
 def one_cluster(store: EtcdStore, keys: Keys) -> None:

@@ -46,6 +46,7 @@ class Places:
     root: Place
     """The place (a directory or object store) that holds `snapshots/`."""
     run: RunDirectory
+    metrics_port: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +95,7 @@ def join(
         pid=os.getpid(),
         ranks=launch.ranks,
         port=neighbour.port if neighbour else 0,
+        metrics_port=at.metrics_port,
         address=identity.named(control.address) if control.address else identity.address(at.endpoints),
         home=_home(run) if neighbour else "",
         labels={**scheduler_env.labels(os.environ), **control.labelled},

@@ -5,8 +5,11 @@ launch â†’ a probe in its Python, which takes milliseconds and imports neither â
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from subprocess import DEVNULL, PIPE, CompletedProcess, TimeoutExpired
 
 from ...resilience.errors import MachineError
@@ -34,6 +37,15 @@ _FAILS_S = 5.0
 _ANSWERS_S = 60.0
 """Seconds that a probe may take: the interpreter may be on a shared file system. After that, the check assumes that torch and mt_resilient
 are there."""
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what this interpreter has. That of the ranks may be another one."""
+    found = {"python": platform.python_version(), "linux": platform.release()}
+    for name in ("mt-resilient", "torch", "megatron-core", "numpy"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:

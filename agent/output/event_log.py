@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,9 +24,17 @@ from .terminal import Recorded, Terminal
 
 
 class Telling:
-    def __init__(self, terminal: Terminal, journal: Journal, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        terminal: Terminal,
+        journal: Journal,
+        metrics: Metrics,
+        hook: Callable[[Incident], None] = lambda incident: None,
+    ) -> None:
+        """hook: is told of each incident when it begins and when it is over."""
         self._terminal, self._journal, self._metrics = Recorded(terminal, journal), journal, metrics
         self.progress = Progress(journal, metrics)
+        self._hook = hook
         self._began_s = monotonic_s()
         self._lost_s = 0.0
         self._starved = False
@@ -53,7 +61,10 @@ class Telling:
             self.say(answer.sentence, "warn" if answer.exit_code else "good")
         for incident in decision.incidents:
             self._journal.write("incident", wall_s(), incident=asdict(incident))
+        began = [i for i in decision.incidents if i.open and (i.generation, i.id) not in self._known]
         closed = [incident for incident in decision.incidents if self._incident(incident)]
+        for incident in (*began, *closed):
+            self._hook(incident)
         self.progress.recovered([incident for incident in closed if incident.rung not in (OBSERVE, STOP)])
         for node, entry in decision.quarantine.items():
             self._journal.write("quarantine", wall_s(), node=node, quarantine=asdict(entry))

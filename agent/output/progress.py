@@ -73,7 +73,7 @@ class Progress:
             for where, seconds in self._ledger.spent.items():
                 self._metrics.spend(where, seconds - self._counted.get(where, 0.0))
             self._counted = dict(self._ledger.spent)
-            self._write(replace(told, step=step), loss, now, wall)
+            self._write(replace(told, step=step), max((page.total for page in pages), default=0), loss, now, wall)
         self._metrics.leads(told, {tier: at_s for tier, (_, at_s) in self._newest.items()})
         self._said = told
         self._next_s = now + max(_PACE_S, _DEAR * (monotonic_s() - now))
@@ -96,7 +96,7 @@ class Progress:
             self._step_s = (now - at_s) / (step - last)
             self._last = (step, generation, now)
 
-    def _write(self, told: Overview, loss: float, now: float, wall: float) -> None:
+    def _write(self, told: Overview, total: int, loss: float, now: float, wall: float) -> None:
         """Write a line at once if something other than the training's course has changed; otherwise when it is time."""
         changed = self._said is None or (told.state, told.nodes, told.quarantined) != (
             *(self._said.state, self._said.nodes, self._said.quarantined),
@@ -107,5 +107,11 @@ class Progress:
         figures = {"loss": loss, "step_s": self._step_s, "etcd_s": self._etcd_s}
         known = {name: float(f"{value:.6g}") for name, value in figures.items() if math.isfinite(value)}
         spent = {where: round(seconds, 2) for where, seconds in self._ledger.spent.items() if seconds}
-        fields = {**asdict(told), "snapshots": self._newest, "spent": spent, **known}
+        fields = {
+            **asdict(told),
+            "snapshots": self._newest,
+            "spent": spent,
+            **({"total": total} if total else {}),
+            **known,
+        }
         self._journal.write("progress", wall, **fields)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 
 from rich.console import Console
 from rich.control import Control
@@ -22,12 +22,16 @@ class Terminal:
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.quiet = quiet
+        self._began: date | None = None
+        """The day of the first line. Lines of later days have their date."""
 
     def say(self, sentence: str, at_s: float, mood: str = "info") -> None:
         """Print `sentence` with the wall-clock time `at_s`. mood: info, good, warn or bad. A quiet terminal prints warn and bad only."""
         if self.quiet and mood in ("info", "good"):
             return
-        clock = datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
+        when = datetime.fromtimestamp(at_s)
+        self._began = self._began or when.date()
+        clock = when.strftime("%H:%M:%S" if when.date() == self._began else "%Y-%m-%d %H:%M:%S")
         line = Text.assemble(("mt-resilient ", _STYLES[mood]), (f"{clock} ", "dim"), printable(sentence))
         # The reader may be gone (rich exits when its pipe is closed), or a log's disk may be full.
         with suppress(OSError, SystemExit):

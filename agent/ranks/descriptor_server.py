@@ -19,7 +19,7 @@ from .orphans import is_ours
 
 _PATIENCE_S = 1.0
 _AGAIN_S = 0.1
-_FLAGS = os.O_ACCMODE | os.O_APPEND
+_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NOCTTY
 _PEER = struct.Struct("3i")
 
 

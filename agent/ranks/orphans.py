@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import psutil
@@ -30,15 +30,15 @@ class Orphans:
         self._tidying: dict[psutil.Process, float] = {}
         """Clean-up processes, each with the monotonic time since when the agent has waited for it."""
 
-    def end(self, spare: Collection[int], tidy_s: float = 0.0) -> None:
-        """SIGKILL every descendant of the agent except those in `spare`, and return when all are gone and reaped. Wait at most `tidy_s`
-        seconds for processes that clean up after others. Kill them if they take longer than TIDY_S. Raises InternalError if a process
-        survives for END_S seconds.
+    def end(self, spare: Callable[[], Collection[int]], tidy_s: float = 0.0) -> None:
+        """SIGKILL every descendant of the agent except those that `spare` returns then, and return when all are gone and reaped. Wait at
+        most `tidy_s` seconds for processes that clean up after others. Kill them if they take longer than TIDY_S. Raises InternalError if a
+        process survives for END_S seconds.
         """
         began_s = monotonic_s()
         me = psutil.Process()
         killed: set[psutil.Process] = set()
-        while left := [p for p in me.children(recursive=True) if p.pid not in spare and not _below(p, spare)]:
+        while left := _others(me.children(recursive=True), spare()):
             taken_s = monotonic_s() - began_s
             if taken_s > END_S:
                 names = ", ".join(str(p.pid) for p in left)
@@ -111,6 +111,10 @@ def _tidies(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return tidies(" ".join((process.name(), *process.cmdline())))
     return False
+
+
+def _others(processes: list[psutil.Process], spare: Collection[int]) -> list[psutil.Process]:
+    return [process for process in processes if process.pid not in spare and not _below(process, spare)]
 
 
 def _below(process: psutil.Process, spare: Collection[int]) -> bool:

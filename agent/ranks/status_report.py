@@ -68,9 +68,9 @@ def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
                 kind="no torch" if group.unimportable else "exit",
             )
         )
-    # All ranks of thousands of nodes may raise at the same time, and people read only one traceback.
-    told = next((gone for gone in found if gone.traceback), None)
-    return tuple(gone if gone is told else replace(gone, traceback="") for gone in found)
+    # All ranks of thousands of nodes may end at the same time, and people read only one traceback, or one rank's last lines.
+    told = next((gone for gone in found if gone.traceback), next((gone for gone in found if gone.last_lines), None))
+    return tuple(gone if gone is told else replace(gone, traceback="", last_lines="") for gone in found)
 
 
 def _code(page: Page, process: Watched) -> int | None:
@@ -124,6 +124,7 @@ def _rank_exit(page: Page, process: Watched) -> RankExit:
         code=code,
         error=process.nonsense or str(words.get("error", f"{process.missing} is not there" if process.missing else "")),
         traceback=str(words.get("traceback", "")),
+        last_lines="" if words.get("traceback") else process.last_lines,
         out_of_memory=process.out_of_memory,
         oom_killer_active=process.oom_killer_active,
         started=page.stepped_ns > 0 or page.phase == RankPhase.FINISHED,  # there may have been no step left to compute

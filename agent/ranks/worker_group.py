@@ -35,6 +35,8 @@ class Watched:
     """The agent has ended the process because the agent's lease had expired."""
     missing: str = ""
     """The script that Python did not find; empty: it found the script."""
+    last_lines: str = ""
+    """The last lines that a rank has printed before it ended."""
     nonsense: str = ""
     """The impossible value on the rank's page because of which the agent ended it; empty: there was none."""
 

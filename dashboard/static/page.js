@@ -23,14 +23,23 @@ function make(tag, words = "", attributes = {}) {
   return found;
 }
 
+// In a report, all answers are in the page.
+const REPORT = $("report") && JSON.parse($("report").textContent);
+const answers = path => path.includes("/incidents/") ? REPORT.stories[path.split("/").at(-1)] : { ...REPORT.told, curve: since(REPORT.told.curve) };
+function since(curve) {
+  const from = span ? REPORT.told.now - span : 0, kept = curve.at_s.map(at => at >= from);
+  return Object.fromEntries(Object.entries(curve).map(([name, values]) => [name, values.filter((_, at) => kept[at])]));
+}
+
 async function ask(path) {
+  if (REPORT) return answers(path);
   const answer = await fetch(path);
   if (!answer.ok) throw new Error(`${path}: ${answer.status}`);
   return answer.json();
 }
 
 function drawing() {
-  return plotly ??= new Promise((done, failed) => {
+  return plotly ??= window.Plotly ? Promise.resolve(window.Plotly) : new Promise((done, failed) => {
     const script = make("script", "", { src: "static/plotly.min.js" });
     script.onload = () => done(window.Plotly);
     script.onerror = failed;
@@ -97,8 +106,8 @@ async function showCurve({ curve, incidents, now }) {
   const shapes = marks.slice(-200).map(each => ({ type: "line", xref: "x", yref: "paper", x0: when(each.at_s), x1: when(each.at_s), y0: 0, y1: 1,
     line: { color: colour(each.result), width: 1.5, dash: "dot" } }));
   const dots = { name: "incidents", x: marks.map(each => when(each.at_s)), y: marks.map(each => Math.max(0, each.step)), yaxis: "y", mode: "markers",
-    marker: { size: 12, color: marks.map(each => colour(each.result)), line: { color: ink("card"), width: 2 } }, customdata: marks.map(each => each.number),
-    text: marks.map(each => `incident ${each.number}: ${each.cause}, ${each.result}`), hovertemplate: "%{text}<extra></extra>" };
+    marker: { size: 12, symbol: marks.map(each => each.window ? "diamond" : /rewind/.test(each.rung) ? "triangle-down" : "circle"), color: marks.map(each => colour(each.result)), line: { color: ink("card"), width: 2 } }, customdata: marks.map(each => each.number),
+    text: marks.map(each => `incident ${each.number}: ${each.cause}, ${each.result}${each.window ? `, left out ${each.window}` : ""}`), hovertemplate: "%{text}<extra></extra>" };
   const title = words => ({ title: { text: words, font: { size: 12, color: ink("faint") } } });
   const chart = await plot("curve", [line("step", curve.step, ink("line1"), "y"), line("loss", curve.loss, ink("line2"), "y2"),
     line("seconds per step", curve.step_s, ink("line3"), "y3"), dots],
@@ -162,6 +171,21 @@ function showPresent(present) {
   fill("nodes", [...nodes, ["leads", present.leader || "–"], ["a write to etcd", present.etcd || "–"]]);
 }
 
+const bars = (id, values, words, colour) => plot(id, [{ type: "histogram", x: values, nbinsx: 40, marker: { color: ink(colour) }, hovertemplate: "%{x} s: %{y}<extra></extra>" }],
+  { height: 220, bargap: .05, xaxis: axis({ title: { text: "seconds", font: { size: 12, color: ink("faint") } } }), yaxis: axis({ title: { text: words, font: { size: 12, color: ink("faint") } } }) });
+
+function showFurther({ further, curve, incidents }) {
+  const steps = curve.step_s.filter(s => s), recoveries = incidents.filter(each => each.seconds).map(each => each.seconds);
+  $("distributions").hidden = !steps.length && !recoveries.length;
+  if (steps.length) bars("step-times", steps, "lines of the journal", "line3");
+  $("h-recoveries").hidden = $("recovery-times").hidden = !recoveries.length;
+  if (recoveries.length) bars("recovery-times", recoveries, "recoveries", "line1");
+  for (const [table, rows] of [["kept", Object.entries(further.snapshots)], ["windows", further.windows], ["configuration", Object.entries(further.configuration)], ["versions", Object.entries(further.versions)]]) {
+    fill(table, rows);
+    $(table).parentElement.hidden = !rows.length;
+  }
+}
+
 async function showPanels() {
   const which = `api/runs/${run}/prometheus?span=${span}`, mine = [which, Infinity];
   if (panelsAsked[0] === which && Date.now() - panelsAsked[1] < PANELS_MS) return;
@@ -188,14 +212,14 @@ async function look() {
   busy = true;
   try {
     if (run === null) {
-      const jobs = await ask("api/runs");
+      const jobs = REPORT ? [REPORT.told] : await ask("api/runs");
       if (jobs.length === 1) { run = 0; } else { showJobs(jobs); }
     }
     if (run !== null) {
       told = await ask(`api/runs/${run}?span=${span}`);
       showOne();
     }
-    $("fresh").textContent = `as of ${clock(Date.now() / 1000)}`;
+    $("fresh").textContent = REPORT ? `a report, as of ${clock(REPORT.told.now)}` : `as of ${clock(Date.now() / 1000)}`;
   } catch (error) {
     $("fresh").textContent = error instanceof TypeError ? "the dashboard's server does not answer; what you see is old" : `what you see is old: the server cannot read this job (${error.message})`;
     if (!(error instanceof TypeError)) console.error(error);
@@ -226,8 +250,9 @@ function showOne() {
   showCurve(told);
   showIncidents(told.incidents);
   showPresent(told.present);
+  showFurther(told);
   if (told.prometheus) showPanels().catch(console.error);
-  const more = told.prometheus ? "" : " Start it with --prometheus URL to see a Prometheus' panels, too.";
+  const more = told.prometheus || REPORT ? "" : " Start it with --prometheus URL to see a Prometheus' panels, too.";
   const old = told.curve.at_s.length ? "" : " They have no lines about the progress: no step was finished, or an older version wrote them.";
   $("source").textContent = `Drawn from the journals in ${told.directory}.${old}${more} Command: ${told.command}`;
 }
@@ -256,5 +281,5 @@ $("more").onclick = () => { all = true; showIncidents(told.incidents); };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => told && showOne());
 addEventListener("hashchange", address);
 document.addEventListener("visibilitychange", () => document.hidden || look());
-setInterval(() => document.hidden || look(), EVERY_MS);
+if (!REPORT) setInterval(() => document.hidden || look(), EVERY_MS);
 address();

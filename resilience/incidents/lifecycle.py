@@ -49,6 +49,12 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
     )
     ends = [end for status in world.uncalm_statuses() for end in status.exits]
     traces = tuple(end.traceback for end in ends if end.traceback and end.kind not in tuple(Kind))[:1]
+    if not traces:
+        traces = tuple(
+            f"rank {end.rank} had printed last:\n{end.last_lines}"
+            for end in ends
+            if end.last_lines and end.kind == "exit"
+        )[:1]
     return replace(
         bare_incident(world, verdict, answer.rung, reached),
         id=next_id(world),

@@ -113,12 +113,13 @@ class Page:
     """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 3: it cannot, but it puts its data back; 0: there
     is neither."""
     first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
-    """The first step that was finished in this generation. The rank writes it before `stepped_ns`, the time at which that step was
-    finished."""
+    """The first step that was finished in this generation. The rank writes it before `stepped_ns`."""
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
     """Number of findings of this generation on which the ranks did not act; `sighting(ordinal)` returns the last two."""
     repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
     """A `Repeated`: whether this rank got the same figures when it computed steps again."""
+    total = _Int(_SIGHTINGS_COUNT_AT // 8 + 6)
+    """Number of steps after which the loop ends; 0: not known."""
     device_queued = _Int(_DEVICE_AT)
     """Number of the last mark that the rank has put behind the work of its stream on the device."""
     device_reached = _Int(_DEVICE_AT + 1)

@@ -26,6 +26,17 @@ class Reached(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Output:
+    """The agent's stdout or stderr, and where ranks print instead of there (`agent/ranks/rank_output.py`)."""
+
+    device: int
+    inode: int
+    """These two identify the file that the agent's stream is."""
+    paths: tuple[str, ...]
+    """For each local rank: the agent's pipe or pseudo-terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Handoff:
     generation: Generation
     board: str
@@ -63,6 +74,7 @@ class Handoff:
     """Environment variables, as the script would see them under torchrun alone."""
     agents: tuple[str, ...] = ()
     """Instances of the agents of the first eight nodes. While one of these agents lives, a start is a recovery, not a new command."""
+    outputs: tuple[Output, ...] = ()
     stacks: tuple[str, ...] = ()
     """For each local rank: the file into which it writes its stacks on request."""
 

@@ -29,6 +29,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     "doing": (0, max(Doing)),
     "step": (-1, MOST),
     "first_step": (-1, MOST),
+    "total": (0, MOST),
     "durable_step": (-1, MOST),
     "snapshots": (0, MOST),
     "skipped": (0, MOST),

@@ -135,6 +135,8 @@ class NodeRecord:
     """Address at which the other nodes reach this node."""
     port: int = 0
     """Port to which a neighbour node keeps a connection open (`agent/peers/liveness_link.py`)."""
+    metrics_port: int = 0
+    """Port of /metrics on this node; 0: not known."""
     copies_port: int = 0
     """Port at which this node receives and serves copies of snapshots (`agent/buddy/service.py`); 0: none."""
     home: str = ""

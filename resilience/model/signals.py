@@ -25,6 +25,8 @@ class RankExit:
     error: str = ""
     """Last line of the rank's own traceback; empty: the rank left no traceback."""
     traceback: str = ""
+    last_lines: str = ""
+    """What the rank had printed last, if it left no traceback."""
     out_of_memory: bool = False
     """Whether the kernel killed the rank because memory ran out."""
     oom_killer_active: bool = False

@@ -5,6 +5,7 @@ Every label combination exists with value 0 from the start, because otherwise `i
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
-from ..errors import MachineError
+from ..errors import MachineError, StoreUnavailable
 from ..membership.node_roles import Role
 from ..model.cause import Cause
 from ..model.incident import PHASES, Incident
@@ -37,10 +38,15 @@ RESULTS = {
 }
 """The results that an answer can have (`explain.result`), by rung."""
 
+_LOOPBACK = ("127.", "localhost", "[::1]")
+
 
 class Metrics:
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, node: str = "") -> None:
         self.registry = CollectorRegistry()
+        self._node = node
+        self.nodes: Callable[[], Mapping[str, str]] = dict
+        """Returns the addresses of all nodes' metrics, by node. Raises StoreUnavailable. Set once etcd can be asked."""
         self._job = job
 
         def metric(kind: Callable[..., T], name: str, words: str, *labels: str, **more: Any) -> T:
@@ -151,7 +157,7 @@ class Metrics:
             self._snapshots.labels(job, outcome)
 
     def serve(self, port: int) -> int:
-        """Serve /metrics on loopback and all other addresses of this node. Return the port; for 0, a free port is chosen. Raises
+        """Serve /metrics and /sd on loopback and all other addresses of this node. Return the port; for 0, a free port is chosen. Raises
         MachineError."""
         try:
             server, _ = start_http_server(port, registry=self.registry)
@@ -159,7 +165,24 @@ class Metrics:
             raise MachineError(
                 f"port {port} for /metrics is not available ({error.strerror}); name another one with --metrics-port"
             ) from error
+        metrics: Any = server.get_app()
+        server.set_app(lambda asked, answer: (self._targets if asked["PATH_INFO"] == "/sd" else metrics)(asked, answer))
         return int(server.server_port)
+
+    def _targets(self, asked: dict[str, Any], answer: Callable[..., Any]) -> list[bytes]:
+        """Answer a Prometheus' HTTP service discovery with the agents of all nodes. If other machines do not reach this one at the address
+        that it has registered, it is named as it was asked."""
+        try:
+            found = {**self.nodes()}
+            if found.get(self._node, "127.").startswith(_LOOPBACK):
+                found[self._node] = asked.get("HTTP_HOST", "")
+        except StoreUnavailable:  # then Prometheus goes on with the targets that it has
+            answer("503 Service Unavailable", [])
+            return [b"etcd does not answer\n"]
+        answer("200 OK", [("Content-Type", "application/json")])
+        return [
+            json.dumps([{"targets": [at], "labels": {"node": node}} for node, at in sorted(found.items())]).encode()
+        ]
 
     def recovery(self, incident: Incident) -> None:
         """Count an incident that is over. Its number and generation are the exemplar, for a Prometheus that scrapes OpenMetrics."""

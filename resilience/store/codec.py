@@ -19,6 +19,11 @@ def dumps(record: Any) -> bytes:
     return _ENCODER.encode(record).encode()
 
 
+def printed(record: Any) -> str:
+    """Return the record as JSON that other programs can read, too: a number that is none, as NaN, becomes null."""
+    return json.dumps(json.loads(dumps(record), parse_constant=lambda name: None))
+
+
 def loads(cls: type[T], data: bytes | str) -> T:
     """Return the record. Ignores unknown fields, which a newer agent may have written. Raises InternalError for a missing or mistyped
     field."""

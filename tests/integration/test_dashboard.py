@@ -4,23 +4,29 @@ token it shows nothing."""
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.types import Step
-from mt_resilient.resilience.report import explain
+from mt_resilient.resilience.report import needs
 from mt_resilient.resilience.report.journal import Journal
+from mt_resilient.resilience.report.metrics import Metrics
+from mt_resilient.resilience.store.etcd.access import Papers
 
 from ..harness import cli, environment
 from ..unit.worlds import incident
@@ -127,7 +133,7 @@ def test_the_numbers_of_the_page_are_those_of_the_journal(tmp_path: Path) -> Non
         page.keyboard.press("Enter")
         page.wait_for_selector("#story-1 .main-svg")
         told = page.inner_text("#story-1 pre")
-        for line in explain.lines(KILLED, "", "1")[1:]:
+        for line in needs.told(KILLED, "", "1")[1:]:
             assert line.strip() in told
         page.click("text=last 10 min")
         page.wait_for_selector("text=last 10 min >> xpath=self::*[@aria-pressed='true']")
@@ -182,3 +188,69 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with dashboard(root) as address:
         taken = cli("dashboard", root, "--port", address.strip("/").rpartition(":")[2])
     assert (taken.returncode, "name others with --host and --port" in taken.stderr) == (3, True)
+
+
+def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_path: Path) -> None:
+    root = finished(tmp_path / "train")
+    with (root / "journal.jsonl").open("ab") as file:  # what a torn write or another program may leave there
+        file.write(
+            b'\x00\xff{"at_s": 1, "kind"\n{"at_s":1790000990,"kind":"progress","state":"</script><b>","step":[]}\n['
+        )
+    Journal(root / "journal.jsonl").write(
+        "drain", START_S + 9, event={"event": "durable", "step": 9, "bytes": 4_000_000, "seconds": 2.0}
+    )
+    told = {"summary": "</script><script>alert(1)</script>", "at_s": START_S + 800}
+    skipped = replace(KILLED, id="0003", rung=1, window=Window(5, 7), **told)
+    Journal(root / "journal.jsonl").write("incident", START_S + 800, incident=asdict(skipped))
+    done = cli("report", str(root))
+    assert (done.returncode, done.stdout.strip()) == (0, str(root / "report.html")), done.stderr
+    with browser((root / "report.html").as_uri()) as page:
+        page.goto((root / "report.html").as_uri())
+        page.wait_for_selector("#curve .main-svg")
+        page.wait_for_selector("#step-times .main-svg")
+        assert page.inner_text("#words") == "Finished after step 2000"
+        assert page.evaluate("document.querySelector('#curve').data[0].y.at(-1)") == 2000
+        assert page.evaluate("document.querySelector('#curve').data.at(-1).marker.symbol") == [
+            "circle",
+            "triangle-down",
+            "diamond",
+        ]
+        page.click("[data-incident='3']")
+        page.wait_for_selector("#story-3 .main-svg")
+        assert "alert(1)" in page.inner_text("#story-3 pre")
+        assert page.inner_text("#windows tbody") == "batches 5 to 6\t3"
+        assert "2.0 s" in page.inner_text("#kept")
+        page.click("text=last 10 min")
+        page.wait_for_function("document.querySelector('#curve').data[0].y[0] > 700")
+    nowhere = cli("report", str(root), "--out", str(tmp_path / "no" / "report.html"))
+    assert (nowhere.returncode, "name another file with --out" in nowhere.stderr) == (3, True)
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian)")
+def test_the_page_has_a_prometheus_of_its_own_if_none_is_named(tmp_path: Path) -> None:
+    root = finished(tmp_path / "train")
+    with dashboard(str(root)) as address, urllib.request.urlopen(f"{address}api/runs/0") as answer:
+        assert json.load(answer)["prometheus"] == "", "no agent runs there, and nothing is started"
+    assert not (root / "prometheus").exists()
+    metrics = Metrics("train", "a")
+    metrics.now(step=7, generation=1, alive=2, paused=False, stall_s=0.0, effective=1.0)
+    RunDirectory(root).publish("train", ["127.0.0.1:1"], Papers(), metrics.serve(0))
+    with dashboard(str(root), "--prometheus", "none") as address:
+        assert not (root / "prometheus").exists()
+
+    def step(address: str) -> list[float]:
+        with urllib.request.urlopen(f"{address}api/runs/0/prometheus?span=600") as answer:
+            panels = json.load(answer)["panels"]
+        found = next(panel["series"] for panel in panels if panel["title"] == "Step")
+        return [y for series in found for y in series["y"]]
+
+    with dashboard(str(root)) as address:
+        until = time.monotonic() + 60
+        while not (seen := step(address)):
+            assert time.monotonic() < until, (root / "prometheus/prometheus.log").read_text()
+            time.sleep(1)
+        assert set(seen) == {7.0}
+        with urllib.request.urlopen(f"{address}api/runs/0") as answer:
+            theirs = json.load(answer)["prometheus"]
+    with pytest.raises(OSError, match=r"refused|reset"):  # reset: it is ending
+        urllib.request.urlopen(theirs)

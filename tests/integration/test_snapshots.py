@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import zarr
@@ -29,6 +30,7 @@ from mt_resilient.checkpoint.durable.retention import RetentionPolicy
 from mt_resilient.checkpoint.format import manifest, pytree
 from mt_resilient.checkpoint.format.shard_image import CHUNK_BYTES
 from mt_resilient.resilience.errors import FormatError, LayoutError, SnapshotError
+from mt_resilient.resilience.report.json_outputs import SnapshotObject
 
 from ..harness import MINIMAL, cli
 from ..played import PATIENCE_S, RUN, Node
@@ -403,6 +405,9 @@ def test_what_another_version_has_written_is_refused_and_left_as_it_is(tmp_path,
         assert sentence in done.stdout + done.stderr
     assert path.read_bytes() == before
     assert not (snapshot / "REJECTED").exists()
+    (told,) = msgspec.json.decode(cli("snapshots", "ls", "--json", str(tmp_path)).stdout, type=list[SnapshotObject])
+    assert (told.name, told.bytes, told.ranks) == (snapshot.name, None, None)
+    assert sentence in told.problem
 
 
 def test_a_rejected_snapshot_is_none_but_its_bytes_stay(node, snapshot):

@@ -42,7 +42,7 @@ ORDER = {
         "safe_unpickle torch_zip dcp_reader dcp_names megatron_names dcp_export safetensors_files export "
         "import_checkpoint zarr_nodes zarr_store"
     ),
-    "dashboard": ("page_view run_reader prometheus server"),
+    "dashboard": ("contents prometheus local_prometheus report server"),
     "simulator": ("scenario engine results command"),
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
@@ -88,7 +88,7 @@ PURE = {
     "resilience/store/parsed_cache.py",
     "resilience/store/write_rates.py",
     "agent/loop/next_action.py",
-    "dashboard/page_view.py",
+    "resilience/report/page_view.py",
     "agent/ssh/hostfile.py",
     "agent/preflight/rules.py",
     "agent/launch/scheduler_env.py",

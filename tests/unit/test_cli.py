@@ -209,3 +209,17 @@ def test_a_run_inside_a_wrapped_script_is_the_only_one(monkeypatch: pytest.Monke
     assert handover.WRAPS not in os.environ
     assert handover.BIN not in os.environ["PATH"]
     assert handover.SITE not in os.environ.get("PYTHONPATH", "")
+
+
+def test_what_a_script_said_does_not_reach_the_terminal_as_control_characters(place: Path, capfd: Capture) -> None:
+    journal = Journal(place / "journal.jsonl")
+    journal.write("start", 1.0)
+    journal.write("progress", 2.0, state="training", step=7, total=9, loss=0.5, step_s=0.25)
+    journal.write("said", 3.0, sentence="the script raised: \x1b[2J\x07", mood="bad")
+    journal.write("end", 4.0, code=5)
+    for words in (["status"], ["status", "--watch"]):
+        assert main([*words, "--run-dir", str(place)]) == 1
+        said = capfd.readouterr().out
+        assert "\x1b" not in said
+        assert "has stopped with exit code 5 after step 7 of 9. Read why: the script raised: \\x1b[2J\\x07." in said
+        assert "step 7 of 9, 250 ms a step, loss 0.5" in said

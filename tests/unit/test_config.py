@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.policies import SECTIONS
-from mt_resilient.resilience.config import load
+from mt_resilient.resilience.config import changed, load
 from mt_resilient.resilience.errors import UsageError
 
 
@@ -193,3 +193,8 @@ def test_values_that_cannot_work_are_refused_by_name(flag: str) -> None:
 def test_a_signal_that_no_scheduler_sends_ahead_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=rf"^preemption.signals has '{name}'; it may have SIGTERM, SIGUSR1"):
         load(SECTIONS, None, {}, {"preemption.signals": f"SIGTERM, {name}"})
+
+
+def test_what_is_not_the_default_is_named() -> None:
+    found = load(SECTIONS, None, {}, {"agent.metrics_port": "0", "hang.floor_s": "9"})
+    assert changed(found) == {"agent.metrics_port": 0, "hang.floor_s": 9.0}

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.dashboard import page_view
-from mt_resilient.dashboard.page_view import NO_AGENT, Seen
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.report import page_view
+from mt_resilient.resilience.report.page_view import NO_AGENT, Seen
 
 from .worlds import incident
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.cli.run_reader import RunReader
 from mt_resilient.agent.run_directory import RunDirectory
-from mt_resilient.dashboard.run_reader import RunReader
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.etcd.access import Papers
 
@@ -135,13 +135,14 @@ def test_an_agent_that_was_killed_here_is_gone_at_once(tmp_path: Path) -> None:
     assert not directory.gone
 
 
-def test_one_job_that_cannot_be_read_hides_no_other_and_new_jobs_appear(tmp_path: Path) -> None:
+def test_what_is_damaged_hides_nothing_and_new_jobs_appear(tmp_path: Path) -> None:
     pytest.importorskip("plotly", reason="the extra `dashboard` is not installed")
     from starlette.requests import Request
 
     from mt_resilient.dashboard.server import Runs
 
-    journal(tmp_path / "m", (0.0, "start", START), (1.0, "progress", {"step": "many"}))
+    journal(tmp_path / "m", (0.0, "start", START), (1.0, "progress", {"step": "many"}), (2.0, "end", {"code": []}))
+    (tmp_path / "m" / "endpoint").write_text("[1]")
     journal(tmp_path / "n", (0.0, "start", START), (50.0, "progress", training(9, 50.0)), (60.0, "end", {"code": 0}))
     runs = Runs([tmp_path], "")
 
@@ -149,6 +150,6 @@ def test_one_job_that_cannot_be_read_hides_no_other_and_new_jobs_appear(tmp_path
         told = json.loads(runs.all(Request({"type": "http"})).body)
         return [(each["job"], each["state"]["words"].split(":")[0]) for each in told]
 
-    assert listed() == [("m", "Cannot be read"), ("n", "Not training here")]
+    assert listed() == [("m", "Not known"), ("n", "Not training here")]
     journal(tmp_path / "a", (0.0, "start", START), (60.0, "end", {"code": 0}))
     assert [job for job, _ in listed()] == ["m", "n", "a"], "pages that are open keep their job's number"

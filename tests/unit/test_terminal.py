@@ -21,3 +21,13 @@ def test_a_file_holds_no_control_characters(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log, redirect_stderr(log):
         Terminal().say("step 10 is on disk", 0.0)
     assert (tmp_path / "log").read_text().startswith("mt-resilient ")
+
+
+def test_lines_of_later_days_have_their_date(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, redirect_stderr(log):
+        terminal = Terminal()
+        for at_s in (1e9, 1e9 + 60, 1e9 + 172_800):
+            terminal.say("step 10 is on disk", at_s)
+    first, second, third = (line.split()[1] for line in (tmp_path / "log").read_text().splitlines())
+    assert len(first) == len(second) == len("12:00:00")
+    assert third.startswith("2001-09-1")

@@ -22,6 +22,7 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.die_with_parent import die_with, die_with_parent
 from ...resilience.ipc.handoff import VARIABLE, Handoff, local_rank
 from .board import claim
+from .output import print_through_the_agent
 from .rank_stderr import say
 from .stack_signal import listen
 
@@ -92,6 +93,7 @@ def _attach(trains: bool) -> Attachment | None:
             rank = os.environ["RANK"]
             say(f"another process of rank {rank} trains: this loop runs unwatched")
         return None
+    print_through_the_agent(handoff.outputs, local_rank(os.environ))
     # The launcher starts its ranks in their own sessions: without this, they would outlive it. The kernel regards the thread that started
     # a process as its parent. torchrun's thread lives as long as torchrun; a wrapper's thread may end earlier.
     if _started_by_the_launcher():

@@ -27,7 +27,7 @@ from .consensus import Council
 from .fallback import Rescue
 from .lineage import Course
 from .local_gradients import OwnGradients
-from .loop_start import first_boundary, restore, tell, tell_of_what_is_missing, unless_looped
+from .loop_start import first_boundary, restore, shown, tell, tell_of_what_is_missing, unless_looped
 from .repetition import Repetition
 from .step_metrics import Figures, Skips
 from .step_timer import OwnTime
@@ -104,16 +104,16 @@ class Boundaries:
         """How often the ranks have rewound since they started."""
         return 0 if self._at is None else self._tape.rewinds
 
-    def begin(self, step: int) -> int:
-        """Call this right before the first step, with the state after `step` steps. Collective. Waits and rewinds as ordered. Returns the
-        step to begin with; call `resume` before it."""
+    def begin(self, step: int, total: object = None) -> int:
+        """Call this right before the first step, with the state after `step` of `total` steps. Collective. Waits and rewinds as ordered.
+        Returns the step to begin with; call `resume` before it."""
         if self._at is None:
             return step
         self._tape.restorer.restore_randomness()
         self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
-        self._page.restored_ns = monotonic_ns()
+        self._page.restored_ns, self._page.total = monotonic_ns(), shown(total)
         self._page.phase = RankPhase.TRAINING
         watch(self._at, self._tape.device)
         self._page.tells = 2 if not self.fixed_data else 3 if self.puts_data_back else 1

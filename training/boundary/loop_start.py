@@ -14,6 +14,7 @@ from ...checkpoint.backend import place
 from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import UsageError
 from ...resilience.inprocess.tally import Wanted
+from ...resilience.ipc.page_validation import MOST
 from ...resilience.model.data_windows import Window
 from ...resilience.text import formatting
 from ..attach.attach import Attachment
@@ -91,6 +92,11 @@ def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> d
         )
     course.asked = {"agents": [*at.handoff.agents], **found}
     return found
+
+
+def shown(total: object) -> int:
+    """Return the number of steps of the whole loop, as the page shows it; 0: it has no end, or it is not known."""
+    return int(total) if isinstance(total, int | float) and 0 < total <= MOST else 0
 
 
 def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list[Optimizer | LRScheduler]:

@@ -96,6 +96,10 @@ class HookedLoop:
         """Whether the last step of the training is done."""
         raise NotImplementedError
 
+    def total(self) -> object:
+        """Return the number of steps of the whole training."""
+        raise NotImplementedError
+
     def skips(self) -> bool:
         """Whether the loop finds its data by the number of consumed samples, so that some samples can be skipped."""
         raise NotImplementedError
@@ -118,7 +122,7 @@ class HookedLoop:
             sources = self.sources(given)
             self.counters = sources["counters"]
             skips = self.skips()
-            self.iteration(), self.complete()
+            self.iteration(), self.complete(), self.total()
         except ResilientError:
             raise
         except Exception as error:
@@ -137,7 +141,7 @@ class HookedLoop:
             self.rebuild(given)
         self.skip(-batches)  # `begin` records the state before the jump
         rewinds = self.session.rewinds
-        self.session.begin(self.iteration())
+        self.session.begin(self.iteration(), self.total())
         if self.session.rewinds == rewinds:
             self.skip(batches)
         else:

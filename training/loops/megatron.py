@@ -80,6 +80,9 @@ class MegatronLoop(HookedLoop):
     def complete(self) -> bool:
         return bool(self.live["iteration"] >= self.args.train_iters)
 
+    def total(self) -> object:
+        return self.args.train_iters
+
     def checkpoint_and_decide_exit(self, original: Any, *args: Any, **kwargs: Any) -> bool:
         given = self.boundary_parameters.bind(*args, **kwargs).arguments
         saves, last = self.at(given["iteration"], given[FLOPS])

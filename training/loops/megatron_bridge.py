@@ -71,6 +71,9 @@ class BridgeLoop(HookedLoop):
     def complete(self) -> bool:
         return bool(self.iteration() >= self.state.cfg.train.train_iters)
 
+    def total(self) -> object:
+        return self.state.cfg.train.train_iters
+
     def checkpoint_and_decide_exit(self, original: Any, *args: Any, **kwargs: Any) -> bool:
         given = self.boundary_parameters.bind(*args, **kwargs).arguments
         state = given["state"]

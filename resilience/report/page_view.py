@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..resilience.model.incident import PHASES, Incident
-from ..resilience.plan.escalation import OBSERVE, STOP
-from ..resilience.report import explain
-from ..resilience.report.overview import LOSSES, TIERS, State
-from ..resilience.report.time_ledger import TRAINING, WHERE, effective
-from ..resilience.text.formatting import printable
+from ..model.incident import PHASES, Incident
+from ..plan.escalation import OBSERVE, STOP
+from ..text import formatting
+from ..text.formatting import printable
+from . import explain
+from .needs import told
+from .overview import LOSSES, TIERS, Overview, State
+from .time_ledger import TRAINING, WHERE, effective
 
 POINTS = 1500
 """The most points of a curve that are sent; of more, every n-th."""
@@ -55,13 +57,13 @@ class Seen:
 def state(seen: Seen, now: float) -> dict[str, str]:
     """Return the sentence of state. mood: good, info, warn or bad; act: what a person should do now."""
     line, start = seen.last.get("progress", {}), seen.last.get("start", {})
-    at = f"step {line['step']}" if line.get("step", -1) >= 0 else "its first step"
+    at = _step(line) if line.get("step", -1) >= 0 else "its first step"
     ago_s = abs(now - max(line.get("at_s", 0.0), start.get("at_s", 0.0)))  # the clock of another machine may be ahead
     here = " here" if start.get("several") and not seen.launched else ""
     again = f"Does it go on elsewhere? mt-resilient status. If not: {_AGAIN}." if here else f"{_AGAIN}."
     code = _ended(seen)
     if seen.finished:
-        return _said("good", f"Finished after {at}", "Nothing to do.")
+        return _said("good", f"Finished after {at}" if line.get("step", -1) >= 0 else "Finished", "Nothing to do.")
     if code is not None:
         quiet = code in _QUIET
         how = f"ended {_QUIET[code]}" if quiet else f"has stopped with exit code {code}"
@@ -80,6 +82,28 @@ def state(seen: Seen, now: float) -> dict[str, str]:
     if not line:
         return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
     return _running(seen, State(line["state"]), at, line, now)
+
+
+def _step(line: Mapping[str, Any]) -> str:
+    return f"step {line['step']}{f' of {total}' if (total := line.get('total')) else ''}"
+
+
+def figures(line: Mapping[str, Any], up_s: float | None) -> list[str]:
+    """Return the step, the pace, the loss and how long the agent has run, as far as they are known. line: of the kind `progress`."""
+    found = [_step(line)] if line.get("step", -1) >= 0 else []
+    found += [f"{duration(line['step_s'])} a step"] if line.get("step_s") else []
+    found += [f"loss {line['loss']:g}"] if line.get("loss") is not None else []
+    return found + ([f"up {duration(up_s)}"] if up_s is not None else [])
+
+
+def present_line(line: Mapping[str, Any], told: Overview, now: float) -> dict[str, Any]:
+    """Return the newest `progress` line with what etcd says now in place of what the journal said then."""
+    before = line.get("snapshots", {})
+    kept = {
+        tier: (step, before[tier][1] if tier in before and before[tier][0] == step else now)
+        for tier, step in told.snapshots.items()
+    }
+    return {**line, **asdict(told), "snapshots": kept, "at_s": now}
 
 
 def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, str]:
@@ -208,6 +232,31 @@ def curve(progress: Sequence[Mapping[str, Any]], since_s: float) -> dict[str, li
     return {name: [line.get(name) for line in kept] for name in ("at_s", "step", "loss", "step_s")}
 
 
+def further(
+    start: Mapping[str, Any], written: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]
+) -> dict[str, Any]:
+    """Return what the lower part of the page shows: what snapshots on disk cost, which data was left out, configuration and versions.
+    start: the newest line of that kind. written: the drain processes' events."""
+    durable = [each for each in written if each["event"] == "durable"]
+    seconds = [each.get("seconds", 0.0) for each in durable]
+    size = sum(each.get("bytes", 0) for each in durable)
+    configuration = start.get("configuration", {})
+    return {
+        "snapshots": {
+            "written to disk": f"{len(durable):,}",
+            "bytes in all": formatting.size(size),
+            "time to write one, on average": duration(sum(seconds) / len(seconds)) if seconds else "–",
+            "longest time to write one": duration(max(seconds)) if seconds else "–",
+            "writes that failed": f"{len(written) - len(durable):,}",
+        },
+        "windows": [
+            [printable(formatting.batches(i.window)), number] for number, i in incidents.items() if i.window is not None
+        ],
+        "configuration": {printable(name): printable(str(value)) for name, value in configuration.items()},
+        "versions": {printable(name): printable(found) for name, found in start.get("versions", {}).items()},
+    }
+
+
 def row(number: str, incident: Incident) -> dict[str, Any]:
     """Return an incident as the table shows it."""
     over = "under way" if incident.open else explain.result(incident)
@@ -221,10 +270,11 @@ def row(number: str, incident: Incident) -> dict[str, Any]:
         "lost_steps": incident.lost_steps,
         "seconds": round(sum(incident.phases_s.values()), 3),
         "step": incident.step_at_fault,
+        "window": formatting.batches(incident.window) if incident.window else "",
     }
 
 
 def story(number: str, incident: Incident, when: str) -> dict[str, Any]:
     """Return an incident as its drill-down shows it: its phases in their order, and the lines of `explain`."""
     phases = {name: incident.phases_s[name] for name in PHASES if name in incident.phases_s}
-    return {"phases": phases, "lines": [printable(line) for line in explain.lines(incident, when, number)]}
+    return {"phases": phases, "lines": [printable(line) for line in told(incident, when, number)]}

@@ -6,18 +6,80 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..agent.cli.explain import latest
-from ..agent.run_directory import RunDirectory
-from ..resilience.model.incident import Incident
-from ..resilience.report.journal import event
-from ..resilience.report.overview import State
+import msgspec
+
+from ...resilience.model.incident import Incident
+from ...resilience.report.journal import event
+from ...resilience.report.overview import State
+from ...resilience.report.page_view import Seen
+from ..run_directory import RunDirectory
+from .explain import latest
 
 _COURSE = ("at_s", "step", "loss", "step_s")
 """What is kept of every `progress` line; of the newest one, everything is."""
-_KINDS = ("start", "end", "progress", "incident", "said")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A line of the kind `start`, as far as it is read. A line of another shape was damaged, and is skipped; so with the others."""
+
+    at_s: float
+    command: list[str] = field(default_factory=list)
+    configuration: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    at_s: float
+    code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    at_s: float
+    state: State
+    step: int = -1
+    total: int = 0
+    loss: float | None = None
+    step_s: float | None = None
+    etcd_s: float | None = None
+    spares: int = 0
+    quarantined: int = 0
+    leader: str = ""
+    nodes: dict[str, int] = field(default_factory=dict)
+    snapshots: dict[str, tuple[int, float]] = field(default_factory=dict)
+    at_risk: dict[str, int] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    at_s: float
+    sentence: str
+    mood: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainEvent:
+    event: str
+    step: int = -1
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drain:
+    at_s: float
+    event: DrainEvent
+
+
+_KINDS = {"start": Start, "end": End, "progress": Told, "said": Said, "drain": Drain, "incident": dict}
+"""The kinds of lines that are read, with what they must be."""
 
 
 class RunReader:
@@ -31,6 +93,8 @@ class RunReader:
         """Of each journal: its inode, and the bytes that have been read."""
         self.progress: list[dict[str, Any]] = []
         """The course of the training, from the leaders' `progress` lines, in order of time."""
+        self.written: list[dict[str, Any]] = []
+        """What the drain processes have written to disk, or have failed to write."""
         self._lives: dict[Path, list[dict[str, Any]]] = {}
         """By journal, one for each start of its agent: when it began, its last line, and where its time went."""
         self.last: dict[str, dict[str, Any]] = {}
@@ -81,6 +145,19 @@ class RunReader:
         """Return the incidents by the number that `explain` shows."""
         return {str(number): incident for number, incident in enumerate(self._incidents.values(), 1)}
 
+    def seen(self) -> Seen:
+        """Return what is known of the job now."""
+        last = {kind: line for kind, line in self.last.items() if kind != "end" or self.over}
+        return Seen(
+            finished=self.finished,
+            alive=self.alive,
+            gone=self.gone,
+            launched=self.launched,
+            stepped_s=self.stepped_s,
+            last=last,
+            incidents=self.incidents,
+        )
+
     def look(self) -> None:
         """Take in what the journals have new."""
         if self._replaced():
@@ -104,6 +181,8 @@ class RunReader:
                 self.launched |= "several" not in line
                 if self.last.get("bad", {}).get("journal") == journal:
                     del self.last["bad"]
+            case "drain" if line["event"]["event"] in ("durable", "failed"):
+                self.written.append(line["event"])
             case "end":
                 self._ended_s[journal] = at_s
             case "progress":
@@ -134,10 +213,18 @@ class RunReader:
             return found
         self._read[path] = inode, read + len(whole) + bool(whole)
         for text in whole.splitlines():
-            if (line := event(text)) and line["kind"] in _KINDS:
+            if (line := event(text)) and _sound(line):
                 line["journal"] = path
                 found.append(line)
         return found
+
+
+def _sound(line: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(line, _KINDS[line["kind"]])
+    except (KeyError, msgspec.ValidationError):
+        return False
+    return math.isfinite(line["at_s"])
 
 
 def _moves(line: dict[str, Any], before: dict[str, Any]) -> bool:

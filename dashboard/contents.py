@@ -1,0 +1,46 @@
+"""What the page and the report show of one job, as JSON; and the files of which they are made."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..agent.cli.run_reader import RunReader
+from ..resilience.clock import wall_s
+from ..resilience.report import page_view
+from ..resilience.text.formatting import printable
+
+HERE = Path(__file__).parent / "static"
+FILES = {
+    "page.js": HERE / "page.js",
+    "page.css": HERE / "page.css",
+    "plotly.min.js": Path(str(files("plotly"))) / "package_data" / "plotly.min.js",
+}
+
+
+def summary(reader: RunReader) -> dict[str, Any]:
+    """Return the state of the job and what it has cost."""
+    seen = reader.seen()
+    return {
+        "job": printable(reader.job),
+        "directory": printable(", ".join(str(each.root) for each in reader.directories)),
+        "state": {**page_view.state(seen, wall_s()), "last": page_view.last_incident(seen.incidents)},
+        "costs": page_view.costs(reader.lives, seen.incidents),
+        "runs": seen.alive,
+    }
+
+
+def details(reader: RunReader, since_s: float) -> dict[str, Any]:
+    """Return the rest. since_s: from when on the curve is wanted."""
+    now, start, incidents = wall_s(), reader.last.get("start", {}), reader.incidents
+    return {
+        "now": now,
+        "command": printable(" ".join(start.get("command", ()))),
+        "from_s": reader.lives[0]["from_s"] if reader.lives else now,
+        "until_s": now if reader.alive else max((life["until_s"] for life in reader.lives), default=now),
+        "curve": page_view.curve(reader.progress, since_s),
+        "present": page_view.present(reader.last.get("progress", {}), now) if reader.alive else None,
+        "incidents": [page_view.row(number, each) for number, each in incidents.items()],
+        "further": page_view.further(start, reader.written, incidents),
+    }
