@@ -7,7 +7,9 @@ Hooks of torch and of sharding frameworks are ignored: they gather parameters, w
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,10 +18,12 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from ....resilience.errors import SnapshotError
 from ..tensors.in_place import Nested
+from . import fp8_state
 from .module_tensors import named_modules
 
 _OTHERS = ("torch", "megatron", "transformer_engine", "deepspeed")
 _EXTRA = "_extra_state"
+_ALLOWS = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 class Extra:
@@ -27,7 +31,12 @@ class Extra:
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
         """modules: by name. Raises SnapshotError for a module whose extra state could not be restored."""
-        self._states = {name: module for name, module in modules.items() if _own(module, "get_extra_state")}
+        self._scaled = {name: module for name, module in modules.items() if fp8_state.has_scaling(module)}
+        self._states = {
+            name: module
+            for name, module in modules.items()
+            if name not in self._scaled and _own(module, "get_extra_state")
+        }
         self._keys = {name: module for name, module in modules.items() if _puts_more(module)}
         for name, module in self._states.items():
             if not _own(module, "set_extra_state"):
@@ -38,15 +47,21 @@ class Extra:
 
     def collect(self) -> Nested:
         kept: Nested = {name: {"state": _boxed(module.get_extra_state())} for name, module in self._states.items()}
+        for name, module in self._scaled.items():
+            if scaling := fp8_state.collect(module):
+                kept[name] = {"fp8": scaling}
         for name, module in self._keys.items():
             if more := _more(module):
                 kept.setdefault(name, {})["keys"] = more
         return kept
 
     def restore(self, kept: Nested) -> None:
+        for name, module in self._scaled.items():
+            fp8_state.restore(module, kept.get(name, {}).get("fp8", {}))
         for name, module in self._states.items():
             if "state" in kept.get(name, {}):
-                module.set_extra_state(_unboxed(kept[name]["state"]))
+                with _allowed():
+                    module.set_extra_state(_unboxed(kept[name]["state"]))
         for name, module in self._keys.items():
             if "keys" in kept.get(name, {}):
                 with torch.no_grad():
@@ -91,6 +106,18 @@ def _more(module: Module) -> Nested:
         and not key.endswith(_EXTRA)
         and not any(map(key.startswith, children))
     }
+
+
+@contextmanager
+def _allowed() -> Iterator[None]:
+    """Let Transformer Engine's fused operations read the bytes that they have written. From 2.20 on they refuse this by default, because a
+    checkpoint may come from anywhere."""
+    before = os.environ.get(_ALLOWS)
+    os.environ[_ALLOWS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_ALLOWS) if before is None else os.environ.update({_ALLOWS: before})
 
 
 def _boxed(value: Any) -> Nested:

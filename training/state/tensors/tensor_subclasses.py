@@ -1,5 +1,6 @@
 """Split a tensor into the ordinary tensors that it consists of, in the same memory. A DTensor consists of its local part. A subclass that
-wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Any other subclass gives its own bytes. A
+wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Transformer Engine's float8 tensors consist of
+their numbers and scales; a transposed copy is left out. Any other subclass gives its own bytes. A
 tensor without bytes raises an error with its name.
 """
 
@@ -14,6 +15,8 @@ from ....checkpoint.arena.staging import refusal
 from .in_place import local
 
 _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
+_FLOAT8 = tuple(f"_{usage}{what}" for usage in ("", "rowwise_", "columnwise_") for what in ("data", "scale_inv"))
+"""The attributes of Transformer Engine's float8 tensors that are their state."""
 
 
 def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
@@ -42,6 +45,9 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
         _take_apart(name, here, found, called)
     elif type(tensor) in _ORDINARY:
         found[name] = tensor
+    elif type(tensor).__module__.startswith("transformer_engine"):
+        parts = {part: getattr(tensor, part, None) for part in _FLOAT8}
+        found.update({f"{name}.{part}": each for part, each in parts.items() if torch.is_tensor(each)})
     elif hasattr(tensor, "__tensor_flatten__"):
         for part in tensor.__tensor_flatten__()[0]:
             _take_apart(f"{name}.{part}", getattr(tensor, part), found, called)
