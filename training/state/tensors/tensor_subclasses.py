@@ -1,7 +1,7 @@
 """Split a tensor into the ordinary tensors that it consists of, in the same memory. A DTensor consists of its local part. A subclass that
 wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Transformer Engine's float8 tensors consist of
-their numbers and scales; a transposed copy is left out. Any other subclass gives its own bytes. A
-tensor without bytes raises an error with its name.
+their numbers and scales; a transposed copy is left out. Any other subclass gives its own bytes. A tensor without bytes raises an error with
+its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from ....checkpoint.arena.staging import refusal
 from .in_place import local
 
 _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
-_FLOAT8 = tuple(f"_{usage}{what}" for usage in ("", "rowwise_", "columnwise_") for what in ("data", "scale_inv"))
+_FLOAT8 = (
+    *(f"_{usage}{what}" for usage in ("", "rowwise_", "columnwise_") for what in ("data", "scale_inv")),
+    "_amax_rowwise",
+    "_amax_columnwise",
+)
 """The attributes of Transformer Engine's float8 tensors that are their state."""
 
 
@@ -45,9 +49,8 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
         _take_apart(name, here, found, called)
     elif type(tensor) in _ORDINARY:
         found[name] = tensor
-    elif type(tensor).__module__.startswith("transformer_engine"):
-        parts = {part: getattr(tensor, part, None) for part in _FLOAT8}
-        found.update({f"{name}.{part}": each for part, each in parts.items() if torch.is_tensor(each)})
+    elif parts := _float8_parts(tensor):
+        found.update({f"{name}.{part}": each for part, each in parts.items()})
     elif hasattr(tensor, "__tensor_flatten__"):
         for part in tensor.__tensor_flatten__()[0]:
             _take_apart(f"{name}.{part}", getattr(tensor, part), found, called)
@@ -58,6 +61,13 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
         found[name] = tensor
     else:
         raise refusal(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
+
+
+def _float8_parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    if not type(tensor).__module__.startswith("transformer_engine"):
+        return {}
+    parts = {part: getattr(tensor, part, None) for part in _FLOAT8}
+    return {part: each for part, each in parts.items() if torch.is_tensor(each)}
 
 
 def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
