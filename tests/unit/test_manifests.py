@@ -73,7 +73,9 @@ def native(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
         jsonschema.validate(found["spec"], PYTORCHJOB)
         for role, replicas in found["spec"]["pytorchReplicaSpecs"].items():
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, **replicas["template"]}
-            assert [each["name"] for each in pod["spec"]["containers"]] == ["pytorch"], "the operator asks for this name"
+            assert [each["name"] for each in pod["spec"]["containers"]] == ["pytorch"], (
+                "the operator asks for this name"
+            )
             yield pod
     elif found["kind"] == "JobSet":
         jsonschema.validate(found["spec"], JOBSET)
@@ -94,9 +96,19 @@ def test_a_manifest_fits_the_schemas_strictly(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "host", "environ", "expected"),
     [
-        ("indexed-job.yaml", "gpt-3", {"JOB_COMPLETION_INDEX": "3"}, {"nodes": "8", "this node": "gpt-3", "job": "gpt"}),
+        (
+            "indexed-job.yaml",
+            "gpt-3",
+            {"JOB_COMPLETION_INDEX": "3"},
+            {"nodes": "8", "this node": "gpt-3", "job": "gpt"},
+        ),
         ("jobset.yaml", "gpt-node-0-3", {"JOB_COMPLETION_INDEX": "3"}, {"nodes": "8", "this node": "gpt-node-0-3"}),
-        ("pytorchjob.yaml", "gpt-worker-2", {"PET_NNODES": "8"}, {"nodes": "8", "this node": "gpt-worker-2", "job": "gpt"}),
+        (
+            "pytorchjob.yaml",
+            "gpt-worker-2",
+            {"PET_NNODES": "8"},
+            {"nodes": "8", "this node": "gpt-worker-2", "job": "gpt"},
+        ),
     ],
 )
 def test_the_command_of_a_manifest_is_understood_in_its_pod(
