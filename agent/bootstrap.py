@@ -43,7 +43,7 @@ from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, un
 from .join.join import Joined, Places, join
 from .join.registration import await_others, described
 from .join.static_nodes import serve, static
-from .launch import python_check
+from .launch import megatron_layout, python_check
 from .launch.torchrun import Launch, understand
 from .loop.etcd_restart import Revival
 from .loop.executor import Performer
@@ -107,6 +107,8 @@ def run_job(
             closing.enter_context(beginning.reading(paths.COMMIT))
         refused = kernel_features.check()
         numbers, spares = identity.counted(nodes, control, agent, snapshots)
+        unfit = megatron_layout.left_out(launch, numbers)
+        numbers = tuple(number for number in numbers if number not in unfit)
         run.own(root / paths.SNAPSHOTS, control.job)
         # This refuses a snapshot from another version. A damaged or unreadable snapshot is found and reported by a rank.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -128,6 +130,11 @@ def run_job(
         metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
         _serve(metrics, agent, terminal)
         telling = Telling(terminal, journal, metrics)
+        for number, why in unfit.items():
+            telling.say(
+                f"{formatting.count(number, 'node')} cannot hold the script's layout, and the job leaves this number out: {why}",
+                "warn",
+            )
         seat = Seat(store, keys, NodeId(control.node))
         spec = described(launch, numbers, spares, alike(policies, windows, origin, version("mt-resilient")))
         places = Places(endpoints, root, run)

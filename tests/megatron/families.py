@@ -20,6 +20,7 @@ NEMESIS = f"nan-grad@{NAN}:1,kill@{KILL}:0"
 
 _EP2 = "--expert-model-parallel-size 2 --use-distributed-optimizer"
 _TP2 = "--tensor-model-parallel-size 2 --sequence-parallel"
+_FOLDED = f"{_TP2} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1"
 _PP2 = "--pipeline-model-parallel-size 2"
 _RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
@@ -31,7 +32,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
     },
     "mixtral": {
         "EP2": _EP2,
-        "TP2, experts EP2 ETP1": f"{_TP2} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1",
+        "TP2, experts EP2 ETP1": _FOLDED,
+        "TP2 DP2, experts EP2 ETP1": f"{_FOLDED} --use-distributed-optimizer",
         "EP2, random routing of each rank": f"{_EP2} --moe-router-force-load-balancing",
     },
     "deepseek_v2": {
@@ -44,17 +46,20 @@ LAYOUTS: dict[str, dict[str, str]] = {
         "DP2, recompute, overlapped": f"--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather {_RECOMPUTED}",
     },
 }
-"""Model → layout → Megatron's arguments; the layouts of two ranks that run on CPUs with gloo."""
+"""Model → layout → Megatron's arguments; the layouts that run on CPUs with gloo."""
+RANKS = {"TP2 DP2, experts EP2 ETP1": 4}
+"""The number of ranks by layout, if it is not two."""
 
 
 def family(model: str, layout: str) -> Loop:
+    ranks = RANKS.get(layout, 2)
     return Loop(
         name=f"{model} {layout}",
         script=EXAMPLES / model / "train.sh",
         tree=TREES / "megatron-0.17.1",
         arguments=tuple(LAYOUTS[model][layout].split()),
-        ranks=2,
-        variables=(("MEGATRON_LM", str(TREES / "megatron-0.17.1")),),
+        ranks=ranks,
+        variables=(("MEGATRON_LM", str(TREES / "megatron-0.17.1")), ("RANKS", str(ranks))),
     )
 
 
