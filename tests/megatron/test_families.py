@@ -82,7 +82,7 @@ parse_args()
 
 @pytest.mark.parametrize("script", ["train.sh", "full.sh"])
 def test_megatron_knows_all_arguments_of_the_families(script: str, tmp_path: Path) -> None:
-    """One process parses the arguments of all four, each in a fork."""
+    """A torchrun that only prints its arguments comes first on PATH. Megatron's own parser reads them."""
     tree = TREES / "megatron-0.17.1"
     if not tree.is_dir():
         pytest.skip(f"{tree} is missing: run scripts/megatron")
