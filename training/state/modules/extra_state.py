@@ -7,9 +7,7 @@ Hooks of torch and of sharding frameworks are ignored: they gather parameters, w
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +21,6 @@ from .module_tensors import named_modules
 
 _OTHERS = ("torch", "megatron", "transformer_engine", "deepspeed")
 _EXTRA = "_extra_state"
-_ALLOWS = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 class Extra:
@@ -35,7 +32,7 @@ class Extra:
         self._states = {
             name: module
             for name, module in modules.items()
-            if name not in self._scaled and _own(module, "get_extra_state")
+            if name not in self._scaled and _own(module, "get_extra_state") and not fp8_state.pickles(module)
         }
         self._keys = {name: module for name, module in modules.items() if _puts_more(module)}
         for name, module in self._states.items():
@@ -60,8 +57,7 @@ class Extra:
             fp8_state.restore(module, kept.get(name, {}).get("fp8", {}))
         for name, module in self._states.items():
             if "state" in kept.get(name, {}):
-                with _allowed():
-                    module.set_extra_state(_unboxed(kept[name]["state"]))
+                module.set_extra_state(_unboxed(kept[name]["state"]))
         for name, module in self._keys.items():
             if "keys" in kept.get(name, {}):
                 with torch.no_grad():
@@ -106,18 +102,6 @@ def _more(module: Module) -> Nested:
         and not key.endswith(_EXTRA)
         and not any(map(key.startswith, children))
     }
-
-
-@contextmanager
-def _allowed() -> Iterator[None]:
-    """Let Transformer Engine's fused operations read the bytes that they have written. From 2.20 on they refuse this by default, because a
-    checkpoint may come from anywhere."""
-    before = os.environ.get(_ALLOWS)
-    os.environ[_ALLOWS] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_ALLOWS) if before is None else os.environ.update({_ALLOWS: before})
 
 
 def _boxed(value: Any) -> Nested:

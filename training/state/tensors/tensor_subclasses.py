@@ -1,12 +1,13 @@
 """Split a tensor into the ordinary tensors that it consists of, in the same memory. A DTensor consists of its local part. A subclass that
 wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Transformer Engine's float8 tensors consist of
-their numbers and scales; a transposed copy is left out. Any other subclass gives its own bytes. A tensor without bytes raises an error with
-its name.
+their numbers and scales; a transposed copy is left out, and made anew after a restore. Any other subclass gives its own bytes. A tensor
+without bytes raises an error with its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -66,8 +67,23 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
 def _float8_parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     if not type(tensor).__module__.startswith("transformer_engine"):
         return {}
-    parts = {part: getattr(tensor, part, None) for part in _FLOAT8}
+    left_out = "_columnwise_" if _copied_by_columns(tensor) else "\0"
+    parts = {part: getattr(tensor, part, None) for part in _FLOAT8 if not part.startswith(left_out)}
     return {part: each for part, each in parts.items() if torch.is_tensor(each)}
+
+
+def forget_copies(tensor: Any) -> None:
+    """Let Transformer Engine make the transposed copy of a restored float8 tensor anew, when it needs it."""
+    tensor = local(tensor)
+    if hasattr(tensor, "_transpose_invalid"):
+        tensor._transpose_invalid = True
+    if _copied_by_columns(tensor):
+        tensor.update_usage(rowwise_usage=True, columnwise_usage=False)
+
+
+def _copied_by_columns(tensor: Any) -> bool:
+    """Return whether the columns of a block-scaled tensor are a copy of its rows. Transformer Engine makes and drops it as needed."""
+    return getattr(tensor, "_is_2D_scaled", False) and torch.is_tensor(getattr(tensor, "_rowwise_data", None))
 
 
 def only(tensor: torch.Tensor, called: str) -> torch.Tensor:

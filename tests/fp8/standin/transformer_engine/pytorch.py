@@ -3,14 +3,13 @@ types.
 
     fp8_meta["scaling_fwd"].scale, .amax_history      of input and weight; "scaling_bwd": of the gradient
     FP8GlobalStateManager.global_amax_buffer          views of the first rows of all histories
-    get_extra_state, set_extra_state                  pickled bytes, refused unless NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE=1 (2.20)
+    get_extra_state, set_extra_state                  pickled bytes, refused as in newer versions
     Float8Tensor                                      numbers (_data) and the inverse of their scale (_scale_inv)
 
 The maxima of a forward pass become scales at the end of `fp8_autocast`, those of a backward pass at its end.
 """
 
 import contextlib
-import os
 import pickle
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ class FP8GlobalStateManager:
     def add(cls, module):
         if "buffer_index_and_autocast_key" in module.fp8_meta:
             return
-        module.fp8_meta["buffer_index_and_autocast_key"] = []
+        module.fp8_meta["buffer_index_and_autocast_key"] = [len(cls.global_amax_buffer.get("scaling_fwd", ()))]
         for direction in TYPES:
             state = module.fp8_meta[direction]
             cls.global_amax_buffer.setdefault(direction, []).append(state.amax_history[0])
@@ -115,9 +114,24 @@ class Linear(torch.nn.Module):
         self.ends_backward, Linear.made_before = not Linear.made_before, True
         weight = torch.randn(out, width) / width**0.5
         self.weight = torch.nn.Parameter(Float8Tensor.quantized(weight) if primary_weights_in_fp8 else weight)
+        if primary_weights_in_fp8:
+            self.init_fp8_meta_tensors(
+                DelayedScaling(amax_history_len=1024)
+            )  # the recipe by default: there is no other yet
+
+    def adjust_amax_history_length(self, length, fwd=None):
+        for direction in TYPES if fwd is None else ("scaling_fwd" if fwd else "scaling_bwd",):
+            state = self.fp8_meta[direction]
+            if (more := length - len(state.amax_history)) == 0:
+                continue
+            state.amax_history = torch.nn.functional.pad(state.amax_history[:length].clone(), (0, 0, 0, max(more, 0)))
+            if position := self.fp8_meta.get("buffer_index_and_autocast_key"):
+                FP8GlobalStateManager.global_amax_buffer[direction][position[0]] = state.amax_history[0]
+                FP8GlobalStateManager.global_amax_history_buffer[direction][position[0]] = state.amax_history
 
     def init_fp8_meta_tensors(self, recipe):
         if self.fp8_meta_tensors_initialized:
+            self.adjust_amax_history_length(recipe.amax_history_len)
             return
         for direction, tensors in (("scaling_fwd", 2), ("scaling_bwd", 1)):
             history = torch.zeros(recipe.amax_history_len, tensors)
@@ -144,13 +158,67 @@ class Linear(torch.nn.Module):
     def set_extra_state(self, state):
         if state.numel() == 0:
             return
-        if os.environ.get("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE") != "1":
-            raise RuntimeError("Refusing to load pickled Transformer Engine extra state")
-        kept = pickle.loads(state.numpy().tobytes())
-        self.init_fp8_meta_tensors(kept["recipe"])
-        for name in TYPES:
-            for what, tensor in kept[name].items():
-                getattr(self.fp8_meta[name], what).copy_(tensor)
+        raise RuntimeError("Refusing to load pickled Transformer Engine extra state")
+
+
+class Operation(torch.nn.Module):
+    """A fused operation (te.ops): the same state elsewhere, made at the start of its forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self._fp8_metas = None
+
+    def reset_recipe_state(self, *, recipe):
+        if recipe is None:
+            self._fp8_metas = None
+        elif self._fp8_metas is None:
+            history = torch.zeros(recipe.amax_history_len, 1)
+            state = SimpleNamespace(scale=torch.ones(1), amax_history=history)
+            self._fp8_metas = {"forward": {"scaling_fwd": state, "recipe": recipe}, "backward": None}
+
+    def forward(self, inputs):
+        self.reset_recipe_state(recipe=FP8GlobalStateManager.recipe)
+        if self._fp8_metas is None:
+            return inputs
+        state = self._fp8_metas["forward"]["scaling_fwd"]
+        inputs = rounded(inputs, state, 0, "scaling_fwd")
+        state.scale.copy_(448 / state.amax_history.max(0).values)
+        return inputs
+
+    def get_extra_state(self):
+        return torch.frombuffer(bytearray(pickle.dumps(self._fp8_metas)), dtype=torch.uint8)
+
+    def set_extra_state(self, state):
+        raise RuntimeError("Refusing to load pickled Transformer Engine extra state")
+
+
+class BlockTensor(torch.Tensor):
+    """A weight of block scaling: numbers and scales by rows, and for the backward pass a copy by columns, made on demand."""
+
+    @staticmethod
+    def __new__(cls, rows, is_2d_scaled=True):
+        made = torch.Tensor._make_wrapper_subclass(cls, rows.shape, dtype=torch.float32, device=rows.device)
+        made._rowwise_data, made._rowwise_scale_inv, made._is_2D_scaled = rows, torch.ones(1), is_2d_scaled
+        made._columnwise_data = made._columnwise_scale_inv = None
+        made.update_usage(columnwise_usage=True)
+        return made
+
+    def update_usage(self, rowwise_usage=None, columnwise_usage=None):
+        if columnwise_usage is False:
+            self._columnwise_data = self._columnwise_scale_inv = None
+        elif columnwise_usage and self._columnwise_data is None:
+            self._columnwise_data, self._columnwise_scale_inv = self._rowwise_data.t().contiguous(), torch.ones(1)
+
+    def __repr__(self):
+        return f"BlockTensor({self._rowwise_data})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            made = cls(args[0]._rowwise_data, args[0]._is_2D_scaled)
+            made._columnwise_data, made._columnwise_scale_inv = args[0]._columnwise_data, args[0]._columnwise_scale_inv
+            return made
+        raise NotImplementedError(func)
 
 
 class Float8Tensor(torch.Tensor):
