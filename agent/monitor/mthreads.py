@@ -39,15 +39,13 @@ def _readings() -> list[DeviceReading]:
     import pymtml
 
     def told(ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the answer; None if the device does not support the question."""
+        """Return the answer; None if the device does not support the question, or does not answer."""
         try:
             return ask(*arguments)
         except pymtml.MTMLError:
             return None
 
-    pymtml.mtmlLibraryInit()
-    found = []
-    for number in range(pymtml.mtmlLibraryCountDevice()):
+    def reading(number: int) -> DeviceReading:
         device = pymtml.mtmlLibraryInitDeviceByIndex(number)
         pci = told(pymtml.mtmlDeviceGetPciInfo, device)
         address = pci.sbdf if pci else "unknown PCI address"
@@ -61,15 +59,16 @@ def _readings() -> list[DeviceReading]:
             )
             uncorrected = told(pymtml.mtmlMemoryGetEccErrorCounter, memory, *kinds)
             pending = told(pymtml.mtmlMemoryGetRetiredPagesPendingStatus, memory)
-        found.append(
-            DeviceReading(
-                device=f"GPU {number} ({address})",
-                uncorrected=uncorrected,
-                remap_pending=None if pending is None else bool(pending),
-                links=sum(state == pymtml.MTML_MTLINK_STATE_UP for state in links) if spec else None,
-            )
+        return DeviceReading(
+            device=f"GPU {number} ({address})",
+            uncorrected=uncorrected,
+            remap_pending=None if pending is None else bool(pending),
+            links=sum(state == pymtml.MTML_MTLINK_STATE_UP for state in links) if spec else None,
         )
-    return found
+
+    pymtml.mtmlLibraryInit()
+    found = (told(reading, number) for number in range(pymtml.mtmlLibraryCountDevice()))
+    return [each for each in found if each]
 
 
 if __name__ == "__main__":

@@ -97,7 +97,10 @@ class Vitals:
 
     def _look_at_devices(self, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
         if self._asked and self._asked.done():
-            for reading in self._asked.result():
+            readings = self._asked.result()
+            for device in device_health.silent(self._first, readings):
+                self._complain(device, "it does not answer", pages, wall_s)
+            for reading in readings:
                 self._first.setdefault(reading.device, reading)
                 last = self._last.setdefault(reading.device, deque(maxlen=HOT_LOOKS))
                 last.append(reading)

@@ -2,7 +2,7 @@
 
     counters, each reading    new uncorrectable memory errors · memory rows that wait to be remapped, or could not be ·
                               slowed down by temperature, or by the power brake, in several readings in a row ·
-                              fewer links to other devices than before
+                              fewer links to other devices than before · a device that no longer answers
     kernel log                an Xid that indicates a hardware fault (NVIDIA's Xid catalogue; Xids of program errors are left out)
 
 The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`), and those of pymtml that mean the same. A value that the device does not report
@@ -12,7 +12,7 @@ is None, and causes no complaint.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 HOT_LOOKS = 3
@@ -74,6 +74,12 @@ def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tu
             ["the hardware slows it down because of its power supply"] if all(each.braked for each in recent) else []
         )
     return tuple(found)
+
+
+def silent(known: Iterable[str], readings: Sequence[DeviceReading]) -> tuple[str, ...]:
+    """Return the known devices that have no reading although others have one. Without any, the query has failed, which says nothing."""
+    answered = {reading.device for reading in readings}
+    return tuple(device for device in known if answered and device not in answered)
 
 
 def xids(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from mt_resilient.agent.monitor import mthreads
 from mt_resilient.agent.monitor.nvidia_smi import parse
-from mt_resilient.resilience.detect.device_health import FATAL_XIDS, DeviceReading, complaints, xids
+from mt_resilient.resilience.detect.device_health import FATAL_XIDS, DeviceReading, complaints, silent, xids
 
 WELL = DeviceReading(device="GPU 0", uncorrected=0, remap_pending=False, remap_failed=False, hot=False, braked=False)
 SILENT = DeviceReading(device="GPU 0")
@@ -43,6 +43,20 @@ def test_signs_of_a_bad_part(first: DeviceReading | None, last: list[DeviceReadi
 
 
 @pytest.mark.parametrize(
+    ("known", "answered", "lost"),
+    [
+        ("01", "01", ""),
+        ("01", "0", "1"),
+        ("01", "", ""),
+        ("0", "01", ""),
+        ("", "0", ""),
+    ],  # none answered: the query has failed
+)
+def test_a_device_that_had_a_reading_and_has_none(known: str, answered: str, lost: str) -> None:
+    assert silent(known, [DeviceReading(device=each) for each in answered]) == tuple(lost)
+
+
+@pytest.mark.parametrize(
     ("line", "found"),
     [
         # NVIDIA's XID Errors (docs.nvidia.com/deploy/xid-errors) shows the second form; drivers since 343 write PCI: before the place.
@@ -67,9 +81,10 @@ def test_what_a_device_does_not_tell_is_not_known() -> None:
 DRIVER = """
 #include <string.h>
 int mtmlLibraryInit(void **library) { *library = library; return 0; }
-int mtmlLibraryCountDevice(void *library, unsigned *count) { *count = 2; return 0; }
-int mtmlLibraryInitDeviceByIndex(void *library, unsigned index, void **device) { *device = (void *)(index + 1L); return 0; }
-int mtmlDeviceGetPciInfo(void *device, char *info) { strcpy(info, device == (void *)1 ? "0000:3b:00.0" : "0000:5e:00.0"); return 0; }
+int mtmlLibraryCountDevice(void *library, unsigned *count) { *count = 3; return 0; }
+int mtmlLibraryInitDeviceByIndex(void *library, unsigned index, void **device) 
+{ *device = (void *)(index + 1L); return index == 1 ? 999 : 0; }
+int mtmlDeviceGetPciInfo(void *device, char *info) { strcpy(info, device == (void *)1 ? "0000:3b:00.0" : "0000:af:00.0"); return 0; }
 struct spec { unsigned version, bandWidth, linkNum, reserved[4]; };
 int mtmlDeviceGetMtLinkSpec(void *device, struct spec *spec) { spec->linkNum = 3; return 0; }
 int mtmlDeviceGetMtLinkState(void *device, unsigned link, unsigned *state) { *state = link; return 0; }
@@ -79,7 +94,7 @@ int mtmlMemoryGetRetiredPagesPendingStatus(void *memory, unsigned *pending) { *p
 int mtmlMemoryGetEccErrorCounter(void *memory, unsigned error, unsigned counter, unsigned place, unsigned long long *count)
 { *count = 7; return memory == (void *)1 && error == 1 && counter == 0 ? 0 : 4; /* MTML_ERROR_NOT_SUPPORTED */ }
 """
-"""The functions of Moore Threads' libmtml that are asked, of two devices: the second does not count errors."""
+"""The functions of Moore Threads' libmtml that are asked, of three devices: the second is lost, the third does not count errors."""
 
 
 def test_moore_threads_devices_are_asked_through_their_own_package(
@@ -97,7 +112,7 @@ def test_moore_threads_devices_are_asked_through_their_own_package(
     (tmp_path / "mtgpu.0").touch()
     assert mthreads.look(mthreads.command(tmp_path)) == (
         DeviceReading(device="GPU 0 (0000:3b:00.0)", uncorrected=7, remap_pending=True, links=1),
-        DeviceReading(device="GPU 1 (0000:5e:00.0)", remap_pending=True, links=1),
+        DeviceReading(device="GPU 2 (0000:af:00.0)", remap_pending=True, links=1),
     )
     (tmp_path / "libmtml.so").unlink()
     assert mthreads.look(mthreads.command(tmp_path)) == ()
