@@ -3,13 +3,18 @@ before the first forward pass, where the module has no such tensors yet."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from mt_resilient.checkpoint.format.tensor_table import Table
+from mt_resilient.training.snapshot.replicated_values import beside_tensors
 from mt_resilient.training.state.modules import fp8_state
 from mt_resilient.training.state.tensors.tensor_subclasses import ordinary
 
@@ -120,3 +125,37 @@ def test_histories_of_another_form_begin_anew(te: Any, capfd: pytest.CaptureFixt
             assert (float(state.scale[0]), float(state.amax_history[-1, 0])) == expected
             assert not old or float(state.scale_inv[0]) == float(torch.tensor(1 / 3.0))
         assert ("begin anew" in capfd.readouterr().err) == (expected[0] == 1.0)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_scales_of_stages_that_give_different_layers_one_name_begin_anew_in_another_layout(
+    te: Any, capfd: pytest.CaptureFixture[str], stages: int
+) -> None:
+    def rank(stage: int) -> Life:
+        te.FP8GlobalStateManager.reset()
+        torch.manual_seed(stage)
+        model = te.Linear(8, 2)
+        with te.fp8_autocast():
+            model(torch.randn(4, 8)).sum().backward()
+        return Life(model=model)
+
+    lives = [rank(number % stages) for number in range(2)]
+    (name,) = lives[0].sources
+    kept = [(Table.from_json(table), content) for table, content in (life.snapshot() for life in lives)]
+    saved: Any = SimpleNamespace(
+        snapshot="step-5",
+        manifests=[
+            SimpleNamespace(
+                rank=number,
+                table=table,
+                fingerprints=[hashlib.sha256(content[piece.name]).hexdigest() for piece in table.pieces],
+            )
+            for number, (table, content) in enumerate(kept)
+        ],
+        described=[table.described() for table, _ in kept],
+        content=lambda number, piece: np.frombuffer(bytearray(kept[number][1][piece.name]), np.uint8),
+    )
+    modules: Any = Life(model=te.Linear(8, 2)).sources[name]
+    (extra,) = beside_tensors(saved, name, modules)[".extra"].values()
+    assert bool(extra) == (stages == 1)
+    assert ("begin anew" in capfd.readouterr().err) == (stages == 2)

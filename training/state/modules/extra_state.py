@@ -20,7 +20,7 @@ from . import fp8_state
 from .module_tensors import named_modules
 
 _OTHERS = ("torch", "megatron", "transformer_engine", "deepspeed")
-_EXTRA = "_extra_state"
+_EXTRA, FP8 = "_extra_state", "fp8"
 
 
 class Extra:
@@ -46,7 +46,7 @@ class Extra:
         kept: Nested = {name: {"state": _boxed(module.get_extra_state())} for name, module in self._states.items()}
         for name, module in self._scaled.items():
             if scaling := fp8_state.collect(module):
-                kept[name] = {"fp8": scaling}
+                kept[name] = {FP8: scaling}
         for name, module in self._keys.items():
             if more := _more(module):
                 kept.setdefault(name, {})["keys"] = more
@@ -54,7 +54,7 @@ class Extra:
 
     def restore(self, kept: Nested) -> None:
         for name, module in self._scaled.items():
-            fp8_state.restore(module, kept.get(name, {}).get("fp8", {}))
+            fp8_state.restore(module, kept.get(name, {}).get(FP8, {}))
         for name, module in self._states.items():
             if "state" in kept.get(name, {}):
                 module.set_extra_state(_unboxed(kept[name]["state"]))
