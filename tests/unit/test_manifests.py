@@ -1,4 +1,5 @@
-"""The manifests of examples/kubernetes fit Kubernetes' schemas, examples/slurm is sound bash, and `run` understands the command in each."""
+"""The manifests of examples/kubernetes fit Kubernetes' schemas, and their custom resources a list of fields. examples/slurm is sound bash.
+`run` understands the command in each."""
 
 import os
 import shutil
@@ -106,7 +107,7 @@ def test_a_manifest_fits_the_schemas_strictly(name: str) -> None:
         (
             "pytorchjob.yaml",
             "gpt-worker-2",
-            {"PET_NNODES": "8"},
+            {"PET_NNODES": "8", "WORLD_SIZE": "8", "RANK": "3", "MASTER_ADDR": "gpt-master-0", "MASTER_PORT": "23456"},
             {"nodes": "8", "this node": "gpt-worker-2", "job": "gpt"},
         ),
     ],
@@ -130,6 +131,14 @@ def test_the_command_of_a_manifest_is_understood_in_its_pod(
         assert words[:2] == ["mt-resilient", "run"]
         said = understood(words[2:], tmp_path, monkeypatch, capsys)
         assert expected.items() <= said.items()
+
+
+@pytest.mark.parametrize("name", ["indexed-job.yaml", "jobset.yaml"])
+def test_a_job_fails_after_codes_that_a_new_pod_would_end_with_too(name: str) -> None:
+    (job,) = (each for found in documents(name) for each in native(found))
+    first = job["spec"]["podFailurePolicy"]["rules"][0]
+    assert first == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2, 5, 6, 7, 93]}}
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"  # the policy needs it
 
 
 def _commands(thing: Any) -> Iterator[list[str]]:
