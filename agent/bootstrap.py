@@ -44,7 +44,7 @@ from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, un
 from .join.join import Joined, Places, join
 from .join.registration import await_others, described
 from .join.static_nodes import serve, static
-from .launch import python_check
+from .launch import megatron_layout, python_check
 from .launch.torchrun import Launch, understand
 from .loop.etcd_restart import Revival
 from .loop.executor import Performer
@@ -107,8 +107,9 @@ def run_job(
             beginning = _begun_from(origin, kept)
         if beginning:  # all ranks read this snapshot at each restart; its own job must not delete it meanwhile
             closing.enter_context(beginning.reading(paths.COMMIT))
-        refused = kernel_features.check()
         numbers, spares = identity.counted(nodes, control, agent, snapshots)
+        numbers, misfits = megatron_layout.fitting(launch, numbers)
+        refused = [*kernel_features.check(), *misfits]
         run.own(root / paths.SNAPSHOTS, control.job)
         # This refuses a snapshot from another version. A damaged or unreadable snapshot is found and reported by a rank.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
@@ -197,9 +198,8 @@ def run_job(
         if agent.observe:
             supervisor.telling.say(observe_only.INTRODUCTION)
         code = supervisor.run()
-        record = supervisor.record
+        record, lost = supervisor.record, ""
         asked = record is not None and record.last_snapshot
-        lost = ""
         drained = record is not None and not record.over and supervisor.heartbeat.instance in record.dismissed
         if ((code == 0 and not agent.observe) or asked) and not drained:
             node.held.shelf.fresh(AT_THE_END_S)

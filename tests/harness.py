@@ -103,9 +103,11 @@ class Job:
 
     forgets = False
     """Its steps are other ones when they are computed again, and the incidents are to say so; else they must not."""
+    launcher = "torchrun"
+    """The wrapped command's first word."""
 
     def __init__(self, place: Path, command: Sequence[str], *options: str, **extra: str) -> None:
-        """command: torchrun's arguments, script included. A script behind GATED waits at its 30th step until `finish`."""
+        """command: the launcher's arguments, script included. A script behind GATED waits at its 30th step until `finish`."""
         self.directory = place / "run"
         self.gate = place / "gate"
         extra = {"GATE": str(self.gate), "GATE_AFTER": "30", **extra}
@@ -122,7 +124,7 @@ class Job:
             "--set",
             "hang.floor_s=600",  # the gate may be closed for long, where the machine is slow
         ]
-        self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", "torchrun", *command]
+        self.command = [str(BIN / "mt-resilient"), "run", *fixed, *options, "--", self.launcher, *command]
         self.extra = extra
         self.start()
 
@@ -227,3 +229,9 @@ class Job:
 
     def events(self, kind: str) -> list[dict[str, object]]:
         return [line for line in Journal(self.directory / "journal.jsonl").read() if line["kind"] == kind]
+
+
+class ScriptJob(Job):
+    """A bash script that starts torchrun, behind `mt-resilient run`."""
+
+    launcher = "bash"

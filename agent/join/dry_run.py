@@ -127,8 +127,9 @@ def of_script(command: Sequence[str]) -> Iterator[Line]:
             for name, what in _in_line(line):
                 said = said or name == "torchrun"
                 yield name, f"{file}:{number}: {what}"
-            near = [folder / word for word in _SCRIPT.findall(line) for folder in (Path(), file.parent)]
-            todo += [path for path in near if path.is_file()]
+            for word in _SCRIPT.findall(line):
+                beside = word.lstrip("/")  # behind a variable, such as $WORK_HOME/run.sh or $(dirname "$0")/run.sh
+                todo += [path for path in (Path(word), file.parent / word, file.parent / beside) if path.is_file()]
     if not said:
         yield "not known", "which torchrun it starts: none is named in its text. Each one has an agent all the same"
     else:

@@ -2,15 +2,16 @@
 
 ranks' pages ──strides──┐
 /proc, cgroups ─reserves─┼──▶ fields of the status, and sentences
-nvidia-smi, kernel log ──┘
+drivers, kernel's log ───┘
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from ...resilience.detect import device_health
 from ...resilience.detect.device_health import HOT_LOOKS, DeviceReading
@@ -18,7 +19,7 @@ from ...resilience.detect.straggler import StragglerPolicy
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import Complaint
 from ..ranks.worker_group import WorkerGroup
-from . import nvidia_smi
+from . import mthreads, nvidia_smi
 from .kernel_log import KernelLog, OutOfMemory
 from .memory_monitor import Reserves
 from .step_times import Strides
@@ -30,7 +31,12 @@ _DEVICES_S = 30.0
 class Vitals:
     def __init__(self, policy: StragglerPolicy) -> None:
         self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
-        self._program = nvidia_smi.program()
+        self._asks: Callable[[], tuple[DeviceReading, ...]] | None = None
+        """Queries the devices; None: their health cannot be observed."""
+        if program := nvidia_smi.program():
+            self._asks = partial(nvidia_smi.look, program)
+        elif words := mthreads.command():
+            self._asks = partial(mthreads.look, words)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a broken driver may never answer
         self._asked: Future[tuple[DeviceReading, ...]] | None = None
         self._next_s = 0.0
@@ -42,7 +48,8 @@ class Vitals:
     @property
     def introduction(self) -> str:
         """Return a sentence about what cannot be observed on this node; empty: everything can."""
-        missing = [] if self._program else ["the health of devices is not observed (there is no nvidia-smi)"]
+        neither = "the health of devices is not observed (there is no nvidia-smi, and no pymtml with a device of Moore Threads)"
+        missing = [] if self._asks else [neither]
         missing += [] if self.kernel.readable else ["the agent cannot read the kernel's log"]
         return "; ".join(missing)
 
@@ -90,16 +97,19 @@ class Vitals:
 
     def _look_at_devices(self, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
         if self._asked and self._asked.done():
-            for reading in self._asked.result():
+            readings = self._asked.result()
+            for device in device_health.silent(self._first, readings):
+                self._complain(device, "it does not answer", pages, wall_s)
+            for reading in readings:
                 self._first.setdefault(reading.device, reading)
                 last = self._last.setdefault(reading.device, deque(maxlen=HOT_LOOKS))
                 last.append(reading)
                 for words in device_health.complaints(self._first[reading.device], tuple(last)):
                     self._complain(reading.device, words, pages, wall_s)
             self._asked = None
-        if self._program and self._asked is None and now_s >= self._next_s:
+        if self._asks and self._asked is None and now_s >= self._next_s:
             self._next_s = now_s + _DEVICES_S
-            self._asked = self._thread.submit(nvidia_smi.look, self._program)
+            self._asked = self._thread.submit(self._asks)
 
     def _complain(self, device: str, words: str, pages: Sequence[Page], wall_s: float) -> None:
         if not any((known.device, known.words) == (device, words) for known in self.complaints):

@@ -51,8 +51,8 @@ EXPORTED = (
     "TZ",
     "ACCELERATOR_BACKEND",
 )
-EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MT_RESILIENT_", "MUSA_", "NCCL_", "NVTE_", "OMP_", "PYTHON", "PYTORCH_",
-                     "TORCH", "TRITON_", "UCX_")  # fmt: skip
+EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MTHREADS_", "MT_RESILIENT_", "MUDNN_", "MUSA_", "NCCL_", "NVTE_", "OMP_",
+                     "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "UCX_")  # fmt: skip
 """Environment variables that the agents get from this terminal. They get all others from ssh on their own host. `--export NAME` adds a
 variable."""
 _RESOLVE_S = 20.0

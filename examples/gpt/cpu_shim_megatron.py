@@ -16,6 +16,26 @@ def moe_without_te(module: Any) -> None:
         module.te_general_gemm = None
 
 
+@after_import("megatron.core.transformer.dot_product_attention")
+def latent_attention_without_te(module: Any) -> None:
+    """Let the attention of plain torch have heads of another width for values than for queries and keys, as multi-latent attention wants
+    it. Only Transformer Engine's attention has these two arguments."""
+    attention = module.DotProductAttention
+    init, forward = attention.__init__, attention.forward
+    if "k_channels" in inspect.signature(init).parameters:
+        return
+
+    def __init__(self: Any, *args: Any, k_channels: Any = None, v_channels: Any = None, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    def forward_contiguous(self: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(self, query, key.contiguous(), value.contiguous(), *args, **kwargs)
+
+    attention.__init__, attention.forward = __init__, forward_contiguous
+
+
 @after_import("megatron.core.optimizer.distrib_optimizer")
 def adam_of_torch_can_load(module: Any) -> None:
     """Let DistributedOptimizer load a checkpoint over torch's own Adam, whose state exists only after the first step.

@@ -1,16 +1,18 @@
 """Turns what devices report about themselves into complaints (signs of failing hardware), each reported once. Pure.
 
     counters, each reading    new uncorrectable memory errors · memory rows that wait to be remapped, or could not be ·
-                              slowed down by temperature, or by the power brake, in several readings in a row
+                              slowed down by temperature, or by the power brake, in several readings in a row ·
+                              fewer links to other devices than before · a device that no longer answers
     kernel log                an Xid that indicates a hardware fault (NVIDIA's Xid catalogue; Xids of program errors are left out)
 
-The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`). A value that the device does not report is None, and causes no complaint.
+The fields are nvidia-smi's (`nvidia-smi --help-query-gpu`), and those of pymtml that mean the same. A value that the device does not report
+is None, and causes no complaint.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 HOT_LOOKS = 3
@@ -46,6 +48,8 @@ class DeviceReading:
     """The hardware has slowed the device down because of its temperature."""
     braked: bool | None = None
     """The hardware has slowed the device down because of its power supply."""
+    links: int | None = None
+    """Links to other devices (MtLink) that are up at full speed."""
 
 
 def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tuple[str, ...]:
@@ -61,6 +65,8 @@ def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tu
         found.append("rows of its memory could not be remapped: replace the device")
     elif now.remap_pending:
         found.append("rows of its memory wait to be remapped: reset the device")
+    if first and None not in (first.links, now.links) and (now.links or 0) < (first.links or 0):
+        found.append("a link to another device has gone down, or has become slower")
     recent = last[-HOT_LOOKS:]
     if len(recent) == HOT_LOOKS:
         found += ["the hardware slows it down because of its temperature"] if all(each.hot for each in recent) else []
@@ -68,6 +74,12 @@ def complaints(first: DeviceReading | None, last: Sequence[DeviceReading]) -> tu
             ["the hardware slows it down because of its power supply"] if all(each.braked for each in recent) else []
         )
     return tuple(found)
+
+
+def silent(known: Iterable[str], readings: Sequence[DeviceReading]) -> tuple[str, ...]:
+    """Return the known devices that have no reading although others have one. Without any, the query has failed, which says nothing."""
+    answered = {reading.device for reading in readings}
+    return tuple(device for device in known if answered and device not in answered)
 
 
 def xids(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,17 @@ def test_the_last_snapshot_waits_for_two_whose_copies_outlast_the_loop(tmp_path:
     job = Job(tmp_path, ["--nproc-per-node", "2", *script], PYTHONPATH=on_musa(), **slow)
     assert job.finish() == 0, job.said()
     assert "step 7 is on disk" in job.said()
+
+
+@pytest.mark.variant
+@pytest.mark.timeout(1200)
+def test_the_proof_that_a_user_runs_on_a_device(tmp_path: Path) -> None:
+    """On the stand-in: two ranks, each case."""
+    command = [str(ROOT / "scripts" / "prove-on-device"), "--device", "musa", "--ranks", "2"]
+    there = os.pathsep.join([on_musa(), *sys.path])
+    done = subprocess.run(
+        command, env=environment(PYTHONPATH=there, PYTHON=sys.executable), text=True, capture_output=True, timeout=1150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    rows = [line.split(" | ")[:2] for line in done.stdout.splitlines()[4:]]
+    assert rows == [[f"| {case}", "equal"] for case in ("repeat", "wrapped", "kill", "nan", "hang", "agent")]

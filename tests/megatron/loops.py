@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..harness import Job
+from ..harness import Job, ScriptJob
 from ..once import once
 
 HERE = Path(__file__).parent
 SHIM = HERE / "shim"
+EXAMPLES = HERE.parents[1] / "examples"
 TREES = HERE.parents[1] / ".venv" / "megatron"
 """Where scripts/megatron puts what it fetches."""
 
@@ -83,7 +84,7 @@ def _megatron_lm(name: str, script: Path, tree: Path, layout: str, ranks: int) -
     return Loop(name=name, script=script, tree=tree, arguments=arguments, ranks=ranks)
 
 
-_SDIST = HERE / "pretrain_tiny.py", TREES / "megatron-0.17.1"
+_SDIST = EXAMPLES / "gpt" / "pretrain_gpt.py", TREES / "megatron-0.17.1"
 _CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/nowhere"))
 
 MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", *_SDIST, _DP2, 2)
@@ -142,8 +143,9 @@ def read_record(directory: Path) -> Record:
 
 
 def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
-    """The argument list (torchrun first) and the whole environment in which it runs."""
-    launcher = ["torchrun", "--standalone", "--nproc-per-node", str(loop.ranks)]
+    """The argument list (torchrun or bash first) and the whole environment in which it runs."""
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node", str(loop.ranks)]
+    launcher = ["bash"] if loop.script.suffix == ".sh" else torchrun
     path = [str(SHIM), str(loop.tree), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {
         **os.environ,
@@ -173,9 +175,12 @@ def _undisturbed(loop: Loop, *arguments: str) -> tuple[Record, str]:
     return record, done.stdout
 
 
-def behind(loop: Loop, place: Path, *options: str, arguments: Sequence[str] = (), nemesis: str = "") -> Job:
-    """The loop behind `mt-resilient run`, in the new directory `place`. options: of run; arguments: further ones of the loop."""
+def behind(
+    loop: Loop, place: Path, *options: str, arguments: Sequence[str] = (), nemesis: str = "", **extra: str
+) -> Job:
+    """The loop behind `mt-resilient run`, in the new directory `place`. options: of run; arguments: further ones of the loop; extra:
+    environment."""
     place.mkdir()
     argv, environment = command(loop, arguments)
-    environment.update(recording(place, nemesis))
-    return Job(place, argv[1:], *options, **environment)
+    environment.update(recording(place, nemesis), **extra)
+    return (ScriptJob if argv[0] == "bash" else Job)(place, argv[1:], *options, **environment)

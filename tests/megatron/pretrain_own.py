@@ -1,6 +1,6 @@
-"""The GPT of pretrain_tiny.py, trained by a loop of the script's own beside Megatron's: a module with its own `pretrain`, `train` and
-`train_step`, as FlagScale has one. Its text is that of the installed Megatron. With `--dataloader-type external`, the data comes from a
-loader that can save its place; with PLAIN_LOADER=1, from one that cannot.
+"""The GPT of examples/gpt/pretrain_gpt.py, trained by a loop of the script's own beside Megatron's: a module with its own `pretrain`,
+`train` and `train_step`, as FlagScale has one. Its text is that of the installed Megatron. With `--dataloader-type external`, the data
+comes from a loader that can save its place; with PLAIN_LOADER=1, from one that cannot.
 """
 
 import importlib.util
@@ -11,7 +11,9 @@ import torch
 from megatron.core import mpu
 from megatron.core.enums import ModelType
 from megatron.training import get_args
-from pretrain_tiny import datasets_provider, forward_step, model_provider
+
+sys.path.append(os.path.join(os.path.dirname(__file__), "..", "..", "examples", "gpt"))
+from pretrain_gpt import datasets_provider, forward_step, model_provider
 
 spec = importlib.util.find_spec("megatron.training.training")
 own = importlib.util.module_from_spec(importlib.machinery.ModuleSpec("own_loop", spec.loader, origin=spec.origin))

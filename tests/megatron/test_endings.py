@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from .loops import MEGATRON_DP2, Loop, behind, read_record, undisturbed
@@ -59,3 +62,40 @@ def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, t
     assert read_record(tmp_path / "early") == expected
     job.start()
     assert job.finish() == 2
+
+
+ASYNC = ("--async-save", "--use-persistent-ckpt-worker", "--async-strategy", "mcore", "--save-interval", "3", "--save")
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize("warm", [(), ("--no-warm",)])
+def test_no_process_of_asynchronous_saves_outlives_an_agent_that_is_killed(
+    warm: tuple[str, ...], loop: Loop, tmp_path: Path
+) -> None:
+    """Megatron's writers and Python's resource trackers are no children of the launcher's, and hold the output."""
+    place = tmp_path / "killed"
+    job = behind(loop, place, *warm, arguments=(*ASYNC, str(tmp_path / "saved")), nemesis="kill@5:1,hang@8:0")
+    job.until(lambda now: now.min_step >= 7, 240)
+    below = psutil.Process(job.agent.pid).children(recursive=True)
+    commands = []
+    for each in below:
+        with suppress(psutil.NoSuchProcess):
+            commands.append(" ".join(each.cmdline()))
+    assert sum("resource_tracker" in words for words in commands) >= loop.ranks, commands
+    assert len([words for words in commands if "multiprocessing" in words]) >= 2 * loop.ranks, commands
+    job.agent.kill()
+    job.agent.wait()
+    end = time.monotonic() + 30
+    while left := [*filter(psutil.Process.is_running, below), *_with(str(place))]:
+        assert time.monotonic() < end, [(each.pid, each.status(), each.cmdline()) for each in left]
+        time.sleep(0.1)
+
+
+def _with(text: str) -> list[psutil.Process]:
+    """Processes with this text in their environment."""
+    found = []
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if each.environ().get("NEMESIS_DIR") == text:
+                found.append(each)
+    return found

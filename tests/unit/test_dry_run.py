@@ -134,6 +134,14 @@ def test_the_scripts_of_a_launch_are_read_and_not_run(capsys: pytest.CaptureFixt
     assert found[4][1] == 'inner.sh:5: cmd="torchrun ${ARGS[@]} pretrain_gpt.py"'
 
 
+def test_a_script_that_is_named_by_its_folder_is_read_too(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "common").mkdir()
+    (place / "common" / "launch.sh").write_text("launch() { torchrun pretrain_gpt.py; }")
+    (place / "train.sh").write_text('source "$(dirname "$0")/common/launch.sh"\nlaunch\n')
+    found = printed(capsys, "--", "bash", str(place / "train.sh"))
+    assert found[1] == ("torchrun", f"{place}/common/launch.sh:1: launch() {{ torchrun pretrain_gpt.py; }}")
+
+
 def test_what_would_be_refused_is_refused_in_the_same_words(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["run", "--dry-run", "--", "torchrun", "--nnodes", "2", "pretrain_gpt.py"]
     assert cli.main(words) == 2

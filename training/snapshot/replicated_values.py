@@ -31,6 +31,7 @@ from ...checkpoint.format.tensor_table import Piece
 from ...resilience.errors import LayoutError
 from ...resilience.inprocess.tally import RANDOMNESS
 from ..attach.rank_stderr import say
+from ..state.modules.extra_state import FP8
 from ..state.modules.module_source import ATTRIBUTES, CHANGED, EXTRA, Modules
 from ..state.optimizers.optimizers import PUT_ON
 from ..state.sharding import WRAPPED, model_parts
@@ -105,16 +106,22 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
             frozen[places.get(f"{name}/{key}", "")] = flag
         for module, said in told.get(EXTRA, {}).items():
             if _within(module) not in extra and any(map(_tells, said.values())):
-                extra[_within(module)] = agreed(saved, name, EXTRA, module, everywhere=True)
+                extra[_within(module)] = _extra(saved, name, module, only_scaling=set(said) == {FP8})
     if "training" in changed:
         modes = {
             _within(module): mode for module, mode in agreed(saved, name, CHANGED, "training", everywhere=True).items()
         }
     named = modules.by_name()
-    if missing := [module for module in extra if module not in map(_within, named)]:
+    here = set(map(_within, named))
+    if missing := [module for module, said in extra.items() if module not in here and set(said) - {FP8}]:
         raise _refused(
             saved,
             f"the module {missing[0] or 'itself'} of {name!r} has extra state in it, and there is no such module here",
+        )
+    if (anew := [module for module, said in extra.items() if module in here and not said]) and _speaks():
+        say(
+            f"the FP8 scales and maxima of {len(anew)} modules in {name!r}, as {anew[0] or 'itself'}, differ between the former ranks: "
+            "they begin anew, as in a new model"
         )
     parts = model_parts(modules.chunks)
     return {
@@ -127,6 +134,16 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
         },
         EXTRA: {module: extra[_within(module)] for module in named if _within(module) in extra},
     }
+
+
+def _extra(saved: Saved, name: str, module: str, only_scaling: bool) -> Any:
+    """Return a module's extra state. Scales and maxima that differ are left out: pipeline stages give different layers the same name."""
+    try:
+        return agreed(saved, name, EXTRA, module, everywhere=True)
+    except LayoutError:
+        if only_scaling:
+            return {}
+        raise
 
 
 def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:

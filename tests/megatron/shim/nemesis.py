@@ -3,6 +3,7 @@
     NEMESIS="nan-grad@5:1,kill@8:0"   what befalls which iteration on which global rank
     NEMESIS_HARD=1200:1360:0.3        the labels of these samples of a GPT dataset: this share is drawn at random
     NEMESIS_DIR=/tmp/run              where it is written down that a fault has happened: no replay or restarted process repeats it
+    NEMESIS_FORGETS=expert_bias       no restoration puts back tensors and streams of random numbers with this in their names
     NEMESIS_LOSSES=/tmp/run/losses    <prefix>.<rank>: a line "iteration loss grad_norm" per step, as it comes; read the last of each
     NEMESIS_DIGEST=/tmp/run/digest    <prefix>.<rank>: SHA-256 of the model and optimizer state that `train` ended with
 
@@ -141,6 +142,42 @@ def draw_labels(module: Any) -> None:
         return sample
 
     module.GPTDataset.__getitem__ = __getitem__
+
+
+@after_import("mt_resilient.training.state.modules.module_source")
+def forget_tensors(module: Any) -> None:
+    """Give back the values from before a restoration to the tensors that it is to forget."""
+    prepare, restore = module.Modules.prepare, module.Modules.restore
+
+    @functools.wraps(prepare)
+    def prepare_and_note(self: Any, described: Any) -> None:
+        prepare(self, described)
+        self.forgotten = {name: each.detach().clone() for name, each in self.tensors().items() if _forgets(name)}
+
+    @functools.wraps(restore)
+    def restore_and_forget(self: Any, kept: Any) -> None:
+        restore(self, kept)
+        for name, before in self.forgotten.items():
+            self.tensors()[name].data.copy_(before)
+
+    module.Modules.prepare, module.Modules.restore = prepare_and_note, restore_and_forget
+
+
+@after_import("mt_resilient.training.state.rng")
+def forget_streams(module: Any) -> None:
+    restore = module.Randomness.restore
+
+    @functools.wraps(restore)
+    def restore_and_forget(self: Any, kept: Any) -> None:
+        live = {name: state for name, state in module._tracker_states().items() if _forgets(name)}
+        restore(self, {**kept, "tracker": {**kept["tracker"], **live}})
+
+    module.Randomness.restore = restore_and_forget
+
+
+def _forgets(name: str) -> bool:
+    what = os.environ.get("NEMESIS_FORGETS")
+    return bool(what) and str(what) in name
 
 
 # ----------------------------------------------------------------------------------------------------------------- record

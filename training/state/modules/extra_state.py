@@ -16,10 +16,11 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from ....resilience.errors import SnapshotError
 from ..tensors.in_place import Nested
+from . import fp8_state
 from .module_tensors import named_modules
 
 _OTHERS = ("torch", "megatron", "transformer_engine", "deepspeed")
-_EXTRA = "_extra_state"
+_EXTRA, FP8 = "_extra_state", "fp8"
 
 
 class Extra:
@@ -27,7 +28,12 @@ class Extra:
 
     def __init__(self, modules: Mapping[str, Module]) -> None:
         """modules: by name. Raises SnapshotError for a module whose extra state could not be restored."""
-        self._states = {name: module for name, module in modules.items() if _own(module, "get_extra_state")}
+        self._scaled = {name: module for name, module in modules.items() if fp8_state.has_scaling(module)}
+        self._states = {
+            name: module
+            for name, module in modules.items()
+            if name not in self._scaled and _own(module, "get_extra_state") and not fp8_state.pickles(module)
+        }
         self._keys = {name: module for name, module in modules.items() if _puts_more(module)}
         for name, module in self._states.items():
             if not _own(module, "set_extra_state"):
@@ -38,12 +44,17 @@ class Extra:
 
     def collect(self) -> Nested:
         kept: Nested = {name: {"state": _boxed(module.get_extra_state())} for name, module in self._states.items()}
+        for name, module in self._scaled.items():
+            if scaling := fp8_state.collect(module):
+                kept[name] = {FP8: scaling}
         for name, module in self._keys.items():
             if more := _more(module):
                 kept.setdefault(name, {})["keys"] = more
         return kept
 
     def restore(self, kept: Nested) -> None:
+        for name, module in self._scaled.items():
+            fp8_state.restore(module, kept.get(name, {}).get(FP8, {}))
         for name, module in self._states.items():
             if "state" in kept.get(name, {}):
                 module.set_extra_state(_unboxed(kept[name]["state"]))

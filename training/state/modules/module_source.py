@@ -16,7 +16,7 @@ from ....checkpoint.format.tensor_table import Piece
 from ....resilience.errors import LayoutError
 from ..tensors.finite_check import finite, sums
 from ..tensors.in_place import Nested, misfit, put
-from ..tensors.tensor_subclasses import all_ordinary, ordinary
+from ..tensors.tensor_subclasses import all_ordinary, forget_copies, ordinary
 from ..values.borrowed_memory import Lenders
 from .extra_state import Extra
 from .module_attributes import Attributes
@@ -201,6 +201,8 @@ class Modules:
     def restore(self, kept: Nested) -> None:
         for name, tensor in self.tensors().items():
             put(tensor, kept[name])
+        for parameter in self.named()[0].values():
+            forget_copies(parameter)
         self._look()
         self._attributes.restore(kept.get(ATTRIBUTES, {}))
         self._extra.restore(kept.get(EXTRA, {}))

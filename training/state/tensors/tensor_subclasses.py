@@ -1,11 +1,13 @@
 """Split a tensor into the ordinary tensors that it consists of, in the same memory. A DTensor consists of its local part. A subclass that
-wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Any other subclass gives its own bytes. A
-tensor without bytes raises an error with its name.
+wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Transformer Engine's float8 tensors consist of
+their numbers and scales; a transposed copy is left out, and made anew after a restore. Any other subclass gives its own bytes. A tensor
+without bytes raises an error with its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -14,6 +16,12 @@ from ....checkpoint.arena.staging import refusal
 from .in_place import local
 
 _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
+_FLOAT8 = (
+    *(f"_{usage}{what}" for usage in ("", "rowwise_", "columnwise_") for what in ("data", "scale_inv")),
+    "_amax_rowwise",
+    "_amax_columnwise",
+)
+"""The attributes of Transformer Engine's float8 tensors that are their state."""
 
 
 def ordinary(tensors: Mapping[str, torch.Tensor], called: Callable[[str], str] = str) -> dict[str, torch.Tensor]:
@@ -42,6 +50,8 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
         _take_apart(name, here, found, called)
     elif type(tensor) in _ORDINARY:
         found[name] = tensor
+    elif parts := _float8_parts(tensor):
+        found.update({f"{name}.{part}": each for part, each in parts.items()})
     elif hasattr(tensor, "__tensor_flatten__"):
         for part in tensor.__tensor_flatten__()[0]:
             _take_apart(f"{name}.{part}", getattr(tensor, part), found, called)
@@ -52,6 +62,28 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
         found[name] = tensor
     else:
         raise refusal(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
+
+
+def _float8_parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    if not type(tensor).__module__.startswith("transformer_engine"):
+        return {}
+    left_out = "_columnwise_" if _copied_by_columns(tensor) else "\0"
+    parts = {part: getattr(tensor, part, None) for part in _FLOAT8 if not part.startswith(left_out)}
+    return {part: each for part, each in parts.items() if torch.is_tensor(each)}
+
+
+def forget_copies(tensor: Any) -> None:
+    """Let Transformer Engine make the transposed copy of a restored float8 tensor anew, when it needs it."""
+    tensor = local(tensor)
+    if hasattr(tensor, "_transpose_invalid"):
+        tensor._transpose_invalid = True
+    if _copied_by_columns(tensor):
+        tensor.update_usage(rowwise_usage=True, columnwise_usage=False)
+
+
+def _copied_by_columns(tensor: Any) -> bool:
+    """Return whether the columns of a block-scaled tensor are a copy of its rows. Transformer Engine makes and drops it as needed."""
+    return getattr(tensor, "_is_2D_scaled", False) and torch.is_tensor(getattr(tensor, "_rowwise_data", None))
 
 
 def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
