@@ -19,17 +19,17 @@ def order(options: argparse.Namespace) -> int:
     from .agent.cli import explain, rewind_notice, send_request
     from .resilience.model.request import Request, Wish
 
-    directory = explain.find_directory(options.run_dir)
+    directory, back = explain.find_directory(options.run_dir), None
     match Wish(options.command):
         case Wish.REWIND:
-            request = rewind_notice.request(directory, options.to, options.skip)
+            request, back = rewind_notice.request(directory, options.to, options.skip)
         case Wish.DRAIN | Wish.READMIT as wish:
             request = Request(kind=wish, node=options.node)
         case Wish.STOP:
             request = Request(kind=Wish.STOP, snapshot=options.last_snapshot, exit_code=130)
         case wish:
             request = Request(kind=wish)
-    return send_request.order(directory, request)
+    return send_request.order(directory, request, back)
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
-from contextlib import suppress
 
-from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt
+from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog, commit, load
 from ...resilience.errors import MachineError, UsageError
 from ...resilience.model.request import Request, Wish
@@ -20,9 +19,9 @@ from .explain import look
 from .snapshots import choose
 
 
-def request(directory: RunDirectory, where: str, skip: int) -> Request:
-    """Return the order to go back to `where`, a step or a snapshot's name, and print what it sets aside. Raises UsageError if there is no
-    such snapshot, or it must not be used; SnapshotError if it is damaged."""
+def request(directory: RunDirectory, where: str, skip: int) -> tuple[Request, Place | None]:
+    """Return the order to go back to `where`, a step or a snapshot's name, and the snapshot that the notice names for coming back. Print
+    the notice. Raises UsageError if there is no such snapshot, or it must not be used; SnapshotError if it is damaged."""
     world = look(directory) if directory.agent() else None
     root = directory.kept()
     try:
@@ -33,15 +32,18 @@ def request(directory: RunDirectory, where: str, skip: int) -> Request:
     if world is None or seen is None:
         if not where.isdecimal():
             raise UsageError(f"no agent is running in {directory.root}, or storage does not answer; nothing was done")
-        return Request(kind=Wish.REWIND, step=Step(int(where)), skip=skip)
+        return Request(kind=Wish.REWIND, step=Step(int(where)), skip=skip), None
     kept = common_steps(recoverable_state.said(world))
     step, left = target(where, seen, kept, directory)
     if left:
         load.open_ranks(left.under(root))
+    back = None
     if left or step in kept:
-        for sentence in notice(step, left, seen, recoverable_state.step_reached(world), directory):
+        said, back = notice(step, left, seen, recoverable_state.step_reached(world), directory)
+        for sentence in said:
             print(sentence, file=sys.stderr, flush=True)
-    return Request(kind=Wish.REWIND, step=step, skip=skip, left=str(left) if left else "")
+    asked = Request(kind=Wish.REWIND, step=step, skip=skip, left=str(left) if left else "")
+    return asked, back.under(root) if back else None
 
 
 def target(
@@ -65,9 +67,9 @@ def target(
 
 def notice(
     step: Step, left: Attempt | None, seen: catalog.Catalog, reached: Step, directory: RunDirectory
-) -> list[str]:
-    """Return what an order to go back to `step` sets aside, and how to come back: the snapshot named there is marked as ordered, so that no
-    newer one that is taken meanwhile makes it too old. reached: newest step that any rank has finished."""
+) -> tuple[list[str], Attempt | None]:
+    """Return what an order to go back to `step` sets aside, and how to come back; and the snapshot to come back to. reached: newest step
+    that any rank has finished."""
     root = directory.kept()
 
     def stays(each: Attempt) -> bool:
@@ -80,8 +82,6 @@ def notice(
     aside = sorted((each for each in seen.durable if not stays(each)), key=lambda each: (each.stamp.step, each.stamp))
     said = ["this sets aside no snapshot on disk"]
     if aside:
-        with suppress(MachineError):
-            commit.mark(aside[-1].under(root), paths.ORDERED)
         steps = formatting.listed([each.stamp.step for each in aside])
         of = f"the snapshot of step {steps}" if len(aside) == 1 else f"the snapshots of steps {steps}"
         said = [f"this sets aside {of}. To come back: mt-resilient rewind --to {aside[-1]} --run-dir {directory.root}"]
@@ -89,4 +89,4 @@ def notice(
     if reached > newest:
         since = f"newer than step {newest}" if newest >= 0 else "of it"
         said.append(f"the training is at step {reached}, and no snapshot {since} is on disk: nothing brings that back")
-    return said
+    return said, aside[-1] if aside else None

@@ -15,8 +15,9 @@ import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 
-from ...checkpoint.backend.paths import Attempt
-from ...checkpoint.durable import catalog
+from ...checkpoint.backend.paths import ORDERED, Attempt
+from ...checkpoint.backend.place import Place
+from ...checkpoint.durable import catalog, commit
 from ...resilience.clock import monotonic_s, sleep, wall_s
 from ...resilience.decide.operator_requests import LEAVING
 from ...resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
@@ -38,9 +39,10 @@ LONG_S = 3.0
 """Seconds after which the command prints that it still waits for the order."""
 
 
-def order(directory: RunDirectory, request: Request) -> int:
+def order(directory: RunDirectory, request: Request, back: Place | None = None) -> int:
     """Send the order, wait until it is carried out, and print one sentence. Return 0 if it was carried out, else the exit code of the
-    reason why not. Raises UsageError if no agent runs here, and StoreUnavailable."""
+    reason why not. back: a snapshot to come back to. Unless the order is refused, it is marked as ordered, so that no newer one that is
+    taken meanwhile makes it too old. Raises UsageError if no agent runs here, and StoreUnavailable."""
     place = directory.agent()
     if place is None:
         last = _last_said(directory, 0.0)
@@ -54,6 +56,7 @@ def order(directory: RunDirectory, request: Request) -> int:
         if asked.kind == Wish.DRAIN:
             asked = replace(asked, instance=_instance(store, keys, NodeId(asked.node)))
         store.put(keys.request(asked.id), dumps(asked))
+        marked = back is not None and _mark(back)
         try:
             answer = _wait(directory, store, keys, asked, place["pid"])
         except KeyboardInterrupt:
@@ -62,9 +65,21 @@ def order(directory: RunDirectory, request: Request) -> int:
         with suppress(StoreUnavailable):  # spares others from reading both; else a later start deletes them
             store.delete(keys.request(asked.id))
             store.delete(keys.answer(asked.id))
+    if back and marked and answer.exit_code == UsageError.exit_code:
+        with suppress(MachineError):
+            back.delete(ORDERED)
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
     print(f"{answer.sentence}{where}")
     return answer.exit_code
+
+
+def _mark(snapshot: Place) -> bool:
+    """Mark the snapshot as ordered, and return whether it was not marked before."""
+    with suppress(MachineError):
+        if not snapshot.there(ORDERED):
+            commit.mark(snapshot, ORDERED)
+            return True
+    return False
 
 
 def _instance(store: Store, keys: Keys, node: NodeId) -> str:

@@ -10,6 +10,9 @@ from ...checkpoint.format import replica_agreement
 from ...checkpoint.format.replica_ledger import Apart
 from ...resilience.model.types import Step
 
+_SNAPSHOTS, _LIVES = 4, 4
+"""How many diverged snapshots of each life of the ranks, and of how many lives, are remembered for the comparison with a replay."""
+
 
 @dataclass(frozen=True)
 class Early:
@@ -28,8 +31,9 @@ class Independence:
         self._parted: list[tuple[Stamp, float]] = []
         """By life of the ranks (generation and rewinds): the first snapshot in which every optimizer moment (such as Adam's averages)
         differed between ranks, and no rank was in a minority; and the wall-clock seconds of the last one."""
-        self._bits: dict[tuple[int, str], Mapping[int, int]] = {}
-        """By step and tensor: what each rank held when the tensor diverged, and no rank was in a minority."""
+        self._bits: dict[Stamp, dict[str, Mapping[int, int]]] = {}
+        """By snapshot and tensor: what each rank held when the tensor had diverged, and no rank was in a minority. Of each life of the
+        ranks only the first such snapshots."""
 
     def shown(self, stamp: Stamp, found: Sequence[Apart], agreed: Mapping[Stamp, bool], wall_s: float) -> bool:
         """Return whether it is shown by this snapshot, in which all optimizer moments differ. They differ again after the ranks went back
@@ -52,6 +56,9 @@ class Independence:
         bits, and the replay gave the same difference. A bit flip is gone then, or affects one tensor. The script trains such tensors on
         each rank by itself."""
         fair = [each for each in found if replica_agreement.wrong(each.words) is None]
-        same = tuple(each.name for each in fair if self._bits.get((stamp.step, each.name)) == each.words)
-        self._bits |= {(stamp.step, each.name): each.words for each in fair}
+        before = [bits for at, bits in self._bits.items() if at.step == stamp.step]
+        same = tuple(each.name for each in fair if any(bits.get(each.name) == each.words for bits in before))
+        if fair and sum(at[:2] == stamp[:2] for at in self._bits) < _SNAPSHOTS:
+            self._bits[stamp] = {each.name: each.words for each in fair}
+            self._bits = dict(sorted(self._bits.items())[-_SNAPSHOTS * _LIVES :])
         return same if len(same) > 1 else ()

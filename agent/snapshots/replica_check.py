@@ -142,7 +142,7 @@ class Replicas:
             self._line.discard(old)
             self._certified.discard(old)
         if not found:
-            if not ledger.blind:
+            if not (ledger.blind or self.again):
                 self._line.add(sight.stamp)
             self._convict(sight, ledger)
             self._hold(sight, layout.digest)
@@ -163,6 +163,8 @@ class Replicas:
         """Keep the snapshot's digest. Other nodes whose ranks are replicas of this node's ranks must report the same digest."""
         left = any(sight.stamp.left(to, life) for to, life in self._left)  # read from disk, after the rewind
         if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
+            return
+        if self.again or self.left >= 0:  # the digest contains tensors that are no longer compared
             return
         if digest.model != self._model:
             self._model, self._held = digest.model, {}

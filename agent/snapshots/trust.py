@@ -35,7 +35,8 @@ _LEFT = (
 )
 _AGAIN = (
     "at step {} {} differ between the ranks again, with the same bits on each rank as before the ranks went back. So the script trains "
-    "them on each rank by itself, or faulty hardware repeats its error. The agent no longer compares them"
+    "them on each rank by itself, or faulty hardware repeats its error. The agent no longer compares them, and certifies no further "
+    "snapshot"
 )
 _EARLY = (
     "{} not compared, because {} differed between the ranks at step {}, before they had been the same in four snapshots. The script seems "

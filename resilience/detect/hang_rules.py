@@ -253,13 +253,16 @@ def compare(first: Look, second: Look, unmoved_s: float, policy: HangPolicy) -> 
     at_work = [f"uses {share:.0%} of a processor"] if share > BUSY_SHARE else []
     at_work += ["is ready to run"] if not at_work and "R" in (first.state, second.state) else []
     elsewhere = second.stack is not None and second.spot.place in OWN_WORK
-    stuck = device_state(first, second, policy) and second.spot.place in _MAY_WAIT and bool(at_work or not elsewhere)
+    device = device_state(first, second, policy)
+    stuck = device and second.spot.place in _MAY_WAIT and bool(at_work or not elsewhere)
     at_work = [] if stuck else at_work  # a rank that waits for its device may poll it
     at_work += ["reads or writes"] if abs(second.io_bytes - first.io_bytes) > BUSY_BYTES else []
     if first.device_still_s > BACKLOG_S and first.device_done != second.device_done:
         at_work += ["waits for its device, which finishes work"]
-    # A rank whose stack is not known may do its own work too: its script has replaced our handler, or the kernel waits for storage.
-    own = elsewhere or (second.stack is None and (second.spot.place is Place.PERHAPS or second.state == "D"))
+    # A rank whose stack is not known may do its own work too: its script has replaced our handler, or the kernel waits for storage (or for
+    # a device, if that is dead).
+    kernel = second.state == "D" and not device
+    own = elsewhere or (second.stack is None and (second.spot.place is Place.PERHAPS or kernel))
     if not at_work and own and not stuck and unmoved_s < policy.idle_s:
         waits = "it waits outside of collectives" if elsewhere else "for what it waits is not known"
         return False, True, f"{waits}; this is allowed for {policy.idle_s:.0f} s (hang.idle_s)"

@@ -202,6 +202,13 @@ HUNG = {"device_done": 7, "device_waits": True, "device_still_s": 69.0}
             True,
         ),
         (look(place=Place.PERHAPS), second(place=Place.PERHAPS, cpu_s=9.9), False, True),
+        # The kernel waits for a device that is dead, not for storage.
+        (
+            look(place=Place.HALTED, stack=None, **HUNG | {"device_answers": False}),
+            second(place=Place.HALTED, stack=None, state="D", **HUNG | {"device_answers": False}),
+            False,
+            False,
+        ),
         # A device that finishes work is a sign of life, also if its rank sleeps meanwhile. An idle device is none.
         (look(place=Place.PERHAPS, **HUNG), second(place=Place.PERHAPS, **HUNG | {"device_done": 8}), False, True),
         (look(place=Place.PERHAPS, device_done=7), second(place=Place.PERHAPS, device_done=8), False, False),

@@ -325,6 +325,29 @@ def test_of_three_ranks_one_that_differs_again_and_again_is_not_left_alone() -> 
     assert independence.again(stamp(14), odd) == independence.again(stamp(14, rewinds=1), odd) == ()
 
 
+def test_of_each_life_only_the_first_diverged_snapshots_are_remembered() -> None:
+    independence = Independence(24)
+    for life in range(9):
+        for step in range(14, 99):
+            independence.again(stamp(step, rewinds=life), parted("w", "m", r0=life, r1=step))
+    assert [at.step for at in independence._bits] == [14, 15, 16, 17] * 4
+    assert independence.again(stamp(14, rewinds=9), parted("w", "m", r0=8, r1=14)) == ("w", "m")
+
+
+def test_once_tensors_are_left_alone_nothing_is_certified_and_other_nodes_are_told_nothing() -> None:
+    ranks = Ranks(2)
+    replicas = ranks.replicas
+    ranks.trusted()
+    replicas.again = Early(Step(14), ("model/w",), blind=False)
+    for step in (11, 20, 30):
+        ranks.compare(step, marked=True)
+    assert replicas.agreed(stamp(30))
+    held = [stamp(step) for step in (10, 11, 20, 30)]
+    assert replicas.certified(held, 99) == {stamp(10)}
+    assert told(replicas) == []
+    ranks.close()
+
+
 def test_a_ledger_leaves_only_the_tensors_that_are_named(ranks: Ranks, replicas: Replicas) -> None:
     ranks.trusted()
     for _, layout in replicas._layouts:

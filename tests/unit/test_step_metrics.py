@@ -29,10 +29,12 @@ FINE, BAD = Figures(1.0, 2.0), Figures(1.0, math.inf)
         ("aSa.u", "----2"),
         ("aSa..u", "-----6"),
         ("s" * 65, "-" * 64 + "1"),
+        ("sa" * 65, "-" * 130),  # not in a row; torch's hook does not tell when this optimizer steps
+        ("s" + "a" * 64 + "u", [*"-" * 65, "66"]),
     ],
 )
 def test_inf_is_judged_once_an_optimizer_steps_with_it_and_its_onset_is_the_first_such_step(
-    steps: str, judged: str
+    steps: str, judged: str | list[str]
 ) -> None:
     skips = Skips()
     for number, (each, expected) in enumerate(zip(steps, judged, strict=True), start=1):
@@ -74,3 +76,43 @@ def test_a_step_that_a_grad_scaler_skips_is_known(
     gradients._hook.remove()
     gradients.crossed()
     assert gradients.held_back() is overflows
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As accelerate's, Lightning's and torch's PostLocalSGDOptimizer: torch's hook tells nothing of its steps."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.state, self.defaults = inner, inner.param_groups, inner.state, {}
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+class Unhooked(Wrapper):
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter -= 0.1 * parameter.grad
+
+
+def as_it_is(inner: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return inner
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("idle", [False, True], ids=["alone", "beside one that has not stepped yet"])
+@pytest.mark.parametrize("wrapped", [as_it_is, Wrapper, Unhooked])
+def test_a_step_that_made_a_parameter_nan_is_never_held_back(
+    wrapped: Callable[[torch.optim.Optimizer], torch.optim.Optimizer], idle: bool, stepped: bool
+) -> None:
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizer = wrapped(torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizers = [optimizer, *[torch.optim.Adam(other.parameters())][:idle]]
+    gradients = Accumulation([Modules([model, other])], [*map(Optimizers, optimizers)], [], print)
+    model(torch.full((1, 2), math.nan)).sum().backward()
+    if stepped:
+        optimizer.step()
+    gradients._hook.remove()
+    gradients.crossed()
+    assert gradients.held_back() is not stepped

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.agent.cli import rewind_notice, snapshots
+from mt_resilient.agent.cli import rewind_notice, send_request, snapshots
 from mt_resilient.agent.run_directory import MARK, RunDirectory
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
@@ -16,8 +16,12 @@ from mt_resilient.checkpoint.durable import catalog, commit
 from mt_resilient.cli import main
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.model.generation import RewindOrder
+from mt_resilient.resilience.model.request import Answer, Request, Wish
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.store.codec import dumps, loads
+from mt_resilient.resilience.store.keys import Keys
+from mt_resilient.resilience.store.memory import MemoryStore
 
 from .worlds import record
 
@@ -177,15 +181,44 @@ def test_what_must_not_be_used_is_refused(run: RunDirectory, where: str, sentenc
 def test_a_rewind_says_before_what_it_sets_aside(
     run: RunDirectory, step: int, left: str, reached: int, said: list[str]
 ) -> None:
-    told = rewind_notice.notice(Step(step), Attempt.parse(left), catalog.look(run.kept()), Step(reached), run)
+    told, back = rewind_notice.notice(Step(step), Attempt.parse(left), catalog.look(run.kept()), Step(reached), run)
     assert [sentence[: len(begins)] for sentence, begins in zip(told, said, strict=True)] == said
-    assert (run.kept() / paths.SNAPSHOTS / name(20)).there(paths.ORDERED) == ("step 20" in said[0])
+    assert str(back) == (name(20) if "step 20" in said[0] else "None")
+    assert not (run.kept() / paths.SNAPSHOTS / name(20)).there(paths.ORDERED), "nothing is ordered yet"
+
+
+class Answering(MemoryStore):
+    """Answers each order at once."""
+
+    code = 0
+
+    def put(self, key: str, value: bytes, lease: int = 0) -> None:
+        super().put(key, value, lease)
+        super().put(
+            Keys("job").answer(loads(Request, value).id), dumps(Answer(sentence="so be it", exit_code=self.code))
+        )
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("at", "code", "marked"), [(20, 0, True), (20, 2, False), (20, 3, True), (30, 2, True)])
+def test_what_an_order_names_for_coming_back_is_protected_unless_the_order_is_refused(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, at: int, code: int, marked: bool
+) -> None:
+    store = Answering(lambda: 0.0)
+    store.code = code
+    monkeypatch.setattr(send_request, "EtcdStore", lambda *_, **__: store)
+    monkeypatch.setattr(RunDirectory, "agent", lambda _: {"job": "job", "endpoints": [], "pid": 1})
+    back = run.kept() / paths.SNAPSHOTS / name(at)
+    assert send_request.order(run, Request(kind=Wish.REWIND, step=Step(10)), back) == code
+    assert back.there(paths.ORDERED) == marked
 
 
 def test_coming_back_sets_aside_nothing_of_that_lineage(run: RunDirectory) -> None:
     """Also not what an earlier order has come back to."""
     commit.take_back(run.kept() / paths.SNAPSHOTS / name(30))
-    told = rewind_notice.notice(Step(40), Attempt.parse(name(40)), catalog.look(run.kept()), Step(40), run)
+    told, _ = rewind_notice.notice(Step(40), Attempt.parse(name(40)), catalog.look(run.kept()), Step(40), run)
     assert told[0] == "this sets aside no snapshot on disk"
 
 

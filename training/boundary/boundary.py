@@ -31,7 +31,7 @@ from .loop_start import first_boundary, restore, shown, tell, tell_of_what_is_mi
 from .repetition import Repetition
 from .step_metrics import Figures, Skips
 from .step_timer import OwnTime
-from .watch_threads import watch
+from .watch_threads import unwatch, watch
 
 _LAST_SNAPSHOT_S = 60.0
 """The most seconds that the last snapshot waits for a slot that is still being written to disk."""
@@ -155,14 +155,13 @@ class Boundaries:
             self._page.stepped_ns = entered  # from here on the agent may start the warm process
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
-        held_ns = 0
-        directive = self._cross(step, figures, judged_now, last)
+        directive, held_ns = self._cross(step, figures, judged_now, last), 0
         if directive is Directive.GO_ON and self._council.paused and not last:
             began = monotonic_ns()
             directive = self._hold(step)
             held_ns = monotonic_ns() - began
         if directive is Directive.LEAVE:
-            self._page.phase = RankPhase.STOPPED
+            unwatch(self._page, RankPhase.STOPPED)
         self._left_ns = monotonic_ns()
         self._page.stalled(self._left_ns - entered - held_ns)
         if self._own_time:
@@ -276,11 +275,12 @@ class Boundaries:
     def finish(self, complete: bool = True) -> None:
         """Record that the loop has ended and its last step was judged. Not `complete`: it ends early on purpose, and may be continued."""
         if self._at is not None and self._page.phase != RankPhase.STOPPED:
-            self._page.phase = RankPhase.FINISHED if complete else RankPhase.STOPPED
+            unwatch(self._page, RankPhase.FINISHED if complete else RankPhase.STOPPED)
 
     def leave(self) -> None:
         """Record that the loop is left before its end: the agent no longer expects progress of this rank."""
         if self._at is not None:
+            unwatch(self._page, RankPhase(self._page.phase))
             self._page.doing = Doing.LEFT
 
     @contextmanager

@@ -27,7 +27,8 @@ class Figures:
 
 
 _MOST_SKIPPED = 64
-"""Number of steps in a row that a loss scaler may skip. It halves its scale at each of them, from 2^16 mostly."""
+"""Number of steps in a row that a loss scaler may skip. It halves its scale at each of them, from 2^16 mostly. Also the number of steps
+after which no gradient of a skipped step is left."""
 
 
 class Skips:
@@ -44,11 +45,10 @@ class Skips:
         if step <= self._last:  # the ranks have gone back
             self._began = self._count = 0
         self._last = step
+        if (figures.finite and self._used) or step - self._began > _MOST_SKIPPED:
+            self._began = 0
         if figures.finite:
-            if self._used:
-                self._began = 0
-            if stepped:
-                self._used, self._count = True, 0
+            self._used, self._count = self._used or stepped, 0
             return replace(figures, began=self._began) if self._began else figures
         self._began, self._used, self._count = self._began or step, False, self._count + 1
         return replace(figures, began=self._began, skipped=self._count <= _MOST_SKIPPED and held_back())

@@ -35,11 +35,19 @@ _DUMPS = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 
 def watch(at: Attachment, where: torch.device | None) -> None:
     """Start the threads. Call it on the thread of the loop. where: the device to follow; None: there is none."""
+    stack_signal.yield_to_script(at.page)
     at.page.main_thread = threading.get_ident()
     if where:
         _start(_follow, at.page, DeviceProbe(where, at.page))
     if at.world > 1:
         _start(_answer, at.page, stack_signal.answers, where)
+
+
+def unwatch(page: Page, phase: RankPhase) -> None:
+    """Call this when the loop has ended: from now on, the agent looks at the main thread. phase: the rank's phase from now on."""
+    stack_signal.yield_to_script(page)
+    page.main_thread = threading.main_thread().ident or 0
+    page.phase = phase
 
 
 def _start(work: Callable[..., None], *arguments: Any) -> None:

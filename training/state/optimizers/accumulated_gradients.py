@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ....resilience.errors import SnapshotError
 from ..modules.module_source import Modules
+from ..tensors.finite_check import finite, sums
 from ..tensors.in_place import Nested, local, put
 from ..values.value_source import Values
 from .optimizers import Optimizers
@@ -69,15 +70,21 @@ class Accumulation:
 
     def crossed(self) -> bool:
         """Record that the loop has reached a boundary. Return whether an optimizer has stepped since the last one."""
-        groups = (group for optimizer, _ in self._stepped.values() for group in optimizer.param_groups)
-        self._taken = frozenset(id(parameter) for group in groups for parameter in group["params"])
+        stepped = (optimizer for optimizer, _ in self._stepped.values())
+        self._taken = frozenset(id(parameter) for optimizer in stepped for parameter in _parameters_of(optimizer))
         self._crossed, self._stepped = self._stepped, {}
         return bool(self._crossed)
 
     def held_back(self) -> bool:
-        """Return whether an optimizer of the Session changed nothing in the step before the last boundary."""
-        known = (id(optimizer) for source in self._optimizers for _, _, optimizer in source.parts())
-        return any(bool(self._crossed.get(each, (None, 1))[1]) for each in known)
+        """Return whether an optimizer of the Session changed nothing in the step before the last boundary, and no harm was done: all
+        parameters are finite. A wrapper steps by the optimizer in it, which has the same parameters."""
+        changed = (optimizer for optimizer, found in self._crossed.values() if not bool(found))
+        used = {id(parameter) for optimizer in changed for parameter in _parameters_of(optimizer)}
+        parts = [_parameters_of(optimizer) for source in self._optimizers for _, _, optimizer in source.parts()]
+        if not any(part and used.isdisjoint(map(id, part)) for part in parts):
+            return False
+        with torch.no_grad():
+            return finite(sums(local(parameter) for part in parts for parameter in part))
 
     def collect(self) -> Nested:
         """Return the gradients to save. Raises Halfway if a snapshot can't contain them."""
@@ -139,6 +146,10 @@ class Accumulation:
             yield from optimizer.orphans()
         for other in self._others:
             yield from (("a value of the session", parameter) for parameter in other.trained)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _fits(parameter: torch.Tensor) -> bool:
