@@ -116,3 +116,15 @@ def test_a_step_that_made_a_parameter_nan_is_never_held_back(
     gradients._hook.remove()
     gradients.crossed()
     assert gradients.held_back() is not stepped
+
+
+def test_a_parameter_that_the_script_has_set_to_nan_on_purpose_says_nothing() -> None:
+    model = nn.Embedding(2, 2)
+    with torch.no_grad():
+        model.weight[0] = math.nan
+    source = Modules([model])
+    source.excuse()
+    optimizer = Optimizers(torch.optim.SGD(model.parameters()))
+    gradients = Accumulation([source], [optimizer], [], print)
+    gradients._hook.remove()
+    assert gradients.held_back()

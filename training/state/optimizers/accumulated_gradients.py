@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -76,15 +77,16 @@ class Accumulation:
         return bool(self._crossed)
 
     def held_back(self) -> bool:
-        """Return whether an optimizer of the Session changed nothing in the step before the last boundary, and no harm was done: all
-        parameters are finite. A wrapper steps by the optimizer in it, which has the same parameters."""
+        """Return whether an optimizer of the Session changed nothing in the step before the last boundary, and no harm was done: the
+        models' parameters are finite. A wrapper steps by the optimizer in it, which has the same parameters."""
         changed = (optimizer for optimizer, found in self._crossed.values() if not bool(found))
         used = {id(parameter) for optimizer in changed for parameter in _parameters_of(optimizer)}
         parts = [_parameters_of(optimizer) for source in self._optimizers for _, _, optimizer in source.parts()]
         if not any(part and used.isdisjoint(map(id, part)) for part in parts):
             return False
-        with torch.no_grad():
-            return finite(sums(local(parameter) for part in parts for parameter in part))
+        with torch.no_grad(), suppress(SnapshotError):  # of a model that can't be read, nothing is known
+            return all(finite(sums(model.judged(model.tensors()))) for model in self._models)
+        return True
 
     def collect(self) -> Nested:
         """Return the gradients to save. Raises Halfway if a snapshot can't contain them."""
