@@ -12,7 +12,8 @@ from mt_resilient.training.attach import stack_signal
 page = Page(memoryview(bytearray(PAGE_BYTES)))
 stack_signal.listen(page, sys.argv[1])
 stack_signal.yield_to_script(page)
-before = page.listens
+before, page.listens = page.listens, 1 << 62  # a stray write
+stack_signal.yield_to_script(page)
 for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
     signal.signal(number, lambda *_: None)
 stack_signal.yield_to_script(page)

@@ -17,6 +17,8 @@ from ...resilience.ipc.file_descriptors import high
 _TRIED = 8
 answers = -1
 """Descriptor of the file with this process's stacks; -1: there is none."""
+_signal = 0
+"""The signal at which this process writes its stacks; 0: there is none. The page says the same, but a stray write can change the page."""
 
 
 def listen(page: Page, path: str) -> None:
@@ -24,15 +26,15 @@ def listen(page: Page, path: str) -> None:
     without another handler, because schedulers use the other signals."""
     for number in range(signal.SIGRTMAX - 2, signal.SIGRTMAX - 2 - _TRIED, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
-            global answers
+            global answers, _signal
             answers = high(opened(path, os.O_WRONLY | os.O_APPEND))  # stays open
             faulthandler.register(number, file=answers, all_threads=True, chain=False)
             page.main_thread = threading.main_thread().ident or 0
-            page.listens = number  # set last: without a handler, the signal would end this process
+            page.listens = _signal = number  # set last: without a handler, the signal would end this process
             return
 
 
 def yield_to_script(page: Page) -> None:
     """If the script has set a handler of its own for this signal meanwhile, tell the agent not to send it any more."""
-    if page.listens and signal.getsignal(page.listens) is not signal.SIG_DFL:
+    if _signal and signal.getsignal(_signal) is not signal.SIG_DFL:
         page.listens = 0
