@@ -20,7 +20,7 @@ from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog, commit
 from ...resilience.clock import monotonic_s, sleep, wall_s
 from ...resilience.decide.operator_requests import LEAVING
-from ...resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
+from ...resilience.errors import MachineError, ResilientError, SnapshotError, StoreUnavailable, UsageError
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import NodeRecord
 from ...resilience.model.request import Answer, Request, Wish
@@ -56,8 +56,9 @@ def order(directory: RunDirectory, request: Request, back: Place | None = None) 
         if asked.kind == Wish.DRAIN:
             asked = replace(asked, instance=_instance(store, keys, NodeId(asked.node)))
         store.put(keys.request(asked.id), dumps(asked))
-        marked = back is not None and _mark(back)
+        marked = False
         try:
+            marked = back is not None and _mark(back)
             answer = _wait(directory, store, keys, asked, place["pid"])
         except KeyboardInterrupt:
             print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
@@ -65,7 +66,7 @@ def order(directory: RunDirectory, request: Request, back: Place | None = None) 
         with suppress(StoreUnavailable):  # spares others from reading both; else a later start deletes them
             store.delete(keys.request(asked.id))
             store.delete(keys.answer(asked.id))
-    if back and marked and answer.exit_code == UsageError.exit_code:
+    if back and marked and answer.exit_code in (UsageError.exit_code, SnapshotError.exit_code):
         with suppress(MachineError):
             back.delete(ORDERED)
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""

@@ -131,7 +131,7 @@ class Tape:
         first, self._recorded = not self._recorded, True
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
-        if durable and self._at.page.durable_step < 0:
+        if durable and not 0 <= self._at.page.durable_step <= step:
             self._at.page.durable_step = step
         self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
         held = self._arena.holding(step)
@@ -141,7 +141,6 @@ class Tape:
                 held.want_durable()
             return finite
         began_s = monotonic_s()
-        until_s = began_s + patience_s
         attempt.missed = True
         while finite and attempt.missed:
             try:
@@ -162,7 +161,7 @@ class Tape:
                     "Training goes on without new snapshots, and a fault now costs all steps since the last one",
                 )
                 break
-            if finite and attempt.missed and monotonic_s() > until_s:
+            if finite and attempt.missed and monotonic_s() - began_s > patience_s:
                 self._at.page.skipped += 1
                 return finite
             if finite and attempt.missed:
@@ -270,7 +269,8 @@ class Tape:
         """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
         set aside. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
+        lost = (attempt.wanted for attempt in self._attempts if attempt.step > step or not attempt.settled)
+        self._attempts, self.unsettled, self.owed = [], False, max([self.owed, *lost])  # what was ordered is taken anew
         slot = None if left else self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
             handoff = self._at.handoff
