@@ -143,11 +143,12 @@ assert not tape.finite
 assert tape.held == (Held.MISSED, Held.WHOLE)
 assert tape.reachable.newest(1 << 40) == 1
 tape.go_back(1)
-assert tape.owed is Wanted.ON_DISK, "what was ordered is still due"
-tape.record(2, Wanted.ON_DISK)
-assert tape.owed is Wanted.NOWHERE
 assert tape.finite
 assert torch.isfinite(model[0].weight).all()
+assert tape.owed is Wanted.ON_DISK, "what was ordered is still due"
+tape.record(2, Wanted.ON_DISK)
+tape.finish()
+assert tape.owed is Wanted.NOWHERE
 """)
 
 
