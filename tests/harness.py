@@ -18,6 +18,7 @@ import pytest
 
 from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.report.journal import Journal
@@ -96,6 +97,12 @@ def step_lines(output: str) -> list[str]:
     """One line per step, the last of each that was computed again, in order."""
     lines = {int(line.split()[1]): line for line in output.splitlines() if line.startswith("step ")}
     return [lines[step] for step in sorted(lines)]
+
+
+def faults(directory: Path) -> list[Incident]:
+    """The incidents of a run, without reports that the machine is slow or short of memory: any test may have these on a busy one."""
+    found = explain.incidents(RunDirectory(directory)).values()
+    return [each for each in found if each.rung or each.cause not in (Cause.STRAGGLER, Cause.MEMORY_SHORT)]
 
 
 class Job:
@@ -226,6 +233,9 @@ class Job:
 
     def incidents(self) -> list[Incident]:
         return list(explain.incidents(RunDirectory(self.directory)).values())
+
+    def faults(self) -> list[Incident]:
+        return faults(self.directory)
 
     def events(self, kind: str) -> list[dict[str, object]]:
         return [line for line in Journal(self.directory / "journal.jsonl").read() if line["kind"] == kind]

@@ -96,7 +96,7 @@ class Launch:
         return code, self.output.read_text(), self.errors.read_text()
 
 
-def gone(pid: int, within_s: float = 20) -> None:
+def gone(pid: int, within_s: float = 60) -> None:
     ends = time.monotonic() + within_s
     while psutil.pid_exists(pid):
         assert time.monotonic() < ends, psutil.Process(pid).cmdline()
