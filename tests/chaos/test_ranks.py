@@ -35,6 +35,7 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
 def test_killed_again_and_again_and_no_bit_is_lost(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = minimal(tmp_path)
     job.until_said("the warm process is ready")
+    job.until_step(29)
     for generation, rank in enumerate((1, 0, 0), 1):
         job.until(lambda now, g=generation: now.generation == g and now.stepped_s > 0 and all(now.pids))
         job.kill_rank(rank)

@@ -210,7 +210,7 @@ def test_the_command_says_what_it_has_checked(tmp_path: Path) -> None:
 def test_a_job_of_one_node_does_not_start_on_one_that_is_not_fit(tmp_path: Path) -> None:
     unfit = ["--set", "preflight.memory_free_mib=999999999", "--set", "preflight.device_s=0"]
     job = Job(tmp_path, [str(MINIMAL), "--steps", "1"], "--preflight", *unfit)
-    assert job.agent.wait(60) == 8
+    assert job.agent.wait(180) == 8
     assert "is not fit: only " in job.said()
     assert "nothing was started" in job.said()
 
