@@ -45,7 +45,7 @@ def environment(**extra: str) -> dict[str, str]:
 def cli(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """`mt-resilient WORDS`, to its end."""
     command = [str(BIN / "mt-resilient"), *words]
-    return subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=120)
+    return subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=300)
 
 
 def exit_codes(rank: Callable[..., None], ranks: int, *arguments: Any) -> list[int]:
@@ -81,7 +81,7 @@ def undisturbed(script: Path, *arguments: str, ranks: int = 2, **extra: str) -> 
 
 def _undisturbed(script: Path, arguments: list[str], ranks: int, extra: dict[str, str]) -> tuple[str, list[str]]:
     command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks), str(script), *arguments]
-    done = subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=240)
+    done = subprocess.run(command, env=environment(**extra), text=True, capture_output=True, timeout=500)
     # Not its exit code: under plain torchrun, gloo's threads abort the interpreter's teardown in about 1 of 20 runs (torch 2.13).
     assert "final state sha256" in done.stdout, done.stderr[-3000:]
     return digest_of(done.stdout), step_lines(done.stdout)
@@ -143,7 +143,7 @@ class Job:
         world = explain.look(RunDirectory(self.directory))
         return next(iter(world.status.values()), None) if world else None
 
-    def until(self, what: Callable[[NodeStatus], bool], deadline_s: float = 120) -> NodeStatus:
+    def until(self, what: Callable[[NodeStatus], bool], deadline_s: float = 300) -> NodeStatus:
         """Wait until the node says so. Fails when the job ends before."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
@@ -157,7 +157,7 @@ class Job:
     def until_step(self, step: int) -> NodeStatus:
         return self.until(lambda now: now.min_step >= step and all(now.pids))
 
-    def until_said(self, text: str, deadline_s: float = 120, times: int = 1) -> None:
+    def until_said(self, text: str, deadline_s: float = 300, times: int = 1) -> None:
         end = time.monotonic() + deadline_s
         while self.said().count(text) < times:
             assert time.monotonic() < end, f"never said {text!r}:\n{self.said()[-3000:]}"
@@ -202,7 +202,7 @@ class Job:
                 ended += child.status() == psutil.STATUS_ZOMBIE
         return ended
 
-    def finish(self, deadline_s: float = 180) -> int:
+    def finish(self, deadline_s: float = 300) -> int:
         """Open the gate; the exit code."""
         self.gate.touch()
         try:

@@ -309,7 +309,7 @@ class Real:
             self.process = subprocess.Popen(command, cwd=place, env=environment(), stdout=output, stderr=errors)
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + 300
         while not is_so():
             assert time.monotonic() < ends, self.errors.read_text()
             assert self.process.poll() is None, self.errors.read_text()
