@@ -67,7 +67,7 @@ def run(code: str, delay_s: float = 0.02) -> None:
     path = os.pathsep.join(filter(None, [str(STANDIN), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "MUSA_STANDIN_COPY_DELAY_S": str(delay_s), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code], env=environment, text=True, capture_output=True, timeout=120, cwd="/"
+        [sys.executable, "-c", PREAMBLE + code], env=environment, text=True, capture_output=True, timeout=300, cwd="/"
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
