@@ -17,8 +17,8 @@ from mt_resilient.resilience.inprocess.rewind_ladder import (
     same_fault,
 )
 from mt_resilient.resilience.model.cause import Kind
-from mt_resilient.resilience.model.data_windows import Window
-from mt_resilient.resilience.model.rewind import Origin, Remedy, Turn
+from mt_resilient.resilience.model.data_windows import Window, merged
+from mt_resilient.resilience.model.rewind import Origin, Remedy, Turn, left_out
 from mt_resilient.resilience.model.types import OrderedBy, Step
 
 POLICY = LadderPolicy()
@@ -219,3 +219,27 @@ def test_the_remedy_that_cured_it_tells_where_it_came_from(remedy: Remedy, expec
 def test_policies_that_make_no_sense_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(values))):
         LadderPolicy(**values)
+
+
+L, N = Kind.LOSS_DIVERGENCE, Kind.NON_FINITE
+
+
+@pytest.mark.parametrize(
+    ("skips", "back_to", "left"),
+    [
+        ([(L, 899, 900, 1100), (L, 799, 1100, 1500)], 799, []),
+        ([(L, 500, 600, 800), (L, 799, 1100, 1500)], 799, [Window(600, 800)]),  # the state was computed without these
+        ([(N, 900, 900, 901), (L, 799, 1100, 1500)], 799, [Window(900, 901)]),  # this one did help
+        ([(OrderedBy.OPERATOR, 900, 900, 910)], 799, [Window(900, 910)]),
+    ],
+)
+def test_data_that_was_left_out_in_vain_is_used_once_the_ranks_train_on(
+    skips: list[tuple[str, int, int, int]], back_to: int, left: list[Window]
+) -> None:
+    turns = [
+        Turn(kind=kind, onset=Step(to + 1), to=Step(to), remedy=S, window=Window(first, after))
+        for kind, to, first, after in skips
+    ]
+    trains_on = Turn(kind=L, onset=Step(back_to + 1), to=Step(back_to), remedy=Remedy.CONTINUE)
+    assert left_out(turns) == merged(turn.window for turn in turns if turn.window)
+    assert list(left_out([*turns, trains_on])) == left
