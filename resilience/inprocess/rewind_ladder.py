@@ -10,6 +10,9 @@
                                  the newest state before, and judge no loss for
                                  a while (`end_job`: give up)
 
+Once data that was left out has cured a NaN of this job, the data of a later NaN is left out after one replay: as one bad sample comes in
+each epoch, an older state would cost `distance_steps` each time.
+
 A spike of loss or gradient is no fault yet: the ranks wait (`loss_level`).
 
 If the script fetches its batches without our help, the ranks do not know the data of a step. A fault that does not recur then proves
@@ -136,7 +139,9 @@ def answer(
     past = same_fault(finding, turns, policy)
     skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
-    if not skips and len(past) < policy.max_replays:
+    earlier_turns = turns[: len(turns) - len(past)]
+    bad_data = certain and any(turn.kind == finding.kind and turn.remedy in SKIPS for turn in earlier_turns)
+    if not skips and len(past) < (1 if bad_data and skippable else policy.max_replays):
         if not past:
             return Answer(remedy=Remedy.REPLAY if skippable else Remedy.REWIND, at_most=Step(finding.onset - 1))
         back = len(past) * policy.distance_steps

@@ -108,6 +108,17 @@ def test_a_nan_that_was_cured_does_not_count_against_the_next_one(past: list[Rem
         assert answer(found(onset, Kind.NON_FINITE), bad, POLICY, skippable=True).remedy is remedy
 
 
+def test_once_a_nan_was_cured_by_leaving_data_out_one_replay_tells_of_the_next() -> None:
+    cured, again = ([Turn(kind=Kind.NON_FINITE, onset=Step(at), to=Step(at - 1), remedy=R)] for at in (79, 151))
+    skip = [Turn(kind=Kind.NON_FINITE, onset=Step(79), to=Step(78), remedy=S)]
+    assert answer(found(151, Kind.NON_FINITE), [*cured, *again], POLICY, skippable=True).remedy is E
+    assert answer(found(151, Kind.NON_FINITE), [*cured, *skip, *again], POLICY, skippable=True).remedy is S
+    assert (
+        answer(found(151, Kind.NON_FINITE), [*cured, *skip, *again], POLICY, skippable=False).remedy
+        is Remedy.REWIND_EARLIER
+    )
+
+
 def test_nothing_is_said_of_data_that_is_not_known() -> None:
     """It goes back as far as where it is, by remedies of their own: of what is gone then, nothing tells the origin."""
     first = answer(found(1000), [], POLICY, skippable=False)
