@@ -18,6 +18,7 @@ from ...resilience.model.data_windows import Window, merged
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.incident import Incident, turns
 from ...resilience.model.node import NodeRecord, Spec
+from ...resilience.model.rewind import left_out
 from ...resilience.model.state_machine import Phase
 from ...resilience.model.types import Generation, NodeId
 
@@ -51,7 +52,7 @@ class Found:
     def windows(self) -> tuple[Window, ...]:
         """Return the data windows (skipped batches) of the job. An operator's orders or the ranks' own decisions skipped them."""
         done = [*(self.record.turns if self.record else ()), *turns(self.incidents)]
-        return merged((*self.known.windows, *(turn.window for turn in done if turn.window)))
+        return merged((*self.known.windows, *left_out(done)))
 
     def unheard(self, node: NodeId) -> bool:
         """Return whether an open incident says that a member is only cut off from etcd. Then its ranks and the other members' ranks may

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..diagnose import alternatives
 from ..diagnose.root_cause import Verdict
 from ..inprocess.loss_spike import Finding
-from ..inprocess.rewind_ladder import LadderPolicy, near, origin
+from ..inprocess.rewind_ladder import LadderPolicy, origin, same
 from ..model.cause import Kind
 from ..model.cluster_state import World
 from ..model.incident import Incident
@@ -23,7 +23,9 @@ def in_vain(world: World, verdict: Verdict, policy: LadderPolicy) -> tuple[Incid
     """Return the incidents of the rewinds that did not cure the fault, now that the ranks give up."""
     steps = [s.step for s in verdict.blamed if s.cause in tuple(Kind)]
     still = (i for i in world.incidents if i.open and i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind))
-    return tuple(replace(i, open=False, origin=AGAIN) for i in still if any(near(i.onset, at, policy) for at in steps))
+    return tuple(
+        replace(i, open=False, origin=AGAIN) for i in still if any(same(i.cause, i.onset, at, policy) for at in steps)
+    )
 
 
 def rewinds_told(world: World, policy: LadderPolicy) -> tuple[Incident, ...]:
@@ -107,13 +109,17 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str, world: World) ->
 
 
 def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: LadderPolicy) -> Incident:
-    """Return the incident, closed if it is over. It is over when the ranks are `settled_steps` past the step of the fault, or have rewound
-    for the same fault again. later: incidents of later rewinds."""
+    """Return the incident, closed if it is over. It is over when the ranks are `settled_steps` past the step of the fault, or have found
+    the same fault again: they rewound for it, or wait for a spike in the steps that they computed again. later: incidents of later
+    rewinds."""
     if not incident.open:
         return incident
-    if any(near(other.onset, incident.onset, policy) for other in later):
+    if any(same(incident.cause, incident.onset, other.onset, policy) for other in later):
         return replace(incident, open=False, origin=AGAIN)
     statuses = world.statuses()
+    seen = (told for status in statuses for told in status.sightings if told.generation == incident.generation)
+    if any(told.at_s > incident.at_s and told.onset <= incident.step_at_fault for told in seen):
+        return replace(incident, open=False, origin=AGAIN)
     past = [s.finished or s.min_step >= incident.step_at_fault + policy.settled_steps for s in statuses]
     if len(statuses) < len(world.members) or not all(past):
         return incident

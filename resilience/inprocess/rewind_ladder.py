@@ -10,14 +10,17 @@
                                  the newest state before, and judge no loss for
                                  a while (`end_job`: give up)
 
+Once data that was left out has cured a NaN of this job, the data of a later NaN is left out after one replay: as one bad sample comes in
+each epoch, an older state would cost `distance_steps` each time.
+
 A spike of loss or gradient is no fault yet: the ranks wait (`loss_level`).
 
 If the script fetches its batches without our help, the ranks do not know the data of a step. A fault that does not recur then proves
 nothing: the batch may have been a different one. The ranks rewind `max_replays` times, and no hardware is blamed.
 
-Two faults are the same fault if their onsets are at most `same_fault_steps` apart. A NaN that was cured by leaving data out is not the same
-fault as the next one: the ranks have done `cured_steps` steps between them. The past rewinds are a list of `Turn`, which is equal on
-all ranks. Incidents keep this list after the ranks have ended.
+Two faults are the same fault if their onsets are at most `same_fault_steps` apart. A NaN that a rewind has cured is not the same fault as
+the next one: the ranks have done `cured_steps` steps between them. The past rewinds are a list of `Turn`, which is equal on all ranks.
+Incidents keep this list after the ranks have ended.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class LadderPolicy:
     same_fault_steps: int = 200
     """Two faults count as the same fault if their onsets are at most this many steps apart."""
     cured_steps: int = 10
-    """Skipped data has cured a NaN if the next NaN comes at least this many steps later. That one counts as a new fault.
+    """A rewind has cured a NaN if the next NaN comes at least this many steps later. That one counts as a new fault.
 
     It is smaller than a short epoch has batches: a bad sample may come once in each epoch."""
     end_job: bool = False
@@ -103,9 +106,11 @@ class Answer:
         return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
 
 
-def near(onset: int, other: int, policy: LadderPolicy) -> bool:
-    """Whether faults with these onsets count as the same fault."""
-    return abs(other - onset) <= policy.same_fault_steps
+def same(kind: str, onset: int, later: int, policy: LadderPolicy) -> bool:
+    """Whether the fault with the onset `later` is the one of `kind` with the earlier rewind's `onset`. A NaN is another one if the ranks
+    have done enough steps since."""
+    cured = kind == Kind.NON_FINITE and later >= onset + policy.cured_steps
+    return not cured and abs(later - onset) <= policy.same_fault_steps
 
 
 def goes_on(kind: Kind, last: int, finding: Finding, policy: LadderPolicy) -> bool:
@@ -119,8 +124,7 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
     found: list[Turn] = []
     onset = finding.onset
     for turn in reversed([turn for turn in turns if turn.kind in tuple(Kind)]):
-        cured = turn.kind == Kind.NON_FINITE and turn.remedy in SKIPS and onset >= turn.onset + policy.cured_steps
-        if cured or not near(turn.onset, onset, policy):
+        if not same(turn.kind, turn.onset, onset, policy):
             break
         found.insert(0, turn)
         onset = turn.onset
@@ -137,7 +141,9 @@ def answer(
     past = same_fault(finding, turns, policy)
     skips = sum(turn.remedy in SKIPS for turn in past)
     certain = finding.kind is Kind.NON_FINITE
-    if not skips and len(past) < policy.max_replays:
+    earlier_turns = turns[: len(turns) - len(past)]
+    bad_data = certain and any(turn.kind == finding.kind and turn.remedy in SKIPS for turn in earlier_turns)
+    if not skips and len(past) < (1 if bad_data and skippable else policy.max_replays):
         if not past:
             return Answer(remedy=Remedy.REPLAY if skippable else Remedy.REWIND, at_most=Step(finding.onset - 1))
         back = len(past) * policy.distance_steps

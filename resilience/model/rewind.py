@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .data_windows import Window
+from .data_windows import Window, merged
 from .types import Step
 
 
@@ -26,7 +27,8 @@ class Remedy(StrEnum):
     WAIT = "wait"
     """Train on: a loss that has gone up mostly comes back by itself."""
     CONTINUE = "continue"
-    """Go back to the newest state before the onset, and train on whatever the loss does: no remedy has helped."""
+    """Go back to the newest state before the onset, and train on whatever the loss does: no remedy has helped. Data that rewinds
+    to this state or a later one left out for the same kind of fault is used after all."""
 
 
 class Origin(StrEnum):
@@ -71,3 +73,14 @@ class Turn:
     to: Step
     remedy: Remedy
     window: Window | None = None
+
+
+def left_out(turns: Iterable[Turn]) -> tuple[Window, ...]:
+    """Return the data that stays left out after these rewinds."""
+    skips: list[Turn] = []
+    for turn in turns:
+        if turn.remedy is Remedy.CONTINUE:
+            skips = [skip for skip in skips if skip.kind != turn.kind or skip.to < turn.to]
+        elif turn.window:
+            skips.append(turn)
+    return merged(skip.window for skip in skips if skip.window)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..model.incident import PHASES, Incident
+from ..model.incident import PHASES, Incident, turns
+from ..model.rewind import left_out
 from ..plan.escalation import OBSERVE, STOP
 from ..text import formatting
 from ..text.formatting import printable
@@ -258,7 +259,10 @@ def further(
             "writes that failed": f"{len(written) - len(durable):,}",
         },
         "windows": [
-            [printable(formatting.batches(i.window)), number] for number, i in incidents.items() if i.window is not None
+            [printable(formatting.batches(i.window)), number]
+            for number, i in incidents.items()
+            if i.window
+            and any(kept.start <= i.window.start < kept.stop for kept in left_out(turns([*incidents.values()])))
         ],
         "configuration": {printable(name): printable(str(value)) for name, value in configuration.items()},
         "versions": {printable(name): printable(found) for name, found in start.get("versions", {}).items()},

@@ -117,7 +117,8 @@ _DONE = {
     Remedy.REPLAY_EARLIER: "replay the same data, this time from an older state",
     Remedy.REWIND: "continue with whatever data the script reads next",
     Remedy.REWIND_EARLIER: "continue from this older state with whatever data the script reads next",
-    Remedy.CONTINUE: "train on from there, because no remedy has helped. What the loss was before is no longer compared",
+    Remedy.CONTINUE: "train on from there, because no remedy has helped. Data that rewinds to this step or a later one left out is used "
+    "after all. What the loss was before is no longer compared",
 }
 
 

@@ -15,7 +15,7 @@ from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.model.rewind import AGAIN, Origin, Remedy, Turn
-from mt_resilient.resilience.model.signals import InPlaceRewind
+from mt_resilient.resilience.model.signals import InPlaceRewind, Sighting
 from mt_resilient.resilience.model.state_machine import Event, Phase
 from mt_resilient.resilience.model.types import Generation, Step
 from mt_resilient.resilience.plan.escalation import Plan
@@ -143,6 +143,37 @@ def test_a_rewind_for_another_fault_says_nothing_of_the_first() -> None:
     (first,) = told_of(rewind())
     (other,) = told_of(rewind(), rewind(2, onset=1000, to=5), earlier=(first,))
     assert (other.id, other.onset) == ("0002", 1000)
+
+
+@pytest.mark.parametrize(("onset", "origin"), [(16, AGAIN), (17, Origin.TRANSIENT)])
+def test_a_nan_that_comes_enough_steps_later_is_another_one_also_if_the_agent_hears_of_both_at_once(
+    onset: int, origin: str
+) -> None:
+    both = rewind(), rewind(2, onset=onset, to=onset - 1)
+    first, second = told_of(*both, earlier=told_of(rewind()), step=onset - 1)
+    assert (first.open, first.origin, second.open) == (False, origin, True)
+
+
+@pytest.mark.parametrize(
+    ("onset", "after_s", "origin"), [(7, 1, AGAIN), (7, -1, Origin.TRANSIENT), (10, 1, Origin.TRANSIENT)]
+)
+def test_a_spike_that_a_replay_shows_again_did_recur(onset: int, after_s: int, origin: str) -> None:
+    """The ranks replay such a spike once, and then wait for the loss to come back."""
+    made = replace(rewind(), cause=Kind.GRADIENT_SPIKE)
+    found = Sighting(
+        ordinal=1,
+        generation=made.generation,
+        cause=made.cause,
+        onset=Step(onset),
+        seen=Step(onset),
+        last=Step(onset),
+        to=Step(6),
+        remedy=Remedy.WAIT,
+        at_s=made.at_s + after_s,
+    )
+    said = status(rewinds=(made,), sightings=(found,), min_step=Step(11), max_step=Step(11))
+    (over,) = rewinds_told(world(status={A: said}, incidents=told_of(made)), POLICY)
+    assert (over.open, over.origin) == (False, origin)
 
 
 def test_when_the_training_is_over_so_is_the_fault() -> None:

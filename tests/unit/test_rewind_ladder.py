@@ -17,8 +17,8 @@ from mt_resilient.resilience.inprocess.rewind_ladder import (
     same_fault,
 )
 from mt_resilient.resilience.model.cause import Kind
-from mt_resilient.resilience.model.data_windows import Window
-from mt_resilient.resilience.model.rewind import Origin, Remedy, Turn
+from mt_resilient.resilience.model.data_windows import Window, merged
+from mt_resilient.resilience.model.rewind import Origin, Remedy, Turn, left_out
 from mt_resilient.resilience.model.types import OrderedBy, Step
 
 POLICY = LadderPolicy()
@@ -100,11 +100,23 @@ def test_the_last_rung_of_a_script_that_cannot_leave_data_out(
     assert answer(found(1000, kind), turns, LadderPolicy(end_job=end_job), skippable=False).remedy is last
 
 
-def test_a_nan_that_was_cured_by_leaving_data_out_does_not_count_against_the_next_one() -> None:
-    """As one bad sample in short epochs gives NaN again and again."""
-    bad = [Turn(kind=Kind.NON_FINITE, onset=Step(79), to=Step(78), remedy=remedy) for remedy in (R, E, S)]
-    assert answer(found(151, Kind.NON_FINITE), bad, POLICY, skippable=True).remedy is R
-    assert answer(found(80, Kind.NON_FINITE), bad, POLICY, skippable=True).remedy is S
+@pytest.mark.parametrize(("past", "again"), [([R], E), ([R, E], S), ([R, E, S], S)])
+def test_a_nan_that_was_cured_does_not_count_against_the_next_one(past: list[Remedy], again: Remedy) -> None:
+    """A bad sample in short epochs gives NaN again and again; so does a device that fails now and then."""
+    bad = [Turn(kind=Kind.NON_FINITE, onset=Step(79), to=Step(78), remedy=remedy) for remedy in past]
+    for onset, remedy in ((70, again), (79, again), (88, again), (89, R), (151, R)):
+        assert answer(found(onset, Kind.NON_FINITE), bad, POLICY, skippable=True).remedy is remedy
+
+
+def test_once_a_nan_was_cured_by_leaving_data_out_one_replay_tells_of_the_next() -> None:
+    cured, again = ([Turn(kind=Kind.NON_FINITE, onset=Step(at), to=Step(at - 1), remedy=R)] for at in (79, 151))
+    skip = [Turn(kind=Kind.NON_FINITE, onset=Step(79), to=Step(78), remedy=S)]
+    assert answer(found(151, Kind.NON_FINITE), [*cured, *again], POLICY, skippable=True).remedy is E
+    assert answer(found(151, Kind.NON_FINITE), [*cured, *skip, *again], POLICY, skippable=True).remedy is S
+    assert (
+        answer(found(151, Kind.NON_FINITE), [*cured, *skip, *again], POLICY, skippable=False).remedy
+        is Remedy.REWIND_EARLIER
+    )
 
 
 def test_nothing_is_said_of_data_that_is_not_known() -> None:
@@ -222,3 +234,27 @@ def test_the_remedy_that_cured_it_tells_where_it_came_from(remedy: Remedy, expec
 def test_policies_that_make_no_sense_are_refused(values: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(values))):
         LadderPolicy(**values)
+
+
+L, N = Kind.LOSS_DIVERGENCE, Kind.NON_FINITE
+
+
+@pytest.mark.parametrize(
+    ("skips", "back_to", "left"),
+    [
+        ([(L, 899, 900, 1100), (L, 799, 1100, 1500)], 799, []),
+        ([(L, 500, 600, 800), (L, 799, 1100, 1500)], 799, [Window(600, 800)]),  # the state was computed without these
+        ([(N, 900, 900, 901), (L, 799, 1100, 1500)], 799, [Window(900, 901)]),  # this one did help
+        ([(OrderedBy.OPERATOR, 900, 900, 910)], 799, [Window(900, 910)]),
+    ],
+)
+def test_data_that_was_left_out_in_vain_is_used_once_the_ranks_train_on(
+    skips: list[tuple[str, int, int, int]], back_to: int, left: list[Window]
+) -> None:
+    turns = [
+        Turn(kind=kind, onset=Step(to + 1), to=Step(to), remedy=S, window=Window(first, after))
+        for kind, to, first, after in skips
+    ]
+    trains_on = Turn(kind=L, onset=Step(back_to + 1), to=Step(back_to), remedy=Remedy.CONTINUE)
+    assert left_out(turns) == merged(turn.window for turn in turns if turn.window)
+    assert list(left_out([*turns, trains_on])) == left

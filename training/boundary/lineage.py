@@ -19,7 +19,7 @@ from ...resilience.inprocess.loss_spike import Figure
 from ...resilience.ipc.handoff import Handoff
 from ...resilience.model import data_windows
 from ...resilience.model.data_windows import Window
-from ...resilience.model.rewind import Remedy, Turn
+from ...resilience.model.rewind import Remedy, Turn, left_out
 from ...resilience.model.types import Step
 from ..data.batches import Batches
 from ..state.tensors.in_place import Nested
@@ -38,8 +38,8 @@ class Course:
         self.level = Level()
         """What is known of the losses, besides the last figures."""
         self.turns: list[Turn] = list(handoff.turns)
-        known = [turn.window for turn in handoff.turns if turn.window]
-        self.windows = data_windows.merged((*handoff.windows, *known))
+        self._given = handoff.windows
+        self.windows = data_windows.merged((*self._given, *left_out(self.turns)))
         self._past: Sequence[Window] = ()
         self._before: list[Figure] = []
         """The figures that were known before the last restore."""
@@ -58,7 +58,9 @@ class Course:
 
     def turned(self, turn: Turn) -> None:
         self.turns.append(turn)
-        if turn.window:
+        if turn.remedy is Remedy.CONTINUE:
+            self.windows = data_windows.merged((*self._given, *left_out(self.turns)))
+        elif turn.window:
             self.windows = data_windows.merged((*self.windows, turn.window))
 
     def careful(self, step: int) -> bool:
