@@ -146,6 +146,7 @@ def chaos(options: argparse.Namespace, command: list[str]) -> int:
     """Inject faults into a job, and check what comes of it. command: the arguments after the two dashes."""
     from .chaos.command import chaos
 
+    policies(options.config, values(options.set))  # raises UsageError before anything is started
     return chaos(options, command)
 
 

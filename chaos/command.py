@@ -40,6 +40,8 @@ def chaos(options: Namespace, launch: Sequence[str]) -> int:
         raise UsageError(
             "there is no command; write: mt-resilient chaos --seed 1 -- torchrun --nproc-per-node 2 train.py"
         )
+    if not options.faults:
+        raise UsageError("--faults 0 leaves nothing to inject; give 1 or more. Nothing was started")
     known = registry.kinds()
     seed = 0 if options.seed is None else options.seed
     if options.plan and options.seed is not None:
@@ -53,15 +55,22 @@ def chaos(options: Namespace, launch: Sequence[str]) -> int:
     further += ["--config", str(options.config)] if options.config else []
     signal.signal(signal.SIGTERM, _interrupt)
     leftovers.adopt()
-    campaign = Campaign(root, launch, further, _say)
     try:
-        (root / "plan.toml").write_text(plan.to_toml(chosen))
+        return _carry_out(Campaign(root, launch, further, _say), chosen, found.ranks, launch)
+    except KeyboardInterrupt:
+        _say(f"interrupted: all processes that it had started are ended; what they wrote is in {root}")
+        raise
+
+
+def _carry_out(campaign: Campaign, chosen: Plan, ranks: int, launch: Sequence[str]) -> int:
+    try:
+        (campaign.root / "plan.toml").write_text(plan.to_toml(chosen))
         campaign.undisturbed()
-        outcome = campaign.disturbed(chosen, found.ranks)
+        outcome = campaign.disturbed(chosen, ranks)
         print(outcome.page, flush=True)
-        (root / "result.txt").write_text(outcome.page + "\n")
+        (campaign.root / "result.txt").write_text(outcome.page + "\n")
         if outcome.violated:
-            _shrink(campaign, chosen, outcome, found.ranks, launch)
+            _shrink(campaign, chosen, outcome, ranks, launch)
     finally:
         campaign.close()
     return 1 if outcome.violated else 0
