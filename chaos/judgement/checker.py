@@ -105,15 +105,20 @@ def records(history: History) -> list[Mapping[str, Any]]:
 
 
 def _one_at_a_time(history: History) -> tuple[str, ...]:
-    wrong, newest, members = [], 0, {}
+    wrong: list[str] = []
+    newest, members = 0, {}
+    forgotten = sum(each.injection.fault == _FORGETS for each in history.struck)
     for record in records(history):
         number = record["number"]
+        if number < newest and forgotten:  # without etcd's data, a new numbering begins above the snapshots on disk
+            forgotten, newest, members = forgotten - 1, 0, {}
         if number < newest:
             wrong.append(f"generation {number} came after generation {newest}")
         if members.setdefault(number, record["members"]) != record["members"]:
             wrong.append(f"generation {number} had other members later")
         newest = max(newest, number)
-    return tuple(wrong) + tuple(dict.fromkeys(seen.overlap for seen in history.seen if seen.overlap))
+    overlaps = [seen.overlap for seen in history.seen if seen.overlap]
+    return tuple(dict.fromkeys((*wrong, *overlaps)))
 
 
 def _suspected(history: History) -> tuple[str, ...]:
@@ -131,7 +136,9 @@ def _lost(history: History) -> tuple[str, ...]:
     """A restart after a death must not begin before the snapshot that was there. Where a rank's state was wrong, or a snapshot is damaged,
     an older one is right."""
     wrong = []
-    starts = {record["number"]: record for record in records(history) if record["phase"] == "launch"}
+    launches = [record for record in records(history) if record["phase"] == "launch"]
+    times = Counter(record["number"] for record in launches)
+    starts = {record["number"]: record for record in launches if times[record["number"]] == 1}
     damage = [each.at_s for each in history.struck if each.damaged or each.injection.fault in _DAMAGING]
     for number, record in starts.items():
         before = [each for each in history.struck if each.did and each.seen.generation == number - 1]
@@ -157,6 +164,7 @@ _DAMAGING = {
     "bit_in_gradient",
     "bit_in_moment",
 }
+_FORGETS = "etcd_data_lost"
 _HELPERS = ("etcd_stopped", "etcd_killed", "drain_killed", "drain_stopped", "warm_killed")
 _MOVES_S = 2.0
 """A fault of a helper that lasts for less shows nothing about progress."""

@@ -105,6 +105,10 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
 @pytest.mark.parametrize(
     "changes",
     [
+        {
+            "struck": (struck("etcd_data_lost", needs_disk=True),),
+            "journal": (record(2, resume_step=5), record(1, resume_step=5, members={"vm": "b"})),
+        },
         {"struck": (struck("agent_killed", needs_disk=True),), "journal": (record(2, resume_step=5),)},
         {"struck": (struck("slab_torn", needs_disk=True, damaged="5-g1"),), "journal": (record(2, resume_step=0),)},
         {"journal": (record(2, resume_step=3, onset=4),)},
@@ -117,7 +121,14 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
             "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)),),
         },
     ],
-    ids=["from disk", "damaged on disk", "suspected state", "agent after a helper", "another fault meanwhile"],
+    ids=[
+        "etcd's data lost",
+        "from disk",
+        "damaged on disk",
+        "suspected state",
+        "agent after a helper",
+        "another fault meanwhile",
+    ],
 )
 def test_what_a_fault_explains_breaks_no_promise(changes: dict[str, Any]) -> None:
     assert violated(checked(replace(GOOD, **changes))) == ()
