@@ -106,12 +106,12 @@ def records(history: History) -> list[Mapping[str, Any]]:
 
 def _one_at_a_time(history: History) -> tuple[str, ...]:
     wrong: list[str] = []
-    newest, members = 0, {}
+    newest, members = 0, dict[int, object]()
     forgotten = sum(each.injection.fault == _FORGETS for each in history.struck)
     for record in records(history):
         number = record["number"]
         if number < newest and forgotten:  # without etcd's data, a new numbering begins above the snapshots on disk
-            forgotten, newest, members = forgotten - 1, 0, {}
+            forgotten, newest, members = forgotten - 1, 0, dict[int, object]()
         if number < newest:
             wrong.append(f"generation {number} came after generation {newest}")
         if members.setdefault(number, record["members"]) != record["members"]:

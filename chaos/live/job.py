@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ class Job:
         code = self.agent.returncode
         if code not in (expected, 0):
             self.unexpected.append(f"the agent ended with exit code {code} after {number.name}, not with {expected}")
-        left = [pid for pid, (_, process) in self._ranks.items() if not self.until(lambda p=process: _gone(p), _DIE_S)]
+        left = [pid for pid, (_, process) in self._ranks.items() if not self.until(partial(_gone, process), _DIE_S)]
         self.unexpected += [f"rank process {pid} outlived its agent by {_DIE_S:.0f} s" for pid in left]
         self._ranks.clear()
         meanwhile()
