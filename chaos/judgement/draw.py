@@ -19,10 +19,12 @@ _FIRST, _LAST = 0.15, 0.75
 def drawn(seed: int, number: int, kinds: Iterable[Kind]) -> Plan:
     """Return the plan of `number` faults that the seed stands for."""
     dice = random.Random(f"faults {seed}")
-    known = sorted((kind for kind in kinds if kind.seeded), key=lambda kind: kind.name)
+    families: dict[str, list[Kind]] = {}
+    for kind in sorted((kind for kind in kinds if kind.seeded), key=lambda kind: (kind.family, kind.name)):
+        families.setdefault(kind.family, []).append(kind)
     injections: list[Injection] = []
     while len(injections) < number:
-        kind = dice.choice(known)
+        kind = dice.choice(families[dice.choice([*families])])
         injection = Injection(fault=kind.name, for_s=kind.lasts_s)
         if injections and dice.random() < _FOLLOWING:
             phase, after_s = dice.choice(PHASES), round(dice.uniform(0.0, 1.0), 2)

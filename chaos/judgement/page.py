@@ -13,6 +13,8 @@ from .history import History
 _CAUSED_S = 1.0
 """The clocks of the campaign and of the agent may differ by the agent's rounding and rest."""
 
+_SOON_S = 5.0
+
 
 def page(history: History, findings: Sequence[Finding], incidents: Sequence[Mapping[str, Any]], start_s: float) -> str:
     """Return the page. incidents: the last form of each, as the journal has them. start_s: wall-clock time of the job's first start."""
@@ -57,7 +59,9 @@ def _faults(history: History, incidents: Sequence[Mapping[str, Any]], start_s: f
         for incident in answers:
             yield f"{'':22}{_answer(incident)}"
         if not answers:
-            yield f"{'':22}no restart was needed, or the next fault came first"
+            later = [each.at_s - struck.at_s for each in history.struck[at + 1 :] if each.did]
+            soon = ", or the next fault came first" if later and later[0] < _SOON_S else ""
+            yield f"{'':22}{'the job continued from disk' if struck.needs_disk else 'no restart was needed'}{soon}"
 
 
 def _cause(history: History, at_s: float) -> int:

@@ -39,6 +39,8 @@ class Kind:
     name: str
     says: str
     """A sentence for `--list`."""
+    family: str = ""
+    """A seed draws from each family equally often."""
     of_a_rank: bool = False
     lasts_s: float = 0.0
     """For how long it lasts if the plan does not say; 0: it is over at once."""

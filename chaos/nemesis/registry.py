@@ -46,7 +46,8 @@ def fault(
     def register(function: Fault) -> Fault:
         name = function.__name__
         says = " ".join((function.__doc__ or "").split())
-        kind = Kind(name=name, says=says, of_a_rank=of_a_rank, lasts_s=lasts_s, seeded=seeded)
+        family = function.__module__.rpartition(".")[2]
+        kind = Kind(name=name, says=says, family=family, of_a_rank=of_a_rank, lasts_s=lasts_s, seeded=seeded)
         FAULTS[name] = Entry(kind, function, root)
         return function
 
