@@ -19,6 +19,8 @@ from .registry import Done, Fault, fault
 
 _BLOCK = b"\0" * (1 << 20)
 _REMOUNTS, _REMOUNT_S = 100, 0.05
+_LEFT = 1
+"""Snapshots on disk that must be left: if all are damaged, the job ends on purpose."""
 _PLACE = 77
 """The byte that flips: within the first tensor of a slab, or the text of a table or manifest."""
 
@@ -123,9 +125,8 @@ def _damaging(part: str, how: str) -> Fault:
     damage, words = _DAMAGES[how]
 
     def strike(job: Job, injection: Injection) -> Done:
-        found = job.on_disk()
-        if not found:
-            raise NotThere("no snapshot is on disk yet")
+        if len(job.on_disk()) < _LEFT + 1:
+            raise NotThere("no older snapshot is on disk, without which the job ends rather than begin anew")
         hurt: list[Path] = []
 
         def hurt_it() -> None:

@@ -14,9 +14,8 @@ from ..judgement.plan import Injection
 from ..live.job import Job, NotThere
 from .registry import Entry
 
-_PATIENCE_S = 120.0
-"""For how long a fault waits for its moment, while its target is not there or no recovery begins."""
-_TARGET_S = 20.0
+_PATIENCE_S, _TARGET_S = 120.0, 60.0
+"""For how long a fault waits for a recovery to begin, and for its target to be there."""
 
 
 class Nemesis:
