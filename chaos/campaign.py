@@ -192,11 +192,8 @@ class Campaign:
 
     def _quick(self, plan: Plan, steps: int) -> list[str]:
         budget = 3 + 2 * len(plan.injections)
-        flags = {
-            **_WAITS,
-            "snapshots.durable_every_steps": str(max(1, steps // 10)),
-            "recovery.max_without_progress": str(budget),
-        }
+        budgets = dict.fromkeys(("recovery.max_without_progress", "recovery.max_mismatches"), str(budget))
+        flags = {**_WAITS, **budgets, "snapshots.durable_every_steps": str(max(1, steps // 10))}
         return [word for key, value in flags.items() for word in ("--set", f"{key}={value}")]
 
     def _damaged(self, job: Job, on_purpose: set[str]) -> tuple[str, ...]:
