@@ -17,6 +17,7 @@ from ..checkpoint.durable import catalog
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import MachineError, UserError
 from ..resilience.inprocess.tally import COURSE, RANDOMNESS
+from ..resilience.text import formatting
 from .judgement import checker, draw, page
 from .judgement.history import History, Run
 from .judgement.plan import Plan
@@ -89,7 +90,7 @@ class Campaign:
         orders.mkdir(parents=True)
         delay_s = draw.delay_s(len(plan.injections), steps, self._trained_s(), _LEAST_S)
         held = f"; each step takes {delay_s:g} s longer, so that all faults strike before the end" if delay_s else ""
-        self.say(f"running it with {len(plan.injections)} faults{held}")
+        self.say(f"running it with {formatting.count(len(plan.injections), 'fault')}{held}")
         small = any(registry.FAULTS[each.fault].root for each in plan.injections)
         disk = small_disk.mounted(place.root / "disk", self._snapshot_bytes) if small else None
         shared = leftovers.shared_files()
