@@ -48,8 +48,8 @@ def _dispatch(words: list[str]) -> int:
     launcher = next(
         (i for i, word in enumerate(words[:cut]) if Path(word).name.startswith(("torchrun", "python"))), None
     )
-    if words[:1] == ["run"] and launcher is not None and cut == len(words):
-        raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(words[launcher:])}")
+    if words[:1] in (["run"], ["chaos"]) and launcher is not None and cut == len(words):
+        raise UsageError(f"the command goes after two dashes: mt-resilient {words[0]} -- {' '.join(words[launcher:])}")
     options = parser().parse_args(words[:cut])
     if options.version:
         from . import __version__
@@ -63,6 +63,8 @@ def _dispatch(words: list[str]) -> int:
         if options.wrapped:
             raise UsageError(f"the command goes after two dashes: mt-resilient run -- {' '.join(options.wrapped)} …")
         return run_command.run(options, words[cut + 1 :], words[1:cut])
+    if options.command == "chaos":
+        return commands.chaos(options, words[cut + 1 :])
     return commands.COMMANDS.get(options.command, commands.order)(options)
 
 

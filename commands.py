@@ -142,6 +142,14 @@ def _simulate(options: argparse.Namespace) -> int:
     return simulate(options, policies(options.config, values(options.set), costs=Costs))
 
 
+def chaos(options: argparse.Namespace, command: list[str]) -> int:
+    """Inject faults into a job, and check what comes of it. command: the arguments after the two dashes."""
+    from .chaos.command import chaos
+
+    policies(options.config, values(options.set))  # raises UsageError before anything is started
+    return chaos(options, command)
+
+
 def _preflight(options: argparse.Namespace) -> int:
     from .agent.preflight.run import alone
     from .checkpoint.backend import place

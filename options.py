@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     _dashboard_options(commands)
     _report_options(commands)
     _simulate_options(commands)
+    _chaos_options(commands)
     orders = _order_actions(commands)
     snapshots = add_command(
         commands,
@@ -179,6 +180,26 @@ def _simulate_options(commands: Any) -> None:
     add("--sensitivity", action="store_true", help="also print a table: restart time x snapshot interval x faults")
     add("--json", action="store_true", help="print one JSON object")
     add("--plots", type=Path, metavar="DIR", help="write plots (SVG) into DIR")
+
+
+def _chaos_options(commands: Any) -> None:
+    chaos = add_command(
+        commands,
+        "chaos",
+        "run a command with faults injected for real, and check that nothing is lost",
+        "chaos --seed 1 -- torchrun --nproc-per-node 2 train.py",
+        usage="mt-resilient chaos [PLAN.toml | --seed N] [options] -- torchrun …",
+        description="Run a torchrun command three times: under torchrun alone, under mt-resilient, and under mt-resilient with faults. "
+        "Print one page: which faults struck, how they were answered, and whether each promise was kept. Exit code 0: all were; 1: not "
+        "all; 2: the command or the plan is wrong. A campaign that fails is shrunk to its smallest plan.",
+    )
+    add = chaos.add_argument
+    add("plan", nargs="?", type=Path, metavar="PLAN.toml", help="which faults strike what and when (docs/chaos.md)")
+    add("--seed", type=_count, metavar="N", help="let this seed draw the faults and their moments (default: 0)")
+    add("--faults", type=_count, default=5, metavar="N", help="how many faults the seed draws (default: %(default)s)")
+    add("--list", action="store_true", help="print all faults, and start nothing")
+    add("--dir", type=Path, metavar="DIR", help="an empty directory for all files (default: mt-chaos/<script>)")
+    configuration_options(chaos, ", as for run")
 
 
 def _count(text: str) -> int:

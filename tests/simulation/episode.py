@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from mt_resilient.chaos.judgement import shrink
 from mt_resilient.resilience.errors import BudgetSpent, MachineError, ScriptError, SilentCorruption, SnapshotError
 from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
 from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
@@ -90,9 +91,6 @@ class Episode:
         nodes = "" if self.alone else f" on each of {self.nodes} nodes, {self.spares} spares and {self.more} more"
         world = f"{self.total} steps, {self.ranks} ranks{nodes}, each {self.durable_every}th step to disk, {budgets}"
         return "\n  ".join([f"seed {self.seed}: {world}", *map(str, self.moments)])
-
-    def without(self, place: int) -> Episode:
-        return replace(self, moments=self.moments[:place] + self.moments[place + 1 :])
 
 
 def draw(seed: int) -> Episode:
@@ -337,9 +335,9 @@ def _hurt(state: Iterable[int]) -> bool:
 
 def shrunk(episode: Episode, invariant: int) -> Episode:
     """The episode with as few of its faults as violate the same invariant."""
-    for place in reversed(range(len(episode.moments))):
-        smaller = episode.without(place)
-        outcome = play(smaller)
-        if outcome.violated and outcome.invariant == invariant:
-            return shrunk(smaller, invariant)
-    return episode
+
+    def violates(moments: tuple[Moment, ...]) -> bool:
+        outcome = play(replace(episode, moments=moments))
+        return bool(outcome.violated) and outcome.invariant == invariant
+
+    return replace(episode, moments=shrink.shrunk(episode.moments, violates))

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOT_THE_PROGRAM = {"tests", "examples", "typings", "benchmarks", "scripts", "build", "docs"}
 BELOW = {
-    "": {"", "training", "agent", "dashboard", "formats", "simulator", "checkpoint", "resilience"},
+    "": {"", "training", "agent", "dashboard", "formats", "simulator", "chaos", "checkpoint", "resilience"},
+    "chaos": {"chaos", "training", "agent", "checkpoint", "resilience"},
     "training": {"training", "checkpoint", "resilience"},
     "agent": {"agent", "checkpoint", "resilience"},
     "dashboard": {"dashboard", "agent", "resilience"},
@@ -44,9 +45,12 @@ ORDER = {
     ),
     "dashboard": ("contents prometheus local_prometheus report server"),
     "simulator": ("scenario engine results command"),
+    "chaos": ("judgement rank live nemesis campaign command"),
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
 
+SITES = {"training/site", "chaos/site"}
+"""Folders that are no packages: Python imports their sitecustomize."""
 ONLY_IN = {
     "tensorstore": {"checkpoint/slabs/zarr_slab.py", "checkpoint/backend/object_store.py"},
     "grpc": {
@@ -74,6 +78,7 @@ PURE_ROOMS = {
     "resilience/text",
     "checkpoint/format",
     "simulator/engine",
+    "chaos/judgement",
 }
 """All that is in them is pure."""
 PURE = {
@@ -116,7 +121,7 @@ IMPURE = {
     "logging",
     "uuid",
 }
-SEEDED = {"simulator/engine/engine.py": {"random"}}
+SEEDED = {"simulator/engine/engine.py": {"random"}, "chaos/judgement/draw.py": {"random"}}
 """Chance that comes from a seed alone."""
 
 
@@ -221,7 +226,7 @@ def test_rooms_import_those_before_them(package: str) -> None:
     units = {
         unit_of(source) for source in sources() if package_of(source) == package and not source.endswith("__init__.py")
     }
-    assert sorted(unit.removeprefix(f"{package}/") for unit in units - {"training/site"}) == sorted(order)
+    assert sorted(unit.removeprefix(f"{package}/") for unit in units - SITES) == sorted(order)
     place = {f"{package}/{unit}": number for number, unit in enumerate(order)}
     climbing = {
         (source.removesuffix(".py"), found.removesuffix(".py"))
@@ -293,7 +298,7 @@ def test_the_packages_that_are_installed_are_those_of_the_tree() -> None:
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
-    folders = {source.rpartition("/")[0] for source in sources()} - {"training/site"}
+    folders = {source.rpartition("/")[0] for source in sources()} - SITES
     assert {folder for folder in folders if f"{folder}/__init__.py".lstrip("/") not in sources()} == set()
 
 

@@ -40,7 +40,7 @@ def activate() -> None:
     for name in LOOPS:
         if name in sys.modules:  # this process was forked from one that had imported the module
             _wrap(sys.modules[name])
-    if not any(isinstance(finder, LoopFinder) for finder in sys.meta_path):
+    if not any(isinstance(finder, LoopFinder) and finder.wraps.keys() == LOOPS.keys() for finder in sys.meta_path):
         sys.meta_path.insert(0, LoopFinder(dict.fromkeys(LOOPS, _wrap)))
 
 
@@ -71,13 +71,13 @@ class LoopFinder(importlib.abc.MetaPathFinder):
     """Asks all other finders for the modules to wrap, and extends these modules' loaders. It finds no module itself."""
 
     def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._wraps = wraps
+        self.wraps = wraps
         self._asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._wraps or self._asking:
+        if fullname not in self.wraps or self._asking:
             return None
         self._asking = True
         try:
@@ -90,7 +90,7 @@ class LoopFinder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._wraps[fullname](module)
+            self.wraps[fullname](module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -1,0 +1,1 @@
+"""`mt-resilient chaos`: injects faults into a training for real, and checks that nothing is lost."""

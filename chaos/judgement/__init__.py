@@ -1,0 +1,1 @@
+"""What is injected, what must hold, and what the result says. Pure."""

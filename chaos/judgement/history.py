@@ -1,0 +1,83 @@
+"""What a campaign has seen: of the runs without faults, of the run with faults, and of each fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .plan import Injection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of the user's command, to its end."""
+
+    exit_code: int
+    lines: tuple[str, ...] = ()
+    """What it printed on standard output."""
+    seconds: float = 0.0
+    digest: str = ""
+    """SHA-256 of the newest snapshot on disk; empty: there is none, as without a Session or a loop that is known."""
+    step: int = -1
+    """Step of that snapshot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What was seen of the job at one moment."""
+
+    at_s: float
+    """Seconds since the job's first start; `generation` and `steps` are those of the ranks that run."""
+    generation: int = 0
+    steps: tuple[int, ...] = ()
+    """Finished steps of each rank; -1: none yet in this generation."""
+    memory_step: int = -1
+    """The newest step that memory holds; `disk_step`: the disk. -1: none, or not known."""
+    disk_step: int = -1
+    overlap: str = ""
+    """A process of an earlier generation that is alive while a later one makes steps; empty: there is none."""
+
+    @property
+    def step(self) -> int:
+        """The newest step that all ranks have finished."""
+        return min(self.steps, default=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Struck:
+    """One fault, as it was injected."""
+
+    injection: Injection
+    at_s: float
+    did: str = ""
+    """What was done, in words; empty: it could not be injected."""
+    why_not: str = ""
+    seen: Seen
+    """What was seen right before."""
+    phase: str = ""
+    """The phase of a recovery in which it struck."""
+    ended_s: float = 0.0
+    """When a fault that lasts was over."""
+    needs_disk: bool = False
+    """Whether it took the agent's memory, so that the job had to start from disk."""
+    damaged: str = ""
+    """Name of the snapshot on disk that it damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    plain: Run
+    """Under torchrun alone; `clean`: under this program, with no fault."""
+    clean: Run
+    faults: Run
+    struck: tuple[Struck, ...]
+    seen: tuple[Seen, ...] = ()
+    journal: tuple[Mapping[str, Any], ...] = ()
+    unexpected: tuple[str, ...] = ()
+    """Ends of the agent that no fault explains, and what did not come to its end in time."""
+    left_over: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
+    """Snapshots that were found damaged at the end, and that no fault had damaged."""
+    again: Run | None = None
+    """A second run with no fault, which is made if the results differ."""

@@ -1,0 +1,1 @@
+"""The job under test: started, looked at, and ended."""

@@ -1,0 +1,1 @@
+"""The faults, one function each, and what injects them at their moment."""

@@ -1,0 +1,1 @@
+"""The part of chaos that runs inside a rank."""

@@ -1,0 +1,102 @@
+"""`mt-resilient chaos` on real jobs: a campaign that passes, one that must fail, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ..harness import BIN, MINIMAL, cli, environment
+
+FORGETS = Path(__file__).with_name("forgets.py")
+PLAN = """
+[[fault]]
+name = "rank_killed"
+rank = 1
+step = 10
+[[fault]]
+name = "nan_in_gradient"
+step = 20
+[[fault]]
+name = "agent_killed"
+step = 26
+[[fault]]
+name = "slab_torn"
+step = 34
+"""
+
+
+def campaign(place: Path, plan: str, *command: str) -> subprocess.CompletedProcess[str]:
+    file = place / "plan.toml"
+    file.write_text(plan)
+    words = [str(BIN / "mt-resilient"), "chaos", str(file), "--dir", str(place / "chaos"), "--", "torchrun", *command]
+    return subprocess.run(words, env=environment(), text=True, capture_output=True, timeout=900)
+
+
+@pytest.mark.timeout(1000)
+def test_a_campaign_on_a_real_job_finds_every_promise_kept(tmp_path: Path) -> None:
+    done = campaign(tmp_path, PLAN, "--nproc-per-node", "2", str(MINIMAL), "--steps", "45", "--step-delay", "0.02")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 faults struck" in done.stdout
+    assert "PASSED.\n" in done.stdout
+    assert "found rank killed" in done.stdout
+    assert "found non finite" in done.stdout
+    assert done.stdout.count("found agent restarted") == 2
+    assert "found snapshot unusable" in done.stdout
+    assert (tmp_path / "chaos" / "result.txt").read_text() == done.stdout
+
+
+@pytest.mark.variant
+@pytest.mark.timeout(1000)
+def test_a_script_that_forgets_a_part_of_its_state_fails(tmp_path: Path) -> None:
+    plan = '[[fault]]\nname = "slow"\nstep = 8\n[[fault]]\nname = "rank_killed"\nstep = 20\n'
+    done = campaign(
+        tmp_path, plan, "--nproc-per-node", "2", str(FORGETS), "--steps", "40", "--mark", str(tmp_path / "mark")
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "NO   the final state has the bits of the run without faults" in done.stdout
+    assert "The smallest plan that fails:\nrank_killed rank" in done.stdout
+    assert f"mt-resilient chaos {tmp_path}/chaos/smallest.toml -- torchrun" in done.stdout
+
+
+@pytest.mark.variant
+def test_an_interrupted_campaign_leaves_no_process(tmp_path: Path) -> None:
+    """The fixture `nothing_is_left_behind` looks for them."""
+    words = ["chaos", "--seed", "1", "--dir", str(tmp_path / "chaos"), "--", "torchrun", "--nproc-per-node", "2"]
+    process = subprocess.Popen([str(BIN / "mt-resilient"), *words, str(MINIMAL), "--steps", "5000"], env=environment())
+    output = tmp_path / "chaos" / "clean" / "errors"
+    deadline = time.monotonic() + 300
+    while not (output.exists() and output.read_text()) and time.monotonic() < deadline:
+        if (plain := tmp_path / "chaos" / "plain" / "output").exists() and "step 40 " in plain.read_text():
+            break
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(60) == 130
+
+
+def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path) -> None:
+    train = ["--", "torchrun", "--nproc-per-node", "2", str(MINIMAL)]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "journal.jsonl").touch()
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[[fault]]\nname = "rank_killed"\nrank = 2\n')
+    for words, sentence in (
+        (
+            ["--dir", str(tmp_path / "full"), *train],
+            "is not empty. Faults are injected only into a job that this command",
+        ),
+        ([str(plan), *train], "rank_killed strikes rank 2, and the launch has the ranks 0 to 1"),
+        ([str(plan), "--seed", "1", *train], "a plan has its own seed"),
+        ([str(tmp_path / "none.toml"), *train], "cannot be read"),
+        (["--seed", "1"], "there is no command; write: mt-resilient chaos --seed 1 -- torchrun"),
+        (["--seed", "1", "--", "torchrun", "--nnodes", "2", *train[2:]], "a job of one node; leave --nnodes out"),
+    ):
+        done = cli("chaos", *words)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert sentence in done.stderr
+        assert "mt-chaos" not in os.listdir()
+    assert "rank_killed\n    A rank's process is killed" in cli("chaos", "--list").stdout

@@ -1,0 +1,164 @@
+"""What a campaign checks: each promise has a history that keeps it, and one that breaks it alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mt_resilient.chaos.judgement.checker import checked, phase, violated
+from mt_resilient.chaos.judgement.history import History, Run, Seen, Struck
+from mt_resilient.chaos.judgement.page import page
+from mt_resilient.chaos.judgement.plan import Injection
+
+LINES = ("step 1 loss 0.5", "step 2 loss 0.25")
+
+
+def record(number: int, phase: str = "launch", resume_step: int = -1, **more: Any) -> dict[str, Any]:
+    known = {"number": number, "phase": phase, "resume_step": resume_step, "onset": -1, "members": {"vm": "a"}}
+    return {"kind": "generation", "at_s": 0.0, "record": {**known, "replay_until": 12, **more}}
+
+
+def struck(fault: str, *, at_s: float = 10.0, disk: int = 5, memory: int = 9, **more: Any) -> Struck:
+    seen = Seen(at_s=at_s, generation=1, steps=(10, 11), memory_step=memory, disk_step=disk)
+    return Struck(
+        **{"injection": Injection(fault=fault), "at_s": at_s, "seen": seen, "did": "done", "ended_s": at_s, **more}
+    )
+
+
+GOOD = History(
+    plain=Run(exit_code=0, lines=("1.25 s a step", *LINES)),
+    clean=Run(exit_code=0, lines=("1.50 s a step", *LINES), digest="abc", step=20),
+    faults=Run(exit_code=0, lines=("step 2 loss nan", *LINES, *LINES), digest="abc", step=20),
+    struck=(struck("rank_killed"),),
+    journal=(record(1), record(2, resume_step=9)),
+)
+STATE, PRINTED = (
+    "the final state has the bits of the run without faults",
+    "it printed every result that the run without faults printed",
+)
+
+
+def test_a_run_that_came_back_keeps_every_promise() -> None:
+    findings = checked(GOOD)
+    assert violated(findings) == ()
+    assert not any(finding.unknown for finding in findings)
+    assert "PASSED." in page(GOOD, findings, [], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "promise"),
+    [
+        ({"faults": replace(GOOD.faults, digest="abd")}, STATE),
+        ({"faults": replace(GOOD.faults, step=19)}, STATE),
+        ({"faults": replace(GOOD.faults, lines=LINES[:1])}, PRINTED),
+        ({"faults": replace(GOOD.faults, exit_code=93)}, "the job reached its end with exit code 0"),
+        ({"unexpected": ("the agent did not end",)}, "the job reached its end with exit code 0"),
+        (
+            {"struck": (struck("rank_killed", did="", why_not="rank 3 has no process"),)},
+            "every fault of the plan struck",
+        ),
+        ({"left_over": ("process 7: python",)}, "nothing is left over: processes, shared memory, temporary files"),
+        ({"damaged": ("step 10: damaged",)}, "every snapshot on disk is complete, but for those that a fault damaged"),
+        (
+            {"journal": (record(2, resume_step=9), record(1))},
+            "no two generations of ranks worked at once, and their numbers only rose",
+        ),
+        (
+            {"journal": (record(1), record(1, "run", members={"vm": "b"}))},
+            "no two generations of ranks worked at once, and their numbers only rose",
+        ),
+        (
+            {"seen": (Seen(at_s=1.0, overlap="process 3 of generation 1 is alive"),)},
+            "no two generations of ranks worked at once, and their numbers only rose",
+        ),
+        (
+            {"journal": (record(2, resume_step=9, onset=9),)},
+            "ranks never started from a state that was known to be wrong",
+        ),
+        (
+            {"journal": (record(1), record(2, resume_step=8))},
+            "no more steps were lost than the newest snapshot was old",
+        ),
+        (
+            {"struck": (struck("agent_killed", needs_disk=True),), "journal": (record(2, resume_step=4),)},
+            "no more steps were lost than the newest snapshot was old",
+        ),
+        (
+            {
+                "struck": (struck("etcd_stopped", ended_s=15.0),),
+                "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)), Seen(at_s=14.0, generation=1, steps=(10, 10))),
+                "journal": (),
+            },
+            "training went on while etcd or the drain process was away",
+        ),
+    ],
+)
+def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str) -> None:
+    history = replace(GOOD, **changes)
+    findings = checked(history)
+    assert violated(findings) == (promise,)
+    assert "FAILED: 1 promise was not kept." in page(history, findings, [], 0.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "struck": (struck("etcd_data_lost", needs_disk=True),),
+            "journal": (record(2, resume_step=5), record(1, resume_step=5, members={"vm": "b"})),
+        },
+        {"struck": (struck("agent_killed", needs_disk=True),), "journal": (record(2, resume_step=5),)},
+        {"struck": (struck("slab_torn", needs_disk=True, damaged="5-g1"),), "journal": (record(2, resume_step=0),)},
+        {"journal": (record(2, resume_step=3, onset=4),)},
+        {
+            "struck": (struck("warm_killed"), struck("agent_killed", at_s=11.0, needs_disk=True)),
+            "journal": (record(2, resume_step=5),),
+        },
+        {
+            "struck": (struck("etcd_stopped", ended_s=15.0), struck("rank_killed", at_s=12.0)),
+            "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)),),
+        },
+    ],
+    ids=[
+        "etcd's data lost",
+        "from disk",
+        "damaged on disk",
+        "suspected state",
+        "agent after a helper",
+        "another fault meanwhile",
+    ],
+)
+def test_what_a_fault_explains_breaks_no_promise(changes: dict[str, Any]) -> None:
+    assert violated(checked(replace(GOOD, **changes))) == ()
+
+
+def test_what_does_not_repeat_cannot_be_compared() -> None:
+    other = replace(GOOD.clean, digest="xyz", lines=("step 1 loss 0.7",))
+    history = replace(GOOD, faults=replace(GOOD.faults, digest="abd", lines=()), again=other)
+    findings = {finding.promise: finding for finding in checked(history)}
+    assert "the script does not repeat" in findings[STATE].unknown
+    assert findings[PRINTED].unknown
+    assert not violated(list(findings.values()))
+
+
+@pytest.mark.parametrize(
+    ("phases", "generation", "marks", "step", "found"),
+    [
+        ((1, "run"), 1, 4, 10, "detect"),
+        ((2, "gather"), 1, 4, 10, "stop"),
+        ((2, "launch"), 1, 4, 10, "stop"),
+        ((2, "launch"), 2, 0, -1, "start"),
+        ((2, "launch"), 2, 1, -1, "build"),
+        ((2, "run"), 2, 2, -1, "restore"),
+        ((2, "run"), 2, 3, -1, "step"),
+        ((2, "run"), 2, 4, 10, "replay"),
+        ((2, "run"), 2, 4, 12, ""),
+    ],
+)
+def test_the_phase_of_a_recovery(phases: tuple[int, str], generation: int, marks: int, step: int, found: str) -> None:
+    names = ("attached", "built", "restored", "stepped")
+    reached = {name: at < marks for at, name in enumerate(names)}
+    seen = Seen(at_s=0.0, generation=generation, steps=(step, step))
+    assert phase(record(*phases)["record"], 1, seen, reached) == found

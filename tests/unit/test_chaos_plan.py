@@ -1,0 +1,122 @@
+"""Plans of `mt-resilient chaos`: read, refused with a sentence, drawn by a seed, shrunk."""
+
+from __future__ import annotations
+
+import pytest
+
+from mt_resilient.chaos.command import registry
+from mt_resilient.chaos.judgement.draw import delay_s, drawn, settled
+from mt_resilient.chaos.judgement.plan import Injection, Kind, Plan, fitting, parsed, to_toml
+from mt_resilient.chaos.judgement.shrink import shrunk
+from mt_resilient.resilience.errors import UsageError
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(name="rank_killed", says="", of_a_rank=True),
+        Kind(name="agent_killed", says=""),
+        Kind(name="etcd_stopped", says="", lasts_s=5.0),
+        Kind(name="bit_in_moment", says="", of_a_rank=True, seeded=False),
+    )
+}
+
+
+def plan(*lines: str) -> Plan:
+    return parsed("\n".join(lines), KINDS)
+
+
+def test_a_plan_is_read() -> None:
+    found = plan(
+        "seed = 7",
+        *("[[fault]]", 'name = "rank_killed"', "rank = 1", "step = 20", "times = 2", "every_steps = 5"),
+        *("[[fault]]", 'name = "agent_killed"', 'phase = "restore"'),
+        *("[[fault]]", 'name = "etcd_stopped"', "after_s = 1", "for_s = 2"),
+    )
+    assert found.seed == 7
+    assert [str(each) for each in found.injections] == [
+        "rank_killed rank 1 at step 20",
+        "rank_killed rank 1 at step 25",
+        "agent_killed in the phase restore of the recovery before",
+        "etcd_stopped for 2 s 1 s after the fault before",
+    ]
+    assert parsed(to_toml(found), KINDS) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (["x ="], "it is not TOML"),
+        (["speed = 3"], "'speed' is not a part of a plan; its parts are seed and [[fault]]"),
+        (["seed = -1"], "seed is -1, and must be a whole number of 0 or more"),
+        ([], "it names no fault; write each as [[fault]] with a name"),
+        (["[[fault]]", "step = 3"], 'fault 1 has no name, such as name = "rank_killed"'),
+        (["[[fault]]", 'name = "rank_kiled"'], "'rank_kiled', which is not a fault (did you mean rank_killed?)"),
+        (["[[fault]]", 'name = "agent_killed"', "stp = 3"], "has 'stp', which is not a key (did you mean step?)"),
+        (["[[fault]]", 'name = "agent_killed"', 'step = "3"'], "step is '3', and must be a whole number of 0 or more"),
+        (["[[fault]]", 'name = "agent_killed"', "times = 0"], "times is 0, and must be a whole number of 1 or more"),
+        (["[[fault]]", 'name = "agent_killed"', "step = true"], "step is True, and must be"),
+        (["[[fault]]", 'name = "agent_killed"', "rank = 1"], "strikes no single rank; leave rank out"),
+        (["[[fault]]", 'name = "agent_killed"', "for_s = 1"], "is over at once; leave for_s out"),
+        (["[[fault]]", 'name = "agent_killed"', "after_s = 1"], "after_s has no fault before it to refer to"),
+        (
+            ["[[fault]]", 'name = "agent_killed"', "[[fault]]", 'name = "rank_killed"', 'phase = "lunch"'],
+            "'lunch' is not a phase of a recovery; these are detect, stop, start, build, restore, step, replay",
+        ),
+        (
+            ["[[fault]]", 'name = "agent_killed"', "step = 1", "after_s = 2"],
+            "has both step and after_s; it can strike at one moment only",
+        ),
+    ],
+)
+def test_a_wrong_plan_is_refused_with_a_sentence(lines: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        plan(*lines)
+    assert sentence in str(error.value)
+    assert "nothing was started" in str(error.value)
+
+
+def test_a_plan_strikes_ranks_and_steps_that_there_are() -> None:
+    found = plan("[[fault]]", 'name = "rank_killed"', "rank = 2", "step = 50")
+    with pytest.raises(UsageError, match="strikes rank 2, and the launch has the ranks 0 to 1"):
+        fitting(found, 2)
+    assert fitting(found, 3) == found
+    with pytest.raises(UsageError, match="strikes at step 50, and the training has only 50"):
+        settled(found, 3, 50, KINDS)
+
+
+def test_a_seed_draws_the_same_plan_again_and_only_what_every_script_survives() -> None:
+    plans = [drawn(seed, 5, KINDS.values()) for seed in range(50)]
+    assert plans == [drawn(seed, 5, KINDS.values()) for seed in range(50)]
+    assert len(set(plans)) > 40
+    assert {each.fault for one in plans for each in one.injections} == {"rank_killed", "agent_killed", "etcd_stopped"}
+    for one in plans:
+        assert not one.injections[0].follows
+        assert parsed(to_toml(one), KINDS) == one
+
+
+def test_what_a_plan_leaves_open_is_chosen_by_its_seed_in_the_order_of_steps() -> None:
+    killed = Injection(fault="rank_killed")
+    following = Injection(fault="agent_killed", after_s=0.5)
+    late = Injection(fault="agent_killed", step=99)
+    found = settled(Plan(injections=(late, killed, following), seed=3), 4, 100, KINDS)
+    assert found == settled(Plan(injections=(late, killed, following), seed=3), 4, 100, KINDS)
+    first, second, third = found.injections
+    assert (first.fault, second, third) == ("rank_killed", following, late)
+    assert 0 <= first.rank < 4
+    assert 15 <= first.step <= 75
+
+
+def test_steps_are_held_up_only_if_the_training_is_too_short() -> None:
+    assert delay_s(faults=5, steps=100, took_s=20.0, least_s=8.0) == 0.2
+    assert delay_s(faults=5, steps=100, took_s=60.0, least_s=8.0) == 0.0
+
+
+@pytest.mark.parametrize("needed", [(), ("c",), ("a", "d"), ("a", "b", "c", "d", "e")])
+def test_shrinking_keeps_what_is_needed(needed: tuple[str, ...]) -> None:
+    assert shrunk(("a", "b", "c", "d", "e"), lambda some: set(needed) <= set(some)) == needed
+
+
+def test_every_fault_says_what_it_does() -> None:
+    kinds = registry.kinds()
+    assert len(kinds) >= 28
+    assert all(kind.says.endswith(".") and kind.name == name for name, kind in kinds.items())
