@@ -13,7 +13,7 @@ from typing import Any
 from ...checkpoint.durable.save_interval import AUTO
 from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import SnapshotError, StateError, UsageError
-from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Judgement, Wanted
+from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Held, Judgement, Wanted
 from ...resilience.model.rewind import REPLAYS
 from ...resilience.model.types import Doing, RankPhase
 from ..attach.attach import Attachment, attach
@@ -68,7 +68,7 @@ class Boundaries:
         self._page, self._handoff = self._at.page, self._at.handoff
         self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
         self._pace = Pace(self._handoff.every_steps)
-        self._left_ns = 0
+        self._left_ns, self._beside = 0, False  # when the present step began, and whether copies were under way then
         self._course = Course(self._handoff)
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
@@ -139,7 +139,7 @@ class Boundaries:
         if self._own_time:
             self._own_time.end(entered)
         if self._left_ns:
-            self._pace.stepped((entered - self._left_ns) / 1e9)
+            self._pace.stepped((entered - self._left_ns) / 1e9, beside=self._beside)
         self._own_gradients.stepped(step)
         self._accumulation.crossed()
         loss, grad_norm = figures.loss, figures.grad_norm
@@ -155,14 +155,14 @@ class Boundaries:
             self._page.stepped_ns = entered  # from here on the agent may start the warm process
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
-        held_ns = 0
-        directive = self._cross(step, figures, judged_now, last)
+        directive, held_ns = self._cross(step, figures, judged_now, last), 0
         if directive is Directive.GO_ON and self._council.paused and not last:
             began = monotonic_ns()
             directive = self._hold(step)
             held_ns = monotonic_ns() - began
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
+        self._beside = Held.UNDER_WAY in self._tape.held
         self._left_ns = monotonic_ns()
         self._page.stalled(self._left_ns - entered - held_ns)
         if self._own_time:

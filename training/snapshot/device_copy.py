@@ -59,9 +59,8 @@ class Job:
     """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
     checked: list[torch.Tensor]
     """Tensors that must not contain NaN or Inf: trained parameters."""
-    begun_s: float = field(default_factory=monotonic_s)
-    took_s: float = 0.0
-    """Seconds from the boundary (the moment between two steps) until all copies have arrived."""
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    """Events of the loop's stream before and after each wait for the copies."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
     finite: bool = True
@@ -75,6 +74,10 @@ class Job:
     sources: list[torch.Tensor] = field(default_factory=list)
     """The tensors that the copies read, referenced until the copies have arrived. For a tensor with gaps, it is a separate copy."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def waited_s(self) -> float:
+        """Return how long the loop's stream has waited for the copies, as far as it has come."""
+        return sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
 
     def give_up(self) -> None:
         """Abandon the snapshot because one rank has missed it. From now on it will not be staged. The slot's state tells whether it already
@@ -196,7 +199,12 @@ class Offload:
         for job in self.under_way():
             job.issued.wait()
             if job.arrived is not None:
-                self._module.current_stream(self.device).wait_event(job.arrived)
+                stream = self._module.current_stream(self.device)
+                before, after = (self._module.Event(enable_timing=True) for _ in range(2))
+                before.record(stream)
+                stream.wait_event(job.arrived)
+                after.record(stream)
+                job.waits.append((before, after))
 
     # -- the threads -------------------------------------------------------------------------------------------------------
 
@@ -246,7 +254,6 @@ class Offload:
             job.arrived.record(self._stream)
             job.issued.set()
             job.arrived.synchronize()
-            job.took_s = monotonic_s() - job.begun_s
             job.sources.clear()
             with self._module.stream(self._reading):
                 if job.words:

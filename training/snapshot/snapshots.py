@@ -106,7 +106,7 @@ class Tape:
                     self._keep_the_last_one()
                 self._arena.seal(attempt.step, live=held is Held.IN_PLACE)
                 if attempt.job is not None:
-                    self._pace.copied(attempt.job.took_s)
+                    self._pace.waited(attempt.job.waited_s())
                 continue
             if attempt.job is not None:
                 attempt.job.give_up()

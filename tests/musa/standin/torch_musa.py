@@ -50,10 +50,19 @@ class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._reached = threading.Event()
         self._reached.set()
+        self._at_s = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        self._reached = threading.Event()
-        (stream or current_stream()).put(self._reached.set)
+        self._reached = reached = threading.Event()
+
+        def reach() -> None:
+            self._at_s = time.monotonic()
+            reached.set()
+
+        (stream or current_stream()).put(reach)
+
+    def elapsed_time(self, later: Event) -> float:
+        return 1000 * (later._at_s - self._at_s)
 
     def synchronize(self) -> None:
         self._reached.wait()
