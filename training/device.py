@@ -45,6 +45,12 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
         module(each.type).synchronize(each)
 
 
+def memory(runtime: Any, where: torch.device) -> tuple[int, int]:
+    """Return the free and all bytes of the device's memory; 0, 0: not known. runtime: as `module` returns it."""
+    ask = getattr(runtime, "mem_get_info", None)
+    return (0, 0) if ask is None else ask(where)
+
+
 def register(kind: str, memory: memoryview) -> bool:
     """Pin host memory, so that copies to and from it are asynchronous. Return False if the runtime refuses. Copies then still work, but
     block the calling thread."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ...resilience.clock import wall_s
 from ...resilience.store.poll import readable
-from .exit_codes import exit_code, open_pidfd, send
+from .exit_codes import exit_code, killed, open_pidfd, send
 from .orphans import reap
 
 
@@ -25,7 +25,7 @@ class Watched:
     pid: int
     pidfd: int
     ended_s: float = 0.0
-    """Wall-clock time when the agent saw that the process had ended; 0 while it lives."""
+    """Wall-clock time when the agent saw that the process had ended, or that the kernel takes it down; 0 while it lives."""
     code: int | None = None
     out_of_memory: bool = False
     """The kernel has killed the process because memory ran out."""
@@ -77,6 +77,9 @@ class WorkerGroup:
             if process.pidfd in ended_fds:
                 process.ended_s, news = wall_s(), True
                 process.code = reap(process.pid) if process is self.launcher else exit_code(process.pid, process.pidfd)
+        for process in self.ranks.values():
+            if process.pidfd >= 0 and not process.ended_s and (code := killed(process.pid)):
+                process.ended_s, process.code, news = wall_s(), code, True
         return news
 
     def living_fds(self) -> list[int]:

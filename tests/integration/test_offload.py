@@ -116,6 +116,28 @@ else:
 
 
 @pytest.mark.variant
+def test_what_would_come_too_late_is_copied_within_the_device_first_and_the_optimizer_steps_meanwhile():
+    run(
+        """
+torch_musa.MEMORY = (10**9, 10**9)
+tape = tape(model=model, optimizer=optimizer)
+for number in (1, 2, 3):
+    expected = bits()
+    tape.record(number, Wanted.NOWHERE)
+    step()
+    assert number < 3 or tape.held[0] is Held.UNDER_WAY, "the optimizer has waited for all copies"
+    tape.finish()
+    job = tape._attempts[-1].job
+    tape._offload._detour.waited(job.took_s, job.took_s, job.nbytes)  # as if it had waited all the time
+    tape.settle(agreed(Held.WHOLE))
+    tape.go_back(number)
+    assert same(bits(), expected), number
+    step()
+""",
+        delay_s=0.1,
+    )
+
+
 def test_without_an_optimizer_to_wait_before_the_loop_waits_for_all_copies():
     run("""
 tape = tape(model=model)

@@ -1,5 +1,6 @@
 """What is measured becomes a stride, and a time for the next snapshot on disk."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -66,6 +67,16 @@ def test_while_every_step_runs_beside_copies_some_are_left_free_to_compare_with(
     assert pace.stride == 1
     pace.recorded(0.0)
     assert pace.stride == 4
+
+
+def test_a_stride_that_is_measured_anew_each_time_adds_no_snapshots() -> None:
+    pace, strides, taken = Pace(AUTO), (46, 45, 44, 48), []
+    for step in range(1, 500):
+        if pace.due(step, strides[step % 4]):
+            taken.append(step)
+            pace.last = step
+    assert all(after - before >= 44 for before, after in pairwise(taken))
+    assert [step for step in range(1, 13) if Pace(4).due(step, 4)] == [4, 8, 12], "as the user has set it"
 
 
 def test_a_first_snapshot_on_disk_soon_and_then_by_the_figures() -> None:

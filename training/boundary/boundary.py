@@ -179,7 +179,7 @@ class Boundaries:
         durable = self._handoff.durable_every_steps
         if durable != AUTO and step % durable == 0:
             self._tape.owed = Wanted.ON_DISK
-        due = wanted or self._tape.owed is Wanted.ON_DISK or step % self._council.stride == 0
+        due = wanted or self._tape.owed is Wanted.ON_DISK or self._pace.due(step, self._council.stride)
         finite = figures is None or figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT

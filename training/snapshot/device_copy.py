@@ -3,17 +3,17 @@ immediately. It waits only before it would overwrite a tensor whose copy is not 
 
     boundary:  tensors that the forward pass writes are copied first, and the loop's stream waits for this small copy
     thread:    all other tensors: fingerprints on the device and copies; when the copies have arrived, the slot is staged
-    optimizer: its first step after the boundary waits, on the device, for the copies (through a hook of torch)
+    optimizer: its first step after the boundary waits, on the device, until nothing reads the state any more (through a hook of torch)
 
-Only the optimizer's wait delays the loop. If a step takes longer than its snapshot, the copies are complete before the optimizer steps.
+Only the optimizer's wait delays the loop. If a step takes longer than its snapshot, the copies are complete before the optimizer steps. If
+not, what would come too late is first copied within the device (`detour.py`).
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,6 +32,8 @@ from ...resilience.errors import MachineError
 from ...resilience.inprocess.tally import Held
 from .. import device
 from ..state.tensors.finite_check import finite, sums
+from .attempt import Copy, Job
+from .detour import Detour
 from .pinned_memory import PIECE_BYTES, Pinned
 from .strided_copy import Strip, Transfer
 
@@ -39,61 +41,11 @@ _FIRST_S = 0.5
 """Seconds that the first snapshot waits for its memory. With a large state, the rank then misses this snapshot."""
 _LOOK_S = 0.005
 """Seconds between two checks whether memory is ready."""
+_LARGE_BYTES = 1 << 30
+"""The least size of a state whose memory takes longer than a step to prepare."""
 _LOOK_BYTES = 256 << 20
 """The bytes copied to the device before another stream takes their fingerprints. A device takes fingerprints fifty times as fast as it
 receives bytes."""
-
-Copy = tuple[torch.Tensor, Sequence[Strip]]
-"""A tensor on the device, and the positions of its bytes in the slot's image (the slot's copy of the state)."""
-
-
-@dataclass
-class Job:
-    """One snapshot that is being copied from the device to its slot."""
-
-    slot: Slot
-    view: View
-    early: list[tuple[int, Copy]]
-    """Copies of tensors that the forward pass writes, each after the index of its piece."""
-    late: Iterable[tuple[int, Copy]]
-    """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
-    checked: list[torch.Tensor]
-    """Tensors that must not contain NaN or Inf: trained parameters."""
-    waits: list[tuple[Any, Any]] = field(default_factory=list)
-    """Events of the loop's stream before and after each wait for the copies."""
-    held: Held = Held.UNDER_WAY
-    given_up: bool = False
-    finite: bool = True
-    issued: threading.Event = field(default_factory=threading.Event)
-    over: threading.Event = field(default_factory=threading.Event)
-    begun: Any = None
-    """The event of the loop's stream after which the state is complete."""
-    arrived: Any = None
-    """The event of the copying stream after which all copies have arrived."""
-    words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    sources: list[torch.Tensor] = field(default_factory=list)
-    """The tensors that the copies read, referenced until the copies have arrived. For a tensor with gaps, it is a separate copy."""
-    _turn: threading.Lock = field(default_factory=threading.Lock)
-
-    def waited_s(self) -> float:
-        """Return how long the loop's stream has waited for the copies, as far as it has come."""
-        return sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
-
-    def give_up(self) -> None:
-        """Abandon the snapshot because one rank has missed it. From now on it will not be staged. The slot's state tells whether it already
-        is."""
-        with self._turn:
-            self.given_up = True
-
-    def conclude(self) -> None:
-        """Once all copies have arrived, mark the slot as staged, or free it."""
-        with self._turn:  # if `give_up` ran between check and staging, the slot would stay staged forever
-            if self.finite and not self.given_up:
-                self.slot.staged()
-                self.held = Held.WHOLE
-            else:
-                self.slot.free()
-                self.held = Held.MISSED
 
 
 class Offload:
@@ -105,9 +57,13 @@ class Offload:
         """Streams for the copies, and for the kernels that read the state meanwhile. On one stream, kernels would delay later copies."""
         self._transfer = Transfer(kind, PIECE_BYTES)
         self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
+        self._detour = Detour()
+        self._before: Job | None = None
+        """The last snapshot, of which the optimizer's wait is not yet judged."""
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
-        self._asked: tuple[int, int] = (0, 0)
+        self._asked = self._prepared = (0, 0)
+        """The bytes of the last snapshot's image and of what precedes it; and of the largest ones for which memory was requested."""
         self._again = False
         """Whether the last request for memory failed."""
         self.starved = False
@@ -121,12 +77,14 @@ class Offload:
 
     def room(self, wanted: Header, table_bytes: int) -> list[Slot]:
         """Return the slots that can store such a snapshot now. A thread prepares missing memory meanwhile. If the state has just grown,
-        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends."""
+        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory once it has had the same
+        size twice: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
-        larger = asked[0] > self._asked[0] or asked[1] > self._asked[1]
+        steady, self._asked = asked[0] < _LARGE_BYTES or asked[0] == self._asked[0], asked
+        larger = steady and (asked[0] > self._prepared[0] or asked[1] > self._prepared[1])
         if larger or self._again:
-            self._asked, self._again = asked, False
+            self._prepared, self._again = asked, False
             self._rooms.put((wanted, table_bytes, list(self._pinned.values()), True))
             until_s = monotonic_s() + _FIRST_S if larger else 0.0
         while True:
@@ -195,14 +153,14 @@ class Offload:
             self._stream.synchronize()  # after this, nothing reads the slot
 
     def _before_update(self, *_: Any) -> None:
-        """Make the loop's stream wait for all copies before the optimizer's step."""
+        """Make the loop's stream wait before the optimizer's step until nothing reads the state any more."""
         for job in self.under_way():
             job.issued.wait()
-            if job.arrived is not None:
+            if job.read is not None:
                 stream = self._module.current_stream(self.device)
                 before, after = (self._module.Event(enable_timing=True) for _ in range(2))
                 before.record(stream)
-                stream.wait_event(job.arrived)
+                stream.wait_event(job.read)
                 after.record(stream)
                 job.waits.append((before, after))
 
@@ -228,8 +186,15 @@ class Offload:
                 job.sources.append(flat(source))
                 self._transfer.down(job.sources[-1], memory, stride, some, self._stream)
 
+    def _learn(self, job: Job, nbytes: int) -> None:
+        """Learn from the last snapshot how much of this one should take the detour."""
+        before, self._before, job.nbytes = self._before, job, nbytes
+        if before is not None:
+            self._detour.waited(before.waited_s(), before.took_s, before.nbytes)
+
     def _carry(self) -> None:
         self._module.set_device(self.device)
+        device.allow_capture(self.device.type)  # copies within the device may allocate memory
         while True:
             job = self._jobs.get()
             try:
@@ -244,16 +209,27 @@ class Offload:
 
     def _carry_one(self, job: Job) -> None:
         late = list(job.late)
+        sizes = [source.nbytes for _, (source, _) in late]
+        self._learn(job, sum(sizes))
+        away = self._detour.divide(sizes, lambda: device.memory(self._module, self.device))
+        apart = [copy for copy, far in zip(late, away, strict=True) if far]
         with torch.no_grad():
-            self._send(job, late)
+            with self._module.stream(self._reading):
+                self._reading.wait_event(job.begun)
+                kept = [(index, (flat(source).clone(), some)) for index, (source, some) in apart]
+            self._send(job, [copy for copy, far in zip(late, away, strict=True) if not far])
             self._look(job, late)
             with self._module.stream(self._reading):
                 found = sums(job.checked)
             self._after(self._reading, self._stream)
-            job.arrived = self._module.Event(blocking=True)
-            job.arrived.record(self._stream)
+            job.read = self._module.Event()
+            job.read.record(self._stream)
             job.issued.set()
-            job.arrived.synchronize()
+            self._send(job, kept)
+            arrived = self._module.Event(blocking=True)
+            arrived.record(self._stream)
+            arrived.synchronize()
+            job.took_s = monotonic_s() - job.begun_s
             job.sources.clear()
             with self._module.stream(self._reading):
                 if job.words:

@@ -34,6 +34,13 @@ class Pace:
         optimizer's step notices there what the optimizer has waited."""
         self._waited_s: deque[float] = deque(maxlen=_KEPT)
         self._after = False
+        self.last = -1
+        """The step of the last snapshot that all ranks have begun."""
+
+    def due(self, step: int, stride: int) -> bool:
+        """Whether a snapshot is due after `step` steps. stride: as all ranks last agreed. A measured stride varies, so its multiples would
+        come too often."""
+        return step % stride == 0 if self._fixed != AUTO else step - self.last >= stride
 
     def stepped(self, took_s: float, *, beside: bool = False) -> None:
         """Record the seconds of one step of the loop, without the time spent in this program. beside: copies ran beside it."""

@@ -1,0 +1,46 @@
+"""Which part of a state is first copied within its device. The rest goes to the host's memory directly.
+
+A device copies fifty times as fast within its memory as to the host. What is set aside there can be copied to the host later, while the
+optimizer steps already. So only that part takes the detour which would make the optimizer wait, and only where the device has free memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+_LEFT_FREE = 0.25
+"""The share of a device's memory that stays free for the script, whose next step may need more than this one. Our choice: measured scripts
+with less free memory have steps that are longer than their copies."""
+_TOLERATED = 0.02
+"""The share of a snapshot's copies for which the optimizer may wait. The copy within the device takes as long."""
+_MORE = 1.1
+"""A little more takes the detour than the last snapshot has shown, so that the next one already does not wait."""
+
+
+class Detour:
+    def __init__(self) -> None:
+        self._direct_bytes = math.inf
+        """How many bytes reach the host before the optimizer steps."""
+        self._taken_bytes = 0
+        """The bytes that took the detour last time. torch's allocator still holds them for the next time, and gives them to the script if
+        nothing else is free."""
+
+    def waited(self, seconds: float, took_s: float, nbytes: int) -> None:
+        """Record that the optimizer has waited for a snapshot whose copies, of so many bytes, took `took_s` seconds in all."""
+        if took_s > 0 and seconds > _TOLERATED * took_s:
+            direct = min(self._direct_bytes, nbytes - self._taken_bytes)
+            self._direct_bytes = max(0.0, direct - _MORE * seconds * nbytes / took_s)
+
+    def divide(self, sizes: Sequence[int], memory: Callable[[], tuple[int, int]]) -> list[bool]:
+        """Return which tensors, of these bytes, take the detour. memory: returns the free and all bytes of the device's memory."""
+        free, total = memory() if sum(sizes) > self._direct_bytes else (0, 0)
+        spare = free - _LEFT_FREE * total
+        room = spare + self._taken_bytes if spare > 0 else 0.0
+        found: list[bool] = []
+        direct, self._taken_bytes = 0, 0
+        for size in sizes:
+            away = direct + size > self._direct_bytes and self._taken_bytes + size <= room
+            found.append(away)
+            direct, self._taken_bytes = direct + size * (not away), self._taken_bytes + size * away
+        return found
