@@ -20,6 +20,8 @@ from ...resilience.store.poll import readable
 
 LOOK_S = 0.02
 """Seconds between two polls of /proc. torchrun reaps its ranks ten times a second, and reaping removes the exit code."""
+KILLED_S = 0.05
+"""Seconds between two polls for killed ranks. A poll takes 40 us for each."""
 
 _PF_EXITING = 4
 """The kernel's flag of a thread that returns to its program no more."""
@@ -35,19 +37,19 @@ def open_pidfd(pid: int) -> int | None:
     except ProcessLookupError:
         return None
     except (OSError, AttributeError):
-        return _looked_at(pid)
+        return looked_at(pid)
 
 
-def _looked_at(pid: int) -> int | None:
-    """Return such a descriptor without a pidfd: a pipe that a polling thread closes when the process has ended."""
+def looked_at(pid: int, every_s: float = LOOK_S) -> int | None:
+    """Return such a descriptor without a pidfd: a pipe that a polling thread closes when the process has ended, or is `killed`."""
     if not os.path.exists(f"/proc/{pid}"):
         return None
     since = born(pid)
     reading, writing = map(high, os.pipe2(os.O_CLOEXEC))
 
     def look() -> None:
-        while since and born(pid) == since:
-            sleep(LOOK_S)
+        while since and born(pid) == since and killed(pid) is None:
+            sleep(every_s)
         os.close(writing)
 
     threading.Thread(target=look, name=f"looks at {pid}", daemon=True).start()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import deque
 from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -41,6 +42,9 @@ _FIRST_S = 0.5
 """Seconds that the first snapshot waits for its memory. With a large state, the rank then misses this snapshot."""
 _LOOK_S = 0.005
 """Seconds between two checks whether memory is ready."""
+_QUEUED_BYTES = 32 << 20
+"""At most two strips of more than this many bytes wait in the copy engine's queue, for two milliseconds. On two H100s, `loss.item()` waited
+for all 6.45 GB of a snapshot, 0.13 s, though the optimizer did not."""
 _LARGE_BYTES = 1 << 30
 """The least size of a state whose memory takes longer than a step to prepare."""
 _LOOK_BYTES = 256 << 20
@@ -101,7 +105,7 @@ class Offload:
         if job.early:
             with torch.no_grad():
                 self._look(job, job.early)
-                self._send(job, job.early)
+                self._send(job, job.early, paced=False)
             for stream in (self._stream, self._reading):
                 self._after(stream, self._module.current_stream(self.device))
         self._under_way.append(job)
@@ -155,7 +159,9 @@ class Offload:
     def _before_update(self, *_: Any) -> None:
         """Make the loop's stream wait before the optimizer's step until nothing reads the state any more."""
         for job in self.under_way():
+            began_s = monotonic_s()
             job.issued.wait()
+            job.held_s += monotonic_s() - began_s
             if job.read is not None:
                 stream = self._module.current_stream(self.device)
                 before, after = (self._module.Event(enable_timing=True) for _ in range(2))
@@ -178,13 +184,25 @@ class Offload:
             self._reading.wait_event(job.begun)
             job.words += [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
 
-    def _send(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
+    def _send(self, job: Job, copies: Sequence[tuple[int, Copy]], *, paced: bool = True) -> None:
+        """Copy to the host. paced: let little of it wait in the queue of the device's copy engine. A number for which the loop waits stands
+        in the same queue."""
+        queued: deque[Any] = deque()
+        new_bytes = 0
         with self._module.stream(self._stream):
             self._stream.wait_event(job.begun)
             memory, stride = job.view.memory, job.view.header.image.stride_bytes
             for _, (source, some) in copies:
                 job.sources.append(flat(source))
-                self._transfer.down(job.sources[-1], memory, stride, some, self._stream)
+                for strip in some:
+                    self._transfer.down(job.sources[-1], memory, stride, [strip], self._stream)
+                    new_bytes += strip.width * strip.rows
+                    if paced and new_bytes > _QUEUED_BYTES:
+                        queued.append(self._module.Event(blocking=True))
+                        queued[-1].record(self._stream)
+                        new_bytes = 0
+                        if len(queued) > 1:
+                            queued.popleft().synchronize()
 
     def _learn(self, job: Job, nbytes: int) -> None:
         """Learn from the last snapshot how much of this one should take the detour."""
@@ -217,10 +235,10 @@ class Offload:
             with self._module.stream(self._reading):
                 self._reading.wait_event(job.begun)
                 kept = [(index, (flat(source).clone(), some)) for index, (source, some) in apart]
-            self._send(job, [copy for copy, far in zip(late, away, strict=True) if not far])
             self._look(job, late)
             with self._module.stream(self._reading):
                 found = sums(job.checked)
+            self._send(job, [copy for copy, far in zip(late, away, strict=True) if not far])
             self._after(self._reading, self._stream)
             job.read = self._module.Event()
             job.read.record(self._stream)
