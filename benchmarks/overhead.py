@@ -19,7 +19,10 @@ processes of the job use 1.3 % of a core together, those of torchrun 0.3 %.
 
 With `--device`, the training is `device_loop.py` on two devices, at defaults: snapshots in memory and on disk are taken. Four jobs run one
 after the other, in the order ABBA, each for `--seconds` after its first steps. (Stopping a job would leave its collectives spinning on the
-devices.) All step times of both kinds are compared. PLACE_OF_FIGURES
+devices.) All step times of both kinds are compared.
+
+Measured on two H100s (torch 2.11, 50 s each): mean 95.2 ms against 93.7 (1.016), median 94.2 against 93.7, 99th percentile 105.6 against
+96.4, longest 248 against 99. Before the copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289.
 """
 
 from __future__ import annotations
