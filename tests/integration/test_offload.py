@@ -138,6 +138,20 @@ for number in (1, 2, 3):
     )
 
 
+def test_a_large_state_gets_memory_once_its_size_has_been_the_same_twice():
+    run("""
+from mt_resilient.training.snapshot import device_copy
+device_copy._LARGE_BYTES = 0
+tape = tape(model=model, optimizer=optimizer)
+for number, held in enumerate((Held.MISSED, Held.WHOLE), 1):
+    tape.record(number, Wanted.NOWHERE)
+    tape.finish()
+    assert tape.held[0] is held, (number, tape.held)
+    tape.settle(agreed(held))
+    step()
+""")
+
+
 def test_without_an_optimizer_to_wait_before_the_loop_waits_for_all_copies():
     run("""
 tape = tape(model=model)

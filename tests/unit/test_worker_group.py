@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from mt_resilient.agent.ranks import exit_codes
+from mt_resilient.agent.ranks import exit_codes, worker_group
 from mt_resilient.agent.ranks.exit_codes import born, exit_code, open_pidfd
 from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 
@@ -61,6 +61,21 @@ def test_a_killed_process_counts_as_ended_while_the_kernel_takes_it_down(
     monkeypatch.setattr(exit_codes, "_stat", stat)
     monkeypatch.setattr(exit_codes.os, "listdir", lambda folder: ["70", "71"])
     assert exit_codes.killed(70) == code
+
+
+def test_the_group_tells_of_a_killed_rank_before_its_pidfd_does(
+    two: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher, rank = two
+    for module in (exit_codes, worker_group):
+        monkeypatch.setattr(module, "killed", lambda pid: -9)  # as if the kernel took it down
+    group = WorkerGroup(1, Watched(launcher, -1), "cold")
+    group.adopt(0, rank)
+    while not group.observe():
+        time.sleep(0.01)
+    assert group.ranks[0].code == -9
+    assert not group.observe(), "once"
+    assert not group.living_fds()
 
 
 def test_a_process_that_lives_is_not_killed_and_a_dead_one_has_its_code(two: tuple[int, int]) -> None:
