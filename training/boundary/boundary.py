@@ -68,7 +68,7 @@ class Boundaries:
         self._page, self._handoff = self._at.page, self._at.handoff
         self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
         self._pace = Pace(self._handoff.every_steps)
-        self._left_ns, self._beside = 0, False  # when the present step began, and whether copies were under way then
+        self._left_ns, self._copying = 0, False  # when the present step began, and whether copies were under way then
         self._course = Course(self._handoff)
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
@@ -139,7 +139,7 @@ class Boundaries:
         if self._own_time:
             self._own_time.end(entered)
         if self._left_ns:
-            self._pace.stepped((entered - self._left_ns) / 1e9, beside=self._beside)
+            self._pace.stepped((entered - self._left_ns) / 1e9, beside=self._copying)
         self._own_gradients.stepped(step)
         self._accumulation.crossed()
         loss, grad_norm = figures.loss, figures.grad_norm
@@ -162,7 +162,7 @@ class Boundaries:
             held_ns = monotonic_ns() - began
         if directive is Directive.LEAVE:
             self._page.phase = RankPhase.STOPPED
-        self._beside = Held.UNDER_WAY in self._tape.held
+        self._copying = Held.UNDER_WAY in self._tape.held
         self._left_ns = monotonic_ns()
         self._page.stalled(self._left_ns - entered - held_ns)
         if self._own_time:
