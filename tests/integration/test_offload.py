@@ -138,7 +138,7 @@ for number in (1, 2, 3):
     )
 
 
-def test_a_large_state_gets_memory_once_its_size_has_been_the_same_twice():
+def test_a_large_state_gets_memory_once_it_no_longer_grows():
     run("""
 from mt_resilient.training.snapshot import device_copy
 device_copy._LARGE_BYTES = 0

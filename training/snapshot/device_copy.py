@@ -65,8 +65,10 @@ class Offload:
         """The last snapshot, of which the optimizer's wait is not yet judged."""
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
-        self._asked = self._prepared = (0, 0)
-        """The bytes of the last snapshot's image and of what precedes it; and of the largest ones for which memory was requested."""
+        self._largest_bytes = 0
+        """The bytes of the largest snapshot's image so far."""
+        self._prepared = (0, 0)
+        """The bytes of the largest image for which memory was requested, and of what precedes it."""
         self._again = False
         """Whether the last request for memory failed."""
         self.starved = False
@@ -78,13 +80,16 @@ class Offload:
 
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
-    def room(self, wanted: Header, table_bytes: int) -> list[Slot]:
+    def room(self, wanted: Header, table_bytes: int, *, apart: bool) -> list[Slot]:
         """Return the slots that can store such a snapshot now. A thread prepares missing memory meanwhile. If the state has just grown,
-        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory once it has had the same
-        size twice: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second."""
+        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory once it is not the
+        largest so far: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second.
+
+        apart: several steps lie between two snapshots. Then a large state gets memory at once."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
-        steady, self._asked = asked[0] < _LARGE_BYTES or asked[0] == self._asked[0], asked
+        steady = apart or asked[0] < _LARGE_BYTES or asked[0] <= self._largest_bytes
+        self._largest_bytes = max(self._largest_bytes, asked[0])
         larger = steady and (asked[0] > self._prepared[0] or asked[1] > self._prepared[1])
         if larger or self._again:
             self._prepared, self._again = asked, False
