@@ -61,12 +61,29 @@ def test_all_that_steps_take_longer_counts_and_stays_below_one_percent(figures: 
 
 def test_while_every_step_runs_beside_copies_some_are_left_free_to_compare_with() -> None:
     pace = Pace(AUTO)
-    for _ in range(3):
+    for stride in (1, 2, 4, 8):
         pace.recorded(0.0)
+        assert pace.stride == stride
         pace.stepped(0.125, beside=True)
-    assert pace.stride == 1
-    pace.recorded(0.0)
-    assert pace.stride == 4
+
+
+@pytest.mark.parametrize("slow_steps", [0, 6])
+@pytest.mark.parametrize("copies_steps", [0.5, 2.0, 3.5, 10.0])
+def test_copies_that_take_many_steps_are_compared_with_steps_without_them(copies_steps: float, slow_steps: int) -> None:
+    """Steps beside copies take 0.3 more. After slow first steps, for which there is no memory, snapshots begin."""
+    pace, now, took, copied = Pace(AUTO), 0.0, [], [0.0, 0.0]
+    for step in range(1, 801):
+        beside = copied[-1] > now
+        overlap = min(1.0, max(0.0, copied[-1] - now))
+        took.append((5.0 if step <= slow_steps else 1.0) + 0.3 * overlap)
+        now += took[-1]
+        pace.stepped(0.1 * took[-1], beside=beside)
+        if step > slow_steps and pace.due(step, pace.stride) and copied[-2] <= now:
+            copied = [copied[-1], max(now, copied[-1]) + copies_steps]
+            pace.recorded(0.0)
+            pace.last = step
+    assert sum(took[400:]) / 400 < 1.015
+    assert len(took) - pace.last < 400, "snapshots go on"
 
 
 def test_a_stride_that_is_measured_anew_each_time_adds_no_snapshots() -> None:

@@ -17,8 +17,6 @@ from ...checkpoint.durable.save_interval import AUTO, stride
 _KEPT = 9
 _ENOUGH = 3
 """The least number of measurements of each kind for a conclusion. The first are slow, so the median of the last `_KEPT` is used."""
-_APART = 4
-"""Steps between two snapshots while all known steps run beside copies: the others show what a step takes without them."""
 
 
 class Pace:
@@ -34,6 +32,11 @@ class Pace:
         optimizer's step notices there what the optimizer has waited."""
         self._waited_s: deque[float] = deque(maxlen=_KEPT)
         self._after = False
+        self._apart = 1
+        """Steps between two snapshots until enough steps without copies are known. It doubles while there are none, because copies may take
+        many steps."""
+        self._without = 0
+        """The snapshots since the last step without copies."""
         self.last = -1
         """The step of the last snapshot that all ranks have begun."""
 
@@ -48,11 +51,18 @@ class Pace:
             self._beside_s[-1].append(took_s)
         else:
             self._free_s.append(took_s)
+            self._without = 0
         self._after = beside
 
     def recorded(self, held_s: float) -> None:
         """Record the seconds for which one snapshot has delayed the loop at its boundary."""
         self._held_s.append(held_s)
+        if self._without == _KEPT:  # what is known may be that of the first steps, which are slow
+            self._free_s.clear()
+            self._apart = 1
+        if self._without and len(self._free_s) < _ENOUGH:
+            self._apart *= 2
+        self._without += 1
         self.stride = self._affordable()
         self._beside_s.append([])
 
@@ -66,7 +76,7 @@ class Pace:
         if self._fixed != AUTO:
             return self._fixed
         if len(self._free_s) < _ENOUGH:
-            return _APART if len(beside) >= _ENOUGH else 1
+            return self._apart
         if len(self._held_s) < _ENOUGH:
             return 1
         step_s = statistics.median(self._free_s)
