@@ -138,6 +138,31 @@ for number in (1, 2, 3):
     )
 
 
+def test_a_device_without_memory_for_the_detour_sends_everything_directly():
+    run("""
+torch_musa.MEMORY = (10**9, 10**9)
+tape = tape(model=model, optimizer=optimizer)
+asked = []
+def set_aside(job, copies):
+    if copies:
+        asked.append(job)
+        raise torch.OutOfMemoryError
+    return []
+tape._offload._set_aside = set_aside
+tape._offload._detour.waited(1.0, 1.0, 10**9)
+for number in (1, 2):
+    expected = bits()
+    tape.record(number, Wanted.NOWHERE)
+    tape.finish()
+    assert tape.held[0] is Held.WHOLE
+    tape.settle(agreed(Held.WHOLE))
+    step()
+    tape.go_back(number)
+    assert same(bits(), expected), number
+assert len(asked) == 1
+""")
+
+
 def test_a_large_state_gets_memory_once_it_no_longer_grows():
     run("""
 from mt_resilient.training.snapshot import device_copy

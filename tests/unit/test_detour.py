@@ -1,7 +1,12 @@
 """How much of a state is first copied within its device, from what the optimizer has waited."""
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import torch
+
+from mt_resilient.training import device
 from mt_resilient.training.snapshot.detour import Detour
 
 GB = 10**9
@@ -22,16 +27,46 @@ SIZES = [GB] * 6
 )
 def test_as_much_as_would_come_too_late_if_there_is_room(waited_s: float, free: int, away: int) -> None:
     detour = Detour()
-    assert not any(detour.divide(SIZES, lambda: (0, 0)))
+    assert not any(detour.divide(SIZES, lambda: (0, 0, 0)))
     detour.waited(waited_s, 0.120, 6 * GB)
-    assert sum(detour.divide(SIZES, lambda: (free, 80 * GB))) == away
+    assert sum(detour.divide(SIZES, lambda: (free, 80 * GB, 0))) == away
 
 
 def test_it_learns_on_and_counts_what_it_has_taken_as_free() -> None:
     detour = Detour()
     for free, away in ((26, 2), (24, 4), (22, 6), (19, 0), (26, 6)):
         detour.waited(0.022, 0.120, 6 * GB)
-        assert sum(detour.divide(SIZES, lambda free=free: (free * GB, 80 * GB))) == away
+        assert sum(detour.divide(SIZES, lambda free=free: (free * GB, 80 * GB, 6 * GB))) == away
+
+
+def test_only_what_the_allocator_still_holds_counts_as_free() -> None:
+    detour = Detour()
+    detour.waited(0.120, 0.120, 6 * GB)
+    assert sum(detour.divide(SIZES, lambda: (24 * GB, 80 * GB, 0))) == 4
+    assert sum(detour.divide(SIZES, lambda: (21 * GB, 80 * GB, 2 * GB))) == 3
+
+
+def test_after_it_was_refused_nothing_takes_it_any_more() -> None:
+    detour = Detour()
+    detour.waited(0.120, 0.120, 6 * GB)
+    detour.refused()
+    for _ in range(2):
+        assert not any(detour.divide(SIZES, lambda: pytest.fail("asked")))
+        detour.waited(0.120, 0.120, 6 * GB)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, (60, 80, 0)),
+        ({"memory_reserved": lambda where: 15, "memory_allocated": lambda where: 10}, (60, 80, 5)),
+        ({"memory_reserved": lambda where: 15, "get_per_process_memory_fraction": lambda where: 0.5}, (25, 40, 0)),
+    ],
+)
+def test_what_the_process_may_still_take_is_free(more: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    runtime = SimpleNamespace(mem_get_info=lambda where: (60, 80), **more)
+    assert device.memory(runtime, torch.device("cpu")) == expected
+    assert device.memory(SimpleNamespace(), torch.device("cpu")) == (0, 0, 0)
 
 
 def test_the_device_is_asked_for_its_memory_only_if_something_would_come_too_late() -> None:

@@ -23,8 +23,13 @@ class Detour:
         self._direct_bytes = math.inf
         """How many bytes reach the host before the optimizer steps."""
         self._taken_bytes = 0
-        """The bytes that took the detour last time. torch's allocator still holds them for the next time, and gives them to the script if
+        """The bytes that took the detour last time. torch's allocator may still hold them for the next time. It gives them to the script if
         nothing else is free."""
+        self._refused = False
+
+    def refused(self) -> None:
+        """Record that the device had no memory for the detour. Nothing takes it any more, because the script may need all memory."""
+        self._refused, self._taken_bytes = True, 0
 
     def waited(self, seconds: float, took_s: float, nbytes: int) -> None:
         """Record that the optimizer has waited for a snapshot whose copies, of so many bytes, took `took_s` seconds in all."""
@@ -32,11 +37,13 @@ class Detour:
             direct = min(self._direct_bytes, nbytes - self._taken_bytes)
             self._direct_bytes = max(0.0, direct - _MORE * seconds * nbytes / took_s)
 
-    def divide(self, sizes: Sequence[int], memory: Callable[[], tuple[int, int]]) -> list[bool]:
-        """Return which tensors, of these bytes, take the detour. memory: returns the free and all bytes of the device's memory."""
-        free, total = memory() if sum(sizes) > self._direct_bytes else (0, 0)
+    def divide(self, sizes: Sequence[int], memory: Callable[[], tuple[int, int, int]]) -> list[bool]:
+        """Return which tensors, of these bytes, take the detour. memory: returns the free and all bytes of the device's memory, and those
+        that torch's allocator holds unused."""
+        asks = sum(sizes) > self._direct_bytes and not self._refused
+        free, total, unused = memory() if asks else (0, 0, 0)
         spare = free - _LEFT_FREE * total
-        room = spare + self._taken_bytes if spare > 0 else 0.0
+        room = spare + min(self._taken_bytes, unused) if spare > 0 else 0.0
         found: list[bool] = []
         direct, self._taken_bytes = 0, 0
         for size in sizes:

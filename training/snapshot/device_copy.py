@@ -230,11 +230,12 @@ class Offload:
         sizes = [source.nbytes for _, (source, _) in late]
         self._learn(job, sum(sizes))
         away = self._detour.divide(sizes, lambda: device.memory(self._module, self.device))
-        apart = [copy for copy, far in zip(late, away, strict=True) if far]
         with torch.no_grad():
-            with self._module.stream(self._reading):
-                self._reading.wait_event(job.begun)
-                kept = [(index, (flat(source).clone(), some)) for index, (source, some) in apart]
+            try:
+                kept = self._set_aside(job, [copy for copy, far in zip(late, away, strict=True) if far])
+            except torch.OutOfMemoryError:  # less is free than the runtime says
+                self._detour.refused()
+                kept, away = [], [False] * len(late)
             self._look(job, late)
             with self._module.stream(self._reading):
                 found = sums(job.checked)
@@ -256,6 +257,12 @@ class Offload:
                     )
                 job.finite = finite(found)
         job.conclude()
+
+    def _set_aside(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> list[tuple[int, Copy]]:
+        """Copy within the device. Raises torch.OutOfMemoryError."""
+        with self._module.stream(self._reading):
+            self._reading.wait_event(job.begun)
+            return [(index, (flat(source).clone(), some)) for index, (source, some) in copies]
 
     def _make_room(self) -> None:
         self._module.set_device(self.device)
