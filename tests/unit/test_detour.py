@@ -46,6 +46,27 @@ def test_only_what_the_allocator_still_holds_counts_as_free() -> None:
     assert sum(detour.divide(SIZES, lambda: (21 * GB, 80 * GB, 2 * GB))) == 3
 
 
+def test_less_takes_it_after_snapshots_without_a_wait() -> None:
+    detour = Detour()
+    detour.waited(0.120, 0.120, 6 * GB)
+    found = []
+    for _ in range(20):
+        found.append(sum(detour.divide(SIZES, lambda: (60 * GB, 80 * GB, 0))))
+        detour.waited(0.0, 0.120, 6 * GB)
+    assert found == sorted(found, reverse=True)
+    assert (found[0], found[10]) == (6, 3)
+    assert not any(detour.divide([*SIZES, GB], lambda: pytest.fail("asked")))
+
+
+def test_a_wait_for_want_of_room_teaches_nothing() -> None:
+    detour = Detour()
+    detour.waited(0.040, 0.120, 6 * GB)
+    for _ in range(5):
+        assert not any(detour.divide(SIZES, lambda: (20 * GB, 80 * GB, 0)))
+        detour.waited(0.040, 0.120, 6 * GB)
+    assert sum(detour.divide(SIZES, lambda: (60 * GB, 80 * GB, 0))) == 3
+
+
 def test_after_it_was_refused_nothing_takes_it_any_more() -> None:
     detour = Detour()
     detour.waited(0.120, 0.120, 6 * GB)

@@ -31,10 +31,9 @@ class Job:
     checked: list[torch.Tensor]
     """Tensors that must not contain NaN or Inf: trained parameters."""
     begun_s: float = field(default_factory=monotonic_s)
-    held_s: float = 0.0
-    """Seconds that the loop's thread has waited until the copies were in the device's queues."""
     waits: list[tuple[Any, Any]] = field(default_factory=list)
-    """Events of the loop's stream before and after each wait for the copies."""
+    """Events of the loop's stream before and after each wait for the copies: of its thread until they are in the device's queues, then of
+    the stream."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
     finite: bool = True
@@ -54,8 +53,8 @@ class Job:
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
     def waited_s(self) -> float:
-        """Return how long optimizers have waited for the copies: the loop's thread, then its stream, as far as it has come."""
-        return self.held_s + sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
+        """Return how long the device has done no work before optimizers' steps because of the copies, as far as its stream has come."""
+        return sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
 
     def give_up(self) -> None:
         """Abandon the snapshot because one rank has missed it. From now on it will not be staged. The slot's state tells whether it already

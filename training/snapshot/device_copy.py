@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -163,13 +164,11 @@ class Offload:
     def _before_update(self, *_: Any) -> None:
         """Make the loop's stream wait before the optimizer's step until nothing reads the state any more."""
         for job in self.under_way():
-            began_s = monotonic_s()
+            stream = self._module.current_stream(self.device)
+            before, after = (self._module.Event(enable_timing=True) for _ in range(2))
+            before.record(stream)  # if the device still has work, the wait of this thread costs nothing
             job.issued.wait()
-            job.held_s += monotonic_s() - began_s
             if job.read is not None:
-                stream = self._module.current_stream(self.device)
-                before, after = (self._module.Event(enable_timing=True) for _ in range(2))
-                before.record(stream)
                 stream.wait_event(job.read)
                 after.record(stream)
                 job.waits.append((before, after))
@@ -212,7 +211,8 @@ class Offload:
 
     def _carry(self) -> None:
         self._module.set_device(self.device)
-        device.allow_capture(self.device.type)  # copies within the device may allocate memory
+        with suppress(Exception):  # without this thread, the loop would wait forever
+            device.allow_capture(self.device.type)  # copies within the device may allocate memory
         while True:
             job = self._jobs.get()
             try:
