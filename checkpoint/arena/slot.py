@@ -209,8 +209,10 @@ class Slot:
                 if there < max(size, PAGE_BYTES):
                     return None
                 # All pages are mapped now: faults of single pages cost 0.5 to 2 s per GiB, this costs 0.06 s per GiB (measured).
+                # A file whose growth failed midway is longer than its memory, and mapping all pages would allocate the rest.
                 whole = size > PAGE_BYTES
-                self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
+                nbytes = min(there, max(size, allocated(self._fd))) if whole else PAGE_BYTES
+                self._map = mapped(self._fd, nbytes, populate=populate and whole)
                 self._words = self._map[:PAGE_BYTES].cast("q")
                 self._memory = None
             return self._map

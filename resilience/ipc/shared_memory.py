@@ -50,8 +50,18 @@ def _unnamed() -> int:
 
 def allocate(fd: int, nbytes: int) -> None:
     """Give the file memory for `nbytes` bytes, in huge pages where the kernel can (6.1). Pages that are there already stay as they are. A
-    device driver needs a tenth of the time to register and to release huge pages. Raises OSError."""
+    device driver needs a tenth of the time to register and to release huge pages. Raises OSError. The file then keeps its former length, if
+    its seals allow that."""
     there = os.fstat(fd).st_size
+    try:
+        _allocate(fd, there, nbytes)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(fd, there)
+        raise
+
+
+def _allocate(fd: int, there: int, nbytes: int) -> None:
     starts = range(-(-there // _HUGE_BYTES) * _HUGE_BYTES, nbytes - _HUGE_BYTES + 1, _HUGE_BYTES)
     for start in starts:
         os.posix_fallocate(fd, start, 1)  # the kernel makes a huge page only of a range with at least one page
@@ -75,7 +85,12 @@ def mapped(fd: int, nbytes: int, offset: int = 0, *, writable: bool = True, popu
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
     place = _room(nbytes) if nbytes >= _HUGE_BYTES else None
-    address = _map(place, nbytes, protection, flags | (_MAP_FIXED if place else 0), fd, offset)
+    try:
+        address = _map(place, nbytes, protection, flags | (_MAP_FIXED if place else 0), fd, offset)
+    except OSError:
+        if place:
+            _libc.munmap(place, nbytes)
+        raise
     block = (ctypes.c_ubyte * nbytes).from_address(address)
     weakref.finalize(
         block, _libc.munmap, address, nbytes

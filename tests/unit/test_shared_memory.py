@@ -1,10 +1,13 @@
 """Memory of snapshots that grows, in huge pages where the kernel can."""
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 
-from mt_resilient.resilience.ipc.shared_memory import allocate, allocated, mapped, memory
+import pytest
+
+from mt_resilient.resilience.ipc.shared_memory import LASTING, allocate, allocated, mapped, memory
 
 MIB = 1 << 20
 
@@ -33,6 +36,34 @@ def test_what_failed_midway_counts_as_missing() -> None:
         assert allocated(fd) == MIB
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(("seals", "left"), [(0, MIB), (LASTING, 6 * MIB + 1)])
+def test_a_failure_leaves_the_former_length_if_the_file_may_shrink(
+    monkeypatch: pytest.MonkeyPatch, seals: int, left: int
+) -> None:
+    def failing(fd: int, start: int, nbytes: int) -> None:
+        if start >= 8 * MIB:
+            raise OSError(errno.ENOSPC, "full")
+        fallocate(fd, start, nbytes)
+
+    fd, fallocate = memory("fails", seals=seals), os.posix_fallocate
+    try:
+        allocate(fd, MIB)
+        monkeypatch.setattr(os, "posix_fallocate", failing)
+        with pytest.raises(OSError, match="full"):
+            allocate(fd, 12 * MIB)
+        assert os.fstat(fd).st_size == left
+    finally:
+        os.close(fd)
+
+
+def test_a_refused_mapping_leaves_nothing_behind() -> None:
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    for _ in range(20):
+        with pytest.raises(OSError, match="descriptor"):
+            mapped(-1, 4 * MIB)
+    assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 10
 
 
 def test_mappings_leave_nothing_behind() -> None:
