@@ -41,7 +41,8 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def looked_at(pid: int, every_s: float = LOOK_S) -> int | None:
-    """Return such a descriptor without a pidfd: a pipe that a polling thread closes when the process has ended, or is `killed`."""
+    """Return such a descriptor without a pidfd: a pipe that a polling thread closes when the process has ended, or is `killed`. Raises
+    OSError or RuntimeError if no descriptor or thread is left."""
     if not os.path.exists(f"/proc/{pid}"):
         return None
     since = born(pid)
@@ -52,7 +53,12 @@ def looked_at(pid: int, every_s: float = LOOK_S) -> int | None:
             sleep(every_s)
         os.close(writing)
 
-    threading.Thread(target=look, name=f"looks at {pid}", daemon=True).start()
+    try:
+        threading.Thread(target=look, name=f"looks at {pid}", daemon=True).start()
+    except RuntimeError:
+        os.close(reading)
+        os.close(writing)
+        raise
     return reading
 
 

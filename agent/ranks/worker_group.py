@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...resilience.clock import wall_s
@@ -61,7 +62,8 @@ class WorkerGroup:
             _close(known)
         self.ranks[local_rank] = process = watched(pid)
         if process.pidfd >= 0:
-            process.killed_fd = looked_at(pid, KILLED_S) or -1
+            with suppress(OSError, RuntimeError):  # no descriptor or thread is left: the pidfd alone tells
+                process.killed_fd = looked_at(pid, KILLED_S) or -1
 
     def condemn(self, local_rank: int, why: str) -> None:
         """Kill a rank because of an impossible value on its page. If the rank's process is not known yet, kill the launcher, and all ranks
@@ -81,8 +83,12 @@ class WorkerGroup:
                 process.ended_s, news = wall_s(), True
                 process.code = reap(process.pid) if process is self.launcher else exit_code(process.pid, process.pidfd)
         for process in self.ranks.values():
-            if process.killed_fd in ended_fds and not process.ended_s and (code := killed(process.pid)):
-                process.ended_s, process.code, news = wall_s(), code, True
+            if process.killed_fd in ended_fds and not process.ended_s:
+                if code := killed(process.pid):
+                    process.ended_s, process.code, news = wall_s(), code, True
+                else:  # it would stay readable
+                    os.close(process.killed_fd)
+                    process.killed_fd = -1
         return news
 
     def living_fds(self) -> list[int]:

@@ -78,6 +78,35 @@ def test_the_group_tells_of_a_killed_rank_before_its_pidfd_does(
     assert not group.living_fds()
 
 
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_a_rank_is_watched_without_a_thread_if_none_can_start(
+    two: tuple[int, int], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    where, name = (exit_codes.os, "pipe2") if error is OSError else (exit_codes.threading.Thread, "start")
+    monkeypatch.setattr(where, name, failing)
+    before = len(os.listdir("/proc/self/fd"))
+    group = WorkerGroup(1, Watched(two[0], -1), "cold")
+    group.adopt(0, two[1])
+    assert group.living_fds() == [group.ranks[0].pidfd]
+    os.close(group.ranks[0].pidfd)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_thread_that_ends_while_its_rank_lives_is_heard_once(two: tuple[int, int]) -> None:
+    group = WorkerGroup(1, Watched(two[0], -1), "cold")
+    pidfd = open_pidfd(two[1])
+    assert pidfd is not None
+    reading, writing = os.pipe()
+    os.close(writing)
+    group.ranks[0] = Watched(two[1], pidfd, killed_fd=reading)
+    assert not group.observe()
+    assert group.living_fds() == [pidfd]
+    os.close(pidfd)
+
+
 def test_a_process_that_lives_is_not_killed_and_a_dead_one_has_its_code(two: tuple[int, int]) -> None:
     rank = two[1]
     assert exit_codes.killed(rank) is None
