@@ -221,9 +221,7 @@ class Tape:
             pieces=len(layout.pieces),
             payload_bytes=layout.payload_bytes,
         )
-        ready = None
-        if self._offload is not None:
-            ready = self._offload.room(described, len(encoded), apart=self._pace.stride > 1)
+        ready = self._offload and self._offload.room(described, len(encoded), apart=self._pace.stride > 1)
         try:
             claimed = self._arena.claim(described, encoded, among=ready, now_s=monotonic_s())
         except MachineError:
