@@ -25,8 +25,8 @@ Measured on two H100s (torch 2.11, 50 s each): mean 95.2 ms against 93.7 (1.016)
 96.4, longest 248 against 99. Before the copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289. All of
 this is older than the present choice of the interval and of what is first copied within the device.
 
-The benchmark does not set CUDA_DEVICE_MAX_CONNECTIONS, and these figures are without it. With 1, as Megatron wants it, all streams share one
-queue, and copies may disturb steps more (not measured).
+The benchmark does not set CUDA_DEVICE_MAX_CONNECTIONS, and these figures are without it. With 1, as Megatron wants it, all streams share
+one queue, and copies may disturb steps more (not measured).
 """
 
 from __future__ import annotations

@@ -12,18 +12,18 @@ MODEL, WITH_OPTIMIZER, WITH_GRADIENTS = (number << 30 for number in (2, 6, 8))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "apart", "requested"),
+    ("sizes", "stride", "requested"),
     [
-        ([MODEL, WITH_GRADIENTS, WITH_OPTIMIZER], False, [WITH_OPTIMIZER]),
-        ([WITH_OPTIMIZER] * 3, False, [WITH_OPTIMIZER]),
+        ([MODEL, WITH_GRADIENTS, WITH_OPTIMIZER], 1, [WITH_OPTIMIZER]),
+        ([WITH_OPTIMIZER] * 3, 1, [WITH_OPTIMIZER]),
         # gradients are accumulated over two steps
-        ([WITH_OPTIMIZER, WITH_GRADIENTS] * 3, False, [WITH_OPTIMIZER, WITH_GRADIENTS]),
-        ([WITH_GRADIENTS, WITH_OPTIMIZER], True, [WITH_GRADIENTS]),  # the user has set an interval
-        ([1 << 20], False, [1 << 20]),
+        ([WITH_OPTIMIZER, WITH_GRADIENTS] * 3, 1, [WITH_OPTIMIZER, WITH_GRADIENTS]),
+        ([WITH_GRADIENTS, WITH_OPTIMIZER], 1000, [WITH_GRADIENTS]),  # the user has set an interval
+        ([1 << 20], 1, [1 << 20]),
     ],
 )
 def test_a_large_state_gets_memory_once_it_no_longer_grows(
-    monkeypatch: pytest.MonkeyPatch, sizes: list[int], apart: bool, requested: list[int]
+    monkeypatch: pytest.MonkeyPatch, sizes: list[int], stride: int, requested: list[int]
 ) -> None:
     monkeypatch.setattr(device_copy, "_FIRST_S", 0.0)
     found: list[int] = []
@@ -33,7 +33,7 @@ def test_a_large_state_gets_memory_once_it_no_longer_grows(
     )  # fmt: skip
     for size in sizes:
         wanted: Any = SimpleNamespace(image=SimpleNamespace(memory_bytes=size), pieces=1)
-        Offload.room(offload, wanted, 100, apart=apart)
+        Offload.room(offload, wanted, 100, stride)
     assert found == requested
 
 

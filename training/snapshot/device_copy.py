@@ -81,15 +81,15 @@ class Offload:
 
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
-    def room(self, wanted: Header, table_bytes: int, *, apart: bool) -> list[Slot]:
+    def room(self, wanted: Header, table_bytes: int, stride: int) -> list[Slot]:
         """Return the slots that can store such a snapshot now. A thread prepares missing memory meanwhile. If the state has just grown,
         wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory once it is not the
         largest so far: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second.
 
-        apart: several steps lie between two snapshots. Then a large state gets memory at once."""
+        stride: the steps between two snapshots. If there are several, a large state gets memory at once."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
-        steady = apart or asked[0] < _LARGE_BYTES or asked[0] <= self._largest_bytes
+        steady = stride > 1 or asked[0] < _LARGE_BYTES or asked[0] <= self._largest_bytes
         self._largest_bytes = max(self._largest_bytes, asked[0])
         larger = steady and (asked[0] > self._prepared[0] or asked[1] > self._prepared[1])
         if larger or self._again:

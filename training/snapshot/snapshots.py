@@ -221,7 +221,7 @@ class Tape:
             pieces=len(layout.pieces),
             payload_bytes=layout.payload_bytes,
         )
-        ready = self._offload and self._offload.room(described, len(encoded), apart=self._pace.stride > 1)
+        ready = None if self._offload is None else self._offload.room(described, len(encoded), self._pace.stride)
         try:
             claimed = self._arena.claim(described, encoded, among=ready, now_s=monotonic_s())
         except MachineError:
