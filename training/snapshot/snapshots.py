@@ -106,7 +106,7 @@ class Tape:
                     self._keep_the_last_one()
                 self._arena.seal(attempt.step, live=held is Held.IN_PLACE)
                 if attempt.job is not None:
-                    self._pace.copied(attempt.job.took_s)
+                    self._pace.waited(attempt.job.waited_s())
                 continue
             if attempt.job is not None:
                 attempt.job.give_up()
@@ -128,7 +128,7 @@ class Tape:
         Copies from a device continue after the return (`finish` waits for them). A rank misses the snapshot if it is not `finite`,
         accumulates gradients internally, or gets no slot or memory within `patience_s` seconds. The rank's page (its block of shared
         memory) counts misses."""
-        first, self._recorded = not self._recorded, True
+        first, self._recorded, self._pace.last = not self._recorded, True, step
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
         if durable and self._at.page.durable_step < 0:
@@ -221,7 +221,7 @@ class Tape:
             pieces=len(layout.pieces),
             payload_bytes=layout.payload_bytes,
         )
-        ready = None if self._offload is None else self._offload.room(described, len(encoded))
+        ready = None if self._offload is None else self._offload.room(described, len(encoded), self._pace.stride)
         try:
             claimed = self._arena.claim(described, encoded, among=ready, now_s=monotonic_s())
         except MachineError:
@@ -270,7 +270,7 @@ class Tape:
         """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
         set aside. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        self._attempts, self.unsettled, self.owed = [], False, Wanted.NOWHERE
+        self._attempts, self.unsettled, self.owed, self._pace.last = [], False, Wanted.NOWHERE, step
         slot = None if left else self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
             handoff = self._at.handoff
