@@ -23,7 +23,7 @@ from mt_resilient.resilience.store.etcd.member import Member
 from mt_resilient.resilience.store.etcd.messages import method
 
 
-def eventually(true: Callable[[], bool], within_s: float) -> None:
+def eventually(true: Callable[[], bool], within_s: float = 60.0) -> None:
     ends = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < ends, f"not so after {within_s} s"
@@ -113,7 +113,7 @@ class Cluster:
                 self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, env=clean_environment())
         return self
 
-    def ready(self, access: Access | None = None, within_s: float = 20.0) -> Cluster:
+    def ready(self, access: Access | None = None, within_s: float = 60.0) -> Cluster:
         for endpoint in self.endpoints:
             store = EtcdStore([endpoint], deadline_s=1.0, access=access)
             eventually(lambda store=store: answers(store), within_s)
@@ -128,7 +128,7 @@ class Cluster:
             process.wait()
         if what == signal.SIGSTOP:  # it reaches a thread when it next leaves the kernel
             threads = psutil.Process(process.pid).threads()
-            eventually(lambda: all(psutil.Process(each.id).status() == "stopped" for each in threads), 2.0)
+            eventually(lambda: all(psutil.Process(each.id).status() == "stopped" for each in threads))
 
     def stop(self) -> None:
         for process in filter(None, self.processes):

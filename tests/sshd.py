@@ -50,7 +50,7 @@ class Sshd:
         self._wait()
 
     def _wait(self) -> None:
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 60
         while time.monotonic() < ends:
             assert self.process.poll() is None, self.log.read_text()
             try:

@@ -98,7 +98,8 @@ class RunReader:
         self._lives: dict[Path, list[dict[str, Any]]] = {}
         """By journal, one for each start of its agent: when it began, its last line, and where its time went."""
         self.last: dict[str, dict[str, Any]] = {}
-        """The newest line of each kind, and under `bad` the newest sentence that reports trouble."""
+        """The newest line of each kind; under `bad` the newest sentence that reports trouble, and under `written` the newest event
+        about a snapshot that was written to disk, or could not be."""
         self._ended_s: dict[Path, float] = {}
         """By journal: when its agent ended."""
         self.stepped_s = 0.0
@@ -183,6 +184,7 @@ class RunReader:
                     del self.last["bad"]
             case "drain" if line["event"]["event"] in ("durable", "failed"):
                 self.written.append(line["event"])
+                self.last["written"] = line
             case "end":
                 self._ended_s[journal] = at_s
             case "progress":

@@ -12,6 +12,7 @@ import getpass
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -19,12 +20,14 @@ from ...checkpoint.backend.paths import ORDERED, Attempt
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog, commit
 from ...resilience.clock import monotonic_s, sleep, wall_s
+from ...resilience.decide import operator_requests
 from ...resilience.decide.operator_requests import LEAVING
-from ...resilience.errors import MachineError, ResilientError, StoreUnavailable, UsageError
+from ...resilience.errors import MachineError, ResilientError, SnapshotError, StoreUnavailable, UsageError
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import NodeRecord
 from ...resilience.model.request import Answer, Request, Wish
 from ...resilience.model.types import NodeId
+from ...resilience.report import page_view
 from ...resilience.report.journal import Journal
 from ...resilience.store.codec import dumps, loads
 from ...resilience.store.etcd.access import Papers
@@ -32,6 +35,8 @@ from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.store.protocol import Store
 from ..run_directory import RunDirectory
+from .explain import look
+from .run_reader import RunReader
 
 _LOOK_S = 0.1
 UNDER_WAY = "the order was sent, but is not carried out yet; Ctrl-C ends the waiting, not the order"
@@ -56,8 +61,9 @@ def order(directory: RunDirectory, request: Request, back: Place | None = None) 
         if asked.kind == Wish.DRAIN:
             asked = replace(asked, instance=_instance(store, keys, NodeId(asked.node)))
         store.put(keys.request(asked.id), dumps(asked))
-        marked = back is not None and _mark(back)
+        marked = False
         try:
+            marked = back is not None and _mark(back)
             answer = _wait(directory, store, keys, asked, place["pid"])
         except KeyboardInterrupt:
             print("no longer waiting: the order stands, and is carried out all the same; see: mt-resilient status")
@@ -65,7 +71,7 @@ def order(directory: RunDirectory, request: Request, back: Place | None = None) 
         with suppress(StoreUnavailable):  # spares others from reading both; else a later start deletes them
             store.delete(keys.request(asked.id))
             store.delete(keys.answer(asked.id))
-    if back and marked and answer.exit_code == UsageError.exit_code:
+    if back and marked and answer.exit_code in (UsageError.exit_code, SnapshotError.exit_code):
         with suppress(MachineError):
             back.delete(ORDERED)
     where = _directory(directory, answer) if asked.kind == Wish.SNAPSHOT and not answer.exit_code else ""
@@ -92,11 +98,14 @@ def _instance(store: Store, keys: Keys, node: NodeId) -> str:
 
 
 def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:
-    since_s, told = monotonic_s(), False
+    since_s, told = monotonic_s(), set[str]()
     while True:
-        if not told and monotonic_s() - since_s > LONG_S:
-            told = True
-            print(UNDER_WAY, file=sys.stderr)
+        if monotonic_s() - since_s > LONG_S:
+            since_s = monotonic_s()
+            for what, words in _delays(directory, asked):
+                if what not in told:
+                    print(words, file=sys.stderr)
+                told.add(what)
         present = directory.agent()
         if present is None or (asked.kind in LEAVING and present["pid"] != pid):
             return _without_agent(directory, asked)
@@ -106,6 +115,24 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
             if answer and (answer.exit_code or asked.kind not in LEAVING or not _over(store, keys)):
                 return answer
         sleep(_LOOK_S)
+
+
+def _delays(directory: RunDirectory, asked: Request) -> Iterator[tuple[str, str]]:
+    """Yield what is known about why the order is not carried out yet: a kind, of which the first sentence is printed, and a sentence."""
+    yield "under way", UNDER_WAY
+    world, reader = look(directory), RunReader([directory])
+    first = operator_requests.earlier(asked, world) if world else None
+    if first:
+        yield "earlier", f"first, the job carries out an earlier order: {first.kind}, ordered by {first.by}"
+    reader.look()
+    why = page_view.unwritten(reader.last)
+    if why:
+        yield "disk", f"the last snapshot could not be written to disk, and is tried again: {why}"
+    if world and asked.kind not in LEAVING and not any(said.stepped_s for said in world.status.values()):
+        yield (
+            "no step",
+            "the ranks have reported no step yet, and obey between two steps; a script without a watched loop reports none",
+        )
 
 
 def _over(store: Store, keys: Keys) -> bool:

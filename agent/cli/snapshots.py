@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog, commit
 from ...checkpoint.durable.load_resharded import Saved
 from ...checkpoint.durable.save_interval import SnapshotPolicy
+from ...resilience.decide.rewind_orders import pending
 from ...resilience.errors import FormatError, MachineError, SnapshotError, UsageError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS
-from ...resilience.model.generation import GenerationRecord
+from ...resilience.model.generation import GenerationRecord, RewindOrder
 from ...resilience.report.json_outputs import SnapshotObject
 from ...resilience.store.codec import printed
 from ...resilience.text import formatting
@@ -86,7 +88,10 @@ def keep(directory: RunDirectory, which: str, undo: bool) -> int:
     attempt = choose(which, [*_all(seen)], directory)
     snapshot, marks = attempt.under(root), users.get(attempt, set())
     if not undo:
-        commit.mark(snapshot, paths.KEPT)
+        with _naming(f"{attempt} could not be marked as kept"):
+            exists = commit.mark(snapshot, paths.KEPT)
+        if not exists:
+            raise SnapshotError(f"{attempt} was deleted just now; nothing was kept")
         print(f"{attempt} stays until you remove it; to undo this: mt-resilient snapshots keep {attempt} --undo")
         return 0
     for name in marks & {paths.KEPT}:
@@ -108,20 +113,36 @@ def remove(directory: RunDirectory, names: Sequence[str]) -> int:
         raise MachineError(
             "etcd does not answer, so it is not known which snapshots the running job needs. Nothing was removed"
         )
-    why = needed(seen, users, chosen, world.record if world else None)
+    why = needed(seen, users, chosen, world.record if world else None, pending(world) if world else None)
     if why:
         raise UsageError(f"{why}. Nothing was removed")
     for attempt in chosen:
-        if not commit.delete(attempt.under(root)):
+        with _naming(f"{attempt} could not be removed, or not wholly"):
+            gone = commit.delete(attempt.under(root))
+        if not gone:
             raise MachineError(f"a process reads {attempt}; it was not removed. Try again later")
         print(f"{attempt} is removed")
     return 0
 
 
+@contextmanager
+def _naming(failed: str) -> Iterator[None]:
+    """Say in the message of storage's error what failed."""
+    try:
+        yield
+    except MachineError as error:
+        raise MachineError(f"{failed}: {error}") from error
+
+
 def needed(
-    seen: catalog.Catalog, marked: dict[Attempt, set[str]], chosen: Sequence[Attempt], record: GenerationRecord | None
+    seen: catalog.Catalog,
+    marked: dict[Attempt, set[str]],
+    chosen: Sequence[Attempt],
+    record: GenerationRecord | None,
+    rewind: RewindOrder | None = None,
 ) -> str:
-    """Return why one of the chosen snapshots must stay; empty: all may go. record: the job's present generation, if etcd knows one."""
+    """Return why one of the chosen snapshots must stay; empty: all may go. record: the job's present generation, if etcd knows one. rewind:
+    the order that the ranks have not obeyed yet."""
     for attempt in chosen:
         if paths.KEPT in marked.get(attempt, ()):
             return f"{attempt} is kept; first: mt-resilient snapshots keep {attempt} --undo"
@@ -132,7 +153,7 @@ def needed(
     orders = [order.left for order in (record.rewind, record.begins) if order]
     certified = [attempt for attempt in seen.durable if attempt in seen.certified]
     for attempt in chosen:
-        if str(attempt) in orders:
+        if str(attempt) in orders or (rewind and attempt in seen.durable and attempt.stamp.step == rewind.to):
             return f"an order to rewind goes to {attempt}"
         if attempt in seen.durable and attempt.stamp.step == record.resume_step:
             return f"the running ranks have started from {attempt}"

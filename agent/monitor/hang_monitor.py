@@ -58,12 +58,16 @@ class Lookout:
         """Reset for new ranks. tells: whether the script is known to report its steps."""
         self._hearing.begin(tells)
         self._alone_since_s: float | None = None
-        self._rest()
+        self._rest(restarted=True)
 
-    def _rest(self) -> None:
+    def _rest(self, restarted: bool = False) -> None:
+        """restarted: a silence, if there is one, did not end by itself. Then less is learned from it, else real hangs at one place would be
+        found later each time."""
         for stall in self.stalls:
             if (stall.place in OWN_WORK or stall.device) and not stall.moved:
-                self._silent_s[stall.site] = max(stall.silent_s, self._silent_s.get(stall.site, 0.0))
+                most_s = max(self._policy.floor_s, self._policy.busy_s if stall.busy else self._policy.idle_s)
+                silent_s = min(stall.silent_s, most_s) if restarted else stall.silent_s
+                self._silent_s[stall.site] = max(silent_s, self._silent_s.get(stall.site, 0.0))
         self.stalls = ()
         self.teardown = ""
         """How ranks whose training loops are over hang in their teardown; empty: they do not."""

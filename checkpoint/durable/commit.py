@@ -164,11 +164,16 @@ def returned(snapshot: Place) -> bool:
     return snapshot.there(paths.TURNS[1])
 
 
-def mark(snapshot: Place, name: str) -> None:
-    """Write a marker that protects a snapshot from being deleted as too old: ORDERED or KEPT. Do nothing if the snapshot no longer exists.
-    Raises MachineError."""
-    if snapshot.there(paths.COMMIT) or snapshot.there(paths.REJECTED):
+def mark(snapshot: Place, name: str) -> bool:
+    """Write a marker that protects a snapshot from being deleted as too old: ORDERED or KEPT. Return whether the snapshot exists; it may be
+    deleted at the same time. Raises MachineError."""
+
+    def exists() -> bool:
+        return snapshot.there(paths.COMMIT) or snapshot.there(paths.REJECTED)
+
+    if exists():
         snapshot.write(name, name.encode())
+    return exists()
 
 
 @contextmanager

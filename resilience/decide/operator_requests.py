@@ -31,12 +31,22 @@ from ..text import formatting
 from .rewind_orders import given_up, ordered
 
 LEAVING = (Wish.STOP, Wish.DRAIN)
+OVERTAKING = (*LEAVING, Wish.READMIT, Wish.RESUME)
+"""Requests that do not wait for earlier ones."""
 HURRY_S = 5.0
 """Seconds that the other agents may take to write their own parts of the last snapshot after an agent was lost (`cut_short`)."""
 
 
 def waiting(world: World) -> list[Request]:
     return [request for request in world.requests if request.id not in world.answers]
+
+
+def earlier(request: Request, world: World) -> Request | None:
+    """Return the waiting request that must be carried out before this one; None: there is none."""
+    if request.kind in OVERTAKING:
+        return None
+    first = next((each for each in waiting(world) if each.kind not in OVERTAKING), request)
+    return first if first.id < request.id else None
 
 
 def leaving(world: World, now: float) -> Request | None:

@@ -110,7 +110,8 @@ def given_up(world: World, now: float) -> Decision:
     unseen = waits_s > SEEN_S and not recoverable_state.sees(world, order)
     if world.record is None or not (unseen or any(said.declined == order.number for said in world.statuses())):
         return Decision()
-    return Decision(record=replace(world.record, rewind=None), incidents=(_lost(order, incident),))
+    why = f"not all agents have seen the snapshot of step {order.to} within {SEEN_S:.0f} s" if unseen else ""
+    return Decision(record=replace(world.record, rewind=None), incidents=(_lost(order, incident, why),))
 
 
 def lost(world: World) -> tuple[Incident, ...]:
@@ -118,9 +119,9 @@ def lost(world: World) -> tuple[Incident, ...]:
     return tuple(_lost(*waits) for waits in [_waiting(world)] if waits)
 
 
-def _lost(order: RewindOrder, incident: Incident) -> Incident:
-    why = f"the snapshot of step {order.to} is no longer kept; the training continues without the rewind"
-    return replace(incident, open=False, rung=OBSERVE, plan=why)
+def _lost(order: RewindOrder, incident: Incident, why: str = "") -> Incident:
+    why = why or f"the snapshot of step {order.to} is no longer kept"
+    return replace(incident, open=False, rung=OBSERVE, plan=f"{why}; the training continues without the rewind")
 
 
 def coming_back(world: World) -> Incident | None:

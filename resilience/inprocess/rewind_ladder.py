@@ -97,7 +97,9 @@ class Answer:
         if self.remedy not in SKIPS:
             return None
         known = tuple(windows)
-        first = max(0, onset - 1)  # index of the step that led to the state after `onset` steps
+        first = max(
+            to, onset - 1
+        )  # index of the step that led to the state after `onset` steps, unless that step is kept
         return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
 
 
@@ -204,4 +206,4 @@ def goes_to(
     to = to if to >= 0 else newest(finding.onset - 1)
     if to < 0 and finding.kind is Kind.LOSS_DIVERGENCE:
         return replace(answer, remedy=Remedy.CONTINUE), newest(finding.seen)
-    return answer, to if to >= 0 else newest(finding.seen - 1)
+    return answer, to if to >= 0 or finding.kind is not Kind.NON_FINITE else newest(finding.seen - 1)

@@ -128,18 +128,26 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
         case State.PAUSED:
             return _said("info", f"Paused at {at}, as ordered", "To continue: mt-resilient resume.")
         case State.STARTING:
-            return _said("info", "Starting: the ranks have not finished a step yet", "Nothing to do.")
+            return _said("info", "Starting: the ranks have reported no step yet", "Nothing to do.")
         case State.ENDED:
             return _said("info", f"Ending, at {at}", "Nothing to do.")
     pace = f", {duration(line['step_s'])} a step" if line.get("step_s") else ""
-    doubts = _doubts(seen.incidents, line)
+    doubts = _doubts(seen, line)
     act = " ".join(doubts) if doubts else "Nothing to do."
     return _said("warn" if doubts else "good", f"Training: {at}{pace}", act)
 
 
-def _doubts(incidents: Mapping[str, Incident], line: Mapping[str, Any]) -> list[str]:
+def unwritten(last: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return why the last snapshot could not be written to disk; empty: it was written, or none has been tried. last: as in `Seen`."""
+    line, start = last.get("written", {}), last.get("start", {})
+    failed = line and line["event"]["event"] == "failed" and line["at_s"] >= start.get("at_s", 0.0)
+    return str(line["event"].get("reason", "")).rstrip(".") if failed else ""
+
+
+def _doubts(seen: Seen, line: Mapping[str, Any]) -> list[str]:
     """Return what a person should look at although the job trains."""
-    found = []
+    incidents, why = seen.incidents, unwritten(seen.last)
+    found = [f"The last snapshot could not be written to disk: {why}."] if why else []
     last = [(number, i) for number, i in incidents.items() if i.rung not in (OBSERVE, STOP) and not i.open][-1:]
     for number, incident in last:
         if explain.result(incident) == "not cured":

@@ -28,7 +28,7 @@ def test_it_comes_back_whole(tmp_path: Path) -> None:
     job.start()
     assert job.finish(120) == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
-    assert [incident.cause for incident in job.incidents()] == ["non_finite", "rank_killed", "agent_restarted"]
+    assert [incident.cause for incident in job.faults()] == ["non_finite", "rank_killed", "agent_restarted"]
 
 
 @pytest.mark.variant
@@ -45,8 +45,8 @@ def test_what_a_restart_could_not_make_serves_rewinds_in_place(tmp_path: Path, l
     expected = undisturbed(ADAPTING, *words)
     words += ["--poison", "20", "--marker", str(tmp_path / "poisoned")]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(ADAPTING), *words], GATE_AFTER="28")
-    job.until(lambda now: now.min_step >= 24 and bool(job.incidents()))
-    rewound = job.incidents()[0]
+    job.until(lambda now: now.min_step >= 24 and bool(job.faults()))
+    rewound = job.faults()[0]
     assert (rewound.cause, rewound.resume_step) == ("non_finite", 20), rewound
     last = 0 if lazy else 12
     job.until_said(f"step {last} is on disk")
@@ -56,8 +56,8 @@ def test_what_a_restart_could_not_make_serves_rewinds_in_place(tmp_path: Path, l
     job.start()
     assert job.finish(120) == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
-    assert [incident.cause for incident in job.incidents()] == ["non_finite", "rank_killed", "agent_restarted"]
-    assert [incident.resume_step for incident in job.incidents()] == [20, last, last]
+    assert [incident.cause for incident in job.faults()] == ["non_finite", "rank_killed", "agent_restarted"]
+    assert [incident.resume_step for incident in job.faults()] == [20, last, last]
     assert job.said().count("Snapshots from now on serve rewinds in place") == (9 if lazy else 3), (
         "each change, in each life"
     )
@@ -79,7 +79,7 @@ def test_what_lies_between_two_steps_of_an_optimizer(kind: str, in_place: bool, 
     words += ["--poison", "13", "--marker", str(tmp_path / "poisoned")]
     command = ["--nproc-per-node", "2", str(ADDING), *words]
     job = Job(tmp_path, command, "--durable-every", "5")
-    job.until(lambda now: now.min_step >= 18 and bool(job.incidents()) and all(now.pids))
+    job.until(lambda now: now.min_step >= 18 and bool(job.faults()) and all(now.pids))
     begun = 1 if in_place else 2
     job.until(lambda now: now.generation == begun and now.min_step >= 18 and all(now.pids))
     job.kill_rank(1)
@@ -88,7 +88,7 @@ def test_what_lies_between_two_steps_of_an_optimizer(kind: str, in_place: bool, 
     job.start()
     assert job.finish(120) == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
-    assert [incident.cause for incident in job.incidents()] == [
+    assert [incident.cause for incident in job.faults()] == [
         "non_finite" if in_place else "state_refused",
         "rank_killed",
         "agent_restarted",

@@ -58,7 +58,7 @@ def test_a_bad_copy_in_memory_costs_one_more_step(tmp_path: Path, expected: str)
     assert digest_of(job.printed()) == expected
     assert f"going back to step {bad} from memory" in job.said()
     assert f"going back to step {good} from memory" in job.said()
-    assert [incident.cause for incident in job.incidents()] == ["rank_killed", "snapshot_unusable"]
+    assert [incident.cause for incident in job.faults()] == ["rank_killed", "snapshot_unusable"]
 
 
 @pytest.mark.variant
@@ -69,7 +69,7 @@ def test_where_all_copies_in_memory_are_bad_the_disk_has_the_state(tmp_path: Pat
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert "going back to step 20 from disk" in job.said()
-    causes = [incident.cause for incident in job.incidents()]
+    causes = [incident.cause for incident in job.faults()]
     assert causes == ["rank_killed", *["snapshot_unusable"] * len(bad)]
     assert "its copy in memory is damaged: tensor" in job.said()
     assert "arrived with the fingerprint" in job.said()
@@ -88,7 +88,7 @@ def test_a_bad_snapshot_on_disk_gives_way_to_the_one_before_it(tmp_path: Path, e
     assert digest_of(job.printed()) == expected
     assert "going back to step 10 from disk" in job.said()
     assert (shard.parents[3] / "REJECTED").exists()
-    assert [incident.cause for incident in job.incidents()] == ["agent_restarted", "snapshot_unusable"]
+    assert [incident.cause for incident in job.faults()] == ["agent_restarted", "snapshot_unusable"]
 
 
 @pytest.mark.variant

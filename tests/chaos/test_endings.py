@@ -37,7 +37,7 @@ def test_a_signal_ends_everything_in_order(number: int, code: int, tmp_path: Pat
     job = minimal(tmp_path)
     job.until_step(3)
     job.agent.send_signal(number)
-    assert job.finish(30) == code
+    assert job.finish() == code
     assert f'File "{ROOT}/agent' not in job.said(), (
         "a traceback of the agent, which prints none; ranks do, as under torchrun"
     )
@@ -72,7 +72,7 @@ def test_ranks_of_a_session_hear_ctrl_c_as_under_torchrun(tmp_path: Path) -> Non
     assert job.finish(30) == 130
     for said in ("interrupted", "put away", "exit handler"):
         assert job.printed().count(said) == 2, said
-    assert job.incidents() == []
+    assert job.faults() == []
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,12 @@ def test_a_last_snapshot_and_then_on_to_the_same_bits(number: int, asked: list[s
     job = minimal(tmp_path, *asked)
     reached = job.until_step(5).max_step
     job.agent.send_signal(number)
-    assert job.finish(60) == 128 + number
+    assert job.finish() == 128 + number
     assert reached < newest_on_disk(job) < STEPS, "the snapshot was taken at a boundary after the signal"
     job.start()
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
-    assert not job.incidents(), "being stopped and started by hand is no incident"
+    assert not job.faults(), "being stopped and started by hand is no incident"
 
 
 @pytest.mark.variant
@@ -168,4 +168,4 @@ def test_a_loop_that_was_left_by_a_break_is_not_waited_for(tmp_path: Path) -> No
     impatient = ["--set", "hang.floor_s=2", "--set", "hang.confirm_s=0.5", "--set", "hang.idle_s=1"]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(TAILS), "breaks", "10"], *impatient)
     assert job.finish(120) == 0, job.said()
-    assert job.incidents() == []
+    assert job.faults() == []

@@ -137,7 +137,7 @@ def test_what_nobody_can_read_in_the_store_ends_no_training(tmp_path: Path) -> N
         job.until(lambda now: now.generation == 2)
         assert job.finish() == 0
     assert digest_of(job.printed()) == undisturbed(*train)[0]
-    assert [incident.rung for incident in job.incidents()] == [2]
+    assert [incident.rung for incident in job.faults()] == [2]
 
 
 @pytest.mark.variant
@@ -188,7 +188,7 @@ def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "9"])
     assert job.finish() == 93
     assert "3 restarts in a row brought no newer snapshot than that of step 3: 3 × script raised" in job.said()
-    assert [incident.rung for incident in job.incidents()] == [2, 2, 2, 6]
+    assert [incident.rung for incident in job.faults()] == [2, 2, 2, 6]
 
 
 UNSAVED = """
@@ -334,7 +334,7 @@ def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, ru
         assert job.finish() == code
     finally:
         script.unlink()
-    assert [incident.rung for incident in job.incidents()] == rungs
+    assert [incident.rung for incident in job.faults()] == rungs
     if code:
         done = "after 2 rewinds with unknown data; the ranks have tried every remedy"
         assert f"again, {done}. Check the model, its settings and its data" in job.said().splitlines()[-1]

@@ -34,7 +34,7 @@ def test_the_helpers_die_one_after_the_other_and_then_a_rank(tmp_path: Path) -> 
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
     assert f"step {STEPS} is on disk" in job.said()
-    first, second = job.incidents()
+    first, second = job.faults()
     assert first.launch == "cold: the warm process was killed by signal 9"
     assert second.launch == "warm"
 

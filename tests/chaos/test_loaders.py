@@ -48,7 +48,7 @@ def test_an_ordinary_training_over_epochs_ends_with_the_same_bits_whatever_strik
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
     assert job.printed().count("each picture was used 3 times") == 1
-    first, *_ = job.incidents()
+    first, *_ = job.faults()
     assert (first.cause, first.remedy, first.origin) == ("non_finite", "replay", "transient")
     assert "which data this loop uses" not in job.said().lower()
 
@@ -94,7 +94,7 @@ def test_a_loader_with_a_state_goes_back_in_place_and_the_script_knows_whether_i
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == (expected, lines)
     assert job.printed().splitlines()[-1].startswith("complete")
-    assert [(i.remedy, i.origin) for i in job.incidents()] == [("replay", "transient")]
+    assert [(i.remedy, i.origin) for i in job.faults()] == [("replay", "transient")]
 
 
 ORDINARY = """
@@ -147,7 +147,7 @@ def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path:
     cure = "take the batches from session.batches(loader), or by session.data_step"
     assert said.count(f"Which data this loop uses is not known, so no recovery can put it back: {cure}") == 1
     assert said.count(f"was restored; which data this loop uses from here on is not known: {cure}") == 1
-    first = next(i for i in job.incidents() if i.cause == "non_finite")
+    first = next(i for i in job.faults() if i.cause == "non_finite")
     assert (first.remedy, first.origin) == ("rewind", "undecided")
     assert "hardware" not in said
 
@@ -155,8 +155,8 @@ def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path:
 def test_a_bad_sample_of_a_loader_is_left_out_and_no_other(tmp_path: Path) -> None:
     job = ordinary(tmp_path, "session.batches(loader, epochs=1)", numbers=64, bad=13)
     assert job.finish() == 0, job.said()
-    assert [i.origin for i in job.incidents()] == ["again", "again", "data"]
-    (window,) = [i.window for i in job.incidents() if i.window]
+    assert [i.origin for i in job.faults()] == ["again", "again", "data"]
+    (window,) = [i.window for i in job.faults() if i.window]
     taken = [line.partition(" with ")[2] for line in step_lines(job.printed())]
     assert len(taken) == 15
     assert window.stop - window.start == 1
@@ -263,7 +263,7 @@ print("final state sha256", str(hash(model[0].bias[0].item())).strip("-"), mean(
 def test_workers_that_stay_draw_their_seed_once_whoever_goes_through_their_loader(tmp_path: Path) -> None:
     """An evaluation has such workers, and the script goes through the training's loader, too: a NaN in place, then two restarts."""
     job, _ = struck_twice(tmp_path, SEVERAL_PASSES, 16, 30, "--durable-every", "5")
-    first, *_ = job.incidents()
+    first, *_ = job.faults()
     assert (first.cause, first.remedy) == ("non_finite", "replay")
 
 

@@ -20,7 +20,7 @@ def test_a_rank_writes_at_random_into_all_that_it_has(tmp_path: Path) -> None:
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
     assert "local rank 1 has written over its page" in job.said()
     assert "Traceback" not in job.said().partition("local rank 1 has written")[0]
-    incident = job.incidents()[0]
+    incident = job.faults()[0]
     assert (incident.cause, incident.rung) == ("rank_killed", 2)
     assert "because it had overwritten its page" in incident.summary
     ours = {int(fd): what for fd, what in json.loads(found.read_text()).items() if "mt-resilient" in what}

@@ -40,7 +40,7 @@ def test_a_rank_killed_for_want_of_memory(group: Path, tmp_path: Path) -> None:
     job = Job(tmp_path, command, GROUP=str(group), MARKER=str(tmp_path / "eaten"))
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.rung) == ("rank_killed", 2)
     assert "rank 1" in incident.summary
     assert "OOM killer" in incident.summary, "that it was the victim is certain only where the kernel's log can be read"

@@ -35,7 +35,7 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == digest_of(plain.stdout), plain.stderr[-3000:]
     assert step_lines(job.printed()) == step_lines(plain.stdout)
-    rewind, restart = sorted(job.incidents(), key=lambda incident: incident.rung)
+    rewind, restart = sorted(job.faults(), key=lambda incident: incident.rung)
     assert (rewind.rung, restart.rung, restart.launch) == (1, 2, "warm")
 
 
@@ -46,7 +46,7 @@ def test_a_rank_whose_kernel_never_ends_is_named_although_it_spins(tmp_path: Pat
     quick = ["--set", "hang.floor_s=3", "--set", "hang.confirm_s=1", "--set", "hang.warmup_steps=1"]
     job = Job(tmp_path, ["--nproc-per-node", "2", *script], *quick, PYTHONPATH=on_musa(), ENDLESS="once")
     assert job.finish() == 0, job.said()
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.rung) == ("rank_hung", 2)
     assert incident.summary.startswith("rank 1 on ")
 

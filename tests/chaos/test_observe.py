@@ -42,9 +42,9 @@ def test_a_hang_and_a_spike_are_told_and_the_ranks_go_on(tmp_path: Path) -> None
     os.kill(pid, signal.SIGCONT)
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
-    told = [(i.cause, i.rung, i.would, i.open) for i in job.incidents()]
+    told = [(i.cause, i.rung, i.would, i.open) for i in job.faults()]
     assert told == [("rank_hung", 0, 2, False), ("loss_divergence", 0, 1, False)], job.said()
-    assert job.incidents()[1].onset == 41
+    assert job.faults()[1].onset == 41
     assert not [line for line in job.said().splitlines() if "going back" in line or "generation 2" in line]
     certified = [
         snapshot for snapshot in catalog.committed(RunDirectory(job.directory).kept()) if snapshot.there(CERTIFIED)
@@ -69,4 +69,4 @@ def test_a_killed_rank_ends_the_job_as_it_would_end_by_itself(tmp_path: Path) ->
     job.start()
     job.until_said("2 ranks start from the script's own start")
     assert job.finish() == 0, job.said()
-    assert len(job.incidents()) == 1
+    assert len(job.faults()) == 1

@@ -24,7 +24,7 @@ STEPS = "300"
 
 def minimal(place: Path, *options: str) -> Job:
     place.mkdir(exist_ok=True)
-    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", STEPS, "--step-delay", "0.02"]
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", STEPS, "--step-delay", "0.02"]
     return Job(place, command, "--durable-every", "10", "--set", "snapshots.keep=50", *options)
 
 
@@ -32,6 +32,17 @@ def order(job: Job, *words: str) -> tuple[int, str]:
     """Exit code, and the answer; an error if there is none."""
     done = cli(*words, "--run-dir", str(job.directory))
     return done.returncode, (done.stdout or done.stderr).strip()
+
+
+def pause(job: Job) -> tuple[int, str]:
+    """Order a pause of ranks that are at the gate, or come to it; they pass it when the order is theirs."""
+    with ThreadPoolExecutor() as terminals:
+        sent = terminals.submit(order, job, "pause")
+        job.until(lambda _: bool((world := explain.look(RunDirectory(job.directory))) and world.present.paused))
+        job.gate.touch()
+        said = sent.result()
+    job.gate.unlink()
+    return said
 
 
 def on_disk(job: Job) -> int:
@@ -44,7 +55,7 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
     """The batches stay left out, and the ranks that come after the kill wait as those before them did."""
     job = minimal(tmp_path / "hit")
     job.until_step(12)
-    code, said = order(job, "pause")
+    code, said = pause(job)
     assert (code, said) == (
         0,
         f"all ranks wait after step {job.until_step(12).min_step}; processes and memory stay as they are",
@@ -64,9 +75,9 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
     assert reached > 10
     assert order(job, "resume")[0] == 0
     assert job.finish() == 0, job.said()[-3000:]
-    told = [(i.cause, i.rung, i.remedy) for i in job.incidents()]
+    told = [(i.cause, i.rung, i.remedy) for i in job.faults()]
     assert told == [("ordered", 1, "skip"), ("rank_killed", 2, "")], job.said()
-    assert job.incidents()[1].lost_steps == 0
+    assert job.faults()[1].lost_steps == 0
     clean = minimal(tmp_path / "clean", "--skip-data", "10:15")
     assert clean.finish() == 0
     assert digest_of(job.printed()) == digest_of(clean.printed())
@@ -76,10 +87,10 @@ def test_paused_sent_back_hit_by_a_kill_and_let_go_on(tmp_path: Path) -> None:
 def test_an_ordered_snapshot_is_come_back_to_after_a_rewind_before_it(tmp_path: Path) -> None:
     """The batches that were to be left out are used; then a rank is killed, and the lineage stays that of the snapshot."""
     expected, _ = undisturbed(MINIMAL, "--steps", "260")
-    command = ["--nproc-per-node", "2", str(MINIMAL), "--steps", "260", "--step-delay", "0.1"]
-    job = Job(tmp_path, command, "--durable-every", "10", "--set", "snapshots.keep=50")
+    command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "260", "--step-delay", "0.02"]
+    job = Job(tmp_path, command, "--durable-every", "10", "--set", "snapshots.keep=50", GATE_AFTER="50")
     job.until_step(45)
-    assert order(job, "pause")[0] == 0
+    assert pause(job)[0] == 0
     code, said = order(job, "snapshot", "now")
     ordered = Path(said.partition(" is on disk: ")[2])
     assert (code, ordered.is_dir()) == (0, True), said
@@ -101,7 +112,7 @@ def test_an_ordered_snapshot_is_come_back_to_after_a_rewind_before_it(tmp_path: 
     assert order(job, "resume")[0] == 0
     assert job.finish() == 0, job.said()[-3000:]
     assert digest_of(job.printed()) == expected
-    assert [(i.cause, i.rung) for i in job.incidents()] == [("ordered", 1), ("ordered", 2), ("rank_killed", 2)]
+    assert [(i.cause, i.rung) for i in job.faults()] == [("ordered", 1), ("ordered", 2), ("rank_killed", 2)]
 
 
 @pytest.mark.variant
@@ -137,14 +148,14 @@ def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> 
     assert digest_of(job.printed()) == expected
     further = job.printed()[len(before) :]
     assert step_lines(further)[0].startswith(f"step {drained} "), "and none is computed twice"
-    assert [(i.cause, i.rung) for i in job.incidents()] == [("ordered", 1)]
+    assert [(i.cause, i.rung) for i in job.faults()] == [("ordered", 1)]
 
 
 @pytest.mark.variant
 def test_a_preemption_while_paused_leaves_the_very_step_on_disk(tmp_path: Path) -> None:
     job = minimal(tmp_path, "--durable-every", "1000")
     job.until_step(12)
-    assert order(job, "pause")[0] == 0
+    assert pause(job)[0] == 0
     reached = job.until(lambda now: now.paused).min_step
     job.agent.send_signal(signal.SIGUSR2)
     assert job.finish(30) == 128 + signal.SIGUSR2
@@ -164,4 +175,4 @@ def test_a_scheduler_that_signals_every_process_costs_what_memory_does_not_have(
         process.send_signal(signal.SIGTERM)
     assert job.finish(60) == 128 + signal.SIGTERM
     assert on_disk(job) >= reached - 2, job.said()
-    assert not job.incidents()
+    assert not job.faults()

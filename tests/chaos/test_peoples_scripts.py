@@ -38,8 +38,8 @@ def test_a_rank_is_killed_then_a_step_gives_nan(tmp_path: Path, script: Script) 
     faults = [Fault.KILL, Fault.NAN] if watched else [Fault.KILL]
     job, came = endure(script, faults, tmp_path, expected(script, tmp_path))
     assert came == EQUAL, job.said()
-    assert [incident.cause for incident in job.incidents()] == ["rank_killed", "non_finite"][: len(faults)]
-    assert job.incidents()[0].launch.partition(":")[0] == ("warm" if script.session else "cold")
+    assert [incident.cause for incident in job.faults()] == ["rank_killed", "non_finite"][: len(faults)]
+    assert job.faults()[0].launch.partition(":")[0] == ("warm" if script.session else "cold")
     if script.name == "curves":
         assert curve(tmp_path / "kept" / "curves") == curve(tmp_path / "undisturbed" / "curves")
     if script.name == "progress":
@@ -65,7 +65,7 @@ def test_killed_in_a_second_loop_it_begins_that_loop_again(tmp_path: Path) -> No
     job, came = endure(script, [Fault.KILL], tmp_path, expected(script, tmp_path))
     assert came == EQUAL, job.said()
     assert job.said().count("this script has begun a second training loop") == 2
-    assert job.incidents()[0].resume_step == STEPS // 2
+    assert job.faults()[0].resume_step == STEPS // 2
 
 
 @pytest.mark.variant

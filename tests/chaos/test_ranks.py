@@ -35,11 +35,12 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
 def test_killed_again_and_again_and_no_bit_is_lost(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
     job = minimal(tmp_path)
     job.until_said("the warm process is ready")
+    job.until_step(29)
     for generation, rank in enumerate((1, 0, 0), 1):
         job.until(lambda now, g=generation: now.generation == g and now.stepped_s > 0 and all(now.pids))
         job.kill_rank(rank)
     same(job, expected)
-    incidents = job.incidents()
+    incidents = job.faults()
     assert [(i.cause, i.rung, i.launch) for i in incidents] == [("rank_killed", 2, "warm")] * 3
     first, last = incidents[0], incidents[-1]
     assert "rank 1" in first.summary
@@ -72,7 +73,7 @@ def test_killed_while_the_data_is_away(tmp_path: Path, expected: tuple[str, list
     job.until_step(40)
     job.kill_rank(0)
     same(job, expected)
-    incidents = job.incidents()
+    incidents = job.faults()
     assert [i.cause for i in incidents] == ["rank_killed", *["script_raised"] * 3, "rank_killed"], job.said()
     assert "FileNotFoundError" in incidents[1].summary
     assert incidents[3].phases_s["stop"] >= incidents[3].pause_s == 5
@@ -84,7 +85,7 @@ def test_a_cold_start_ends_with_the_same_bits(tmp_path: Path, expected: tuple[st
     job.until_step(20)
     job.kill_rank(0)
     same(job, expected)
-    assert job.incidents()[0].launch == "cold: warm starts are switched off"
+    assert job.faults()[0].launch == "cold: warm starts are switched off"
 
 
 @pytest.mark.variant
@@ -100,7 +101,7 @@ def test_everything_killed_goes_on_from_disk(tmp_path: Path, expected: tuple[str
     job.kill_everything()
     job.start()
     same(job, expected)
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert incident.cause == "agent_restarted"
     assert incident.resume_step is not None
     assert incident.resume_step >= 20
@@ -115,7 +116,7 @@ def test_what_the_ranks_have_started_from_is_not_retired(tmp_path: Path, expecte
     job.kill_everything()
     job.start()
     same(job, expected)
-    (started,) = [incident.resume_step for incident in job.incidents()]
+    (started,) = [incident.resume_step for incident in job.faults()]
     kept = sorted(int(path.parent.name[:10]) for path in (job.directory / "snapshots").glob("*/COMMIT"))
     assert kept == [started, STEPS]
 
@@ -136,9 +137,9 @@ def test_megatron_core_killed_and_poisoned(layout: str, tmp_path: Path) -> None:
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == digest
     assert step_lines(job.printed()) == lines
-    assert [(i.cause, i.rung) for i in job.incidents()] == [("non_finite", 1), ("rank_killed", 2)]
-    assert all(i.lost_steps <= 2 for i in job.incidents())
-    assert job.incidents()[1].launch == "warm"
+    assert [(i.cause, i.rung) for i in job.faults()] == [("non_finite", 1), ("rank_killed", 2)]
+    assert all(i.lost_steps <= 2 for i in job.faults())
+    assert job.faults()[1].launch == "warm"
 
 
 @pytest.mark.variant
@@ -160,5 +161,5 @@ def test_a_script_that_has_been_edited_meanwhile_starts_cold(tmp_path: Path, exp
     script.write_text(f"print('edited')\n{GATED.read_text()}")
     job.kill_rank(1)
     same(job, expected)
-    assert job.incidents()[0].launch == f"cold: {script} has changed, or is gone, since the warm process has run it"
+    assert job.faults()[0].launch == f"cold: {script} has changed, or is gone, since the warm process has run it"
     assert job.printed().count("edited") == 2

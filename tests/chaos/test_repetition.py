@@ -27,6 +27,6 @@ def test_a_state_that_the_session_is_not_given_is_told_by_the_steps_computed_aga
         job.until_step(25)
         job.kill_rank(1)
     assert job.finish() == 0
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert incident.repeated is Repeated.OTHER
     assert "computed again, with another loss than before" in job.said()

@@ -40,7 +40,7 @@ def test_a_flipped_bit_is_found_and_blamed(layout: str, what: str, step: int, tm
     job.until_said("recovered (rung 1")
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.rung) == ("fingerprint_mismatch", 1)
     assert step <= incident.onset <= step + 10
     assert incident.resume_step is not None
@@ -57,5 +57,5 @@ def test_a_flipped_bit_is_found_and_blamed(layout: str, what: str, step: int, tm
 def test_a_part_that_errs_again_and_again_ends_the_job(tmp_path: Path) -> None:
     job = flipped(tmp_path, "two by DDP", "parameter", 60, FLIP_AGAIN="1")
     assert job.agent.wait(120) == SilentCorruption.exit_code, job.said()
-    assert [i.rung for i in job.incidents()] == [1, 1, 6]
+    assert [i.rung for i in job.faults()] == [1, 1, 6]
     assert "replicas diverged 3 times" in job.said()

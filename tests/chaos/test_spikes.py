@@ -38,7 +38,7 @@ def test_what_happened_once_is_gone_at_the_replay_and_no_hardware_is_blamed(
     job = run(tmp_path, HURT=hurt, MARKER=str(tmp_path / "hurt"))
     assert job.finish() == 0, job.said()[-3000:]
     assert (tmp_path / "hurt-1").exists()
-    told = [(i.cause, i.rung, i.origin, i.ranks) for i in job.incidents()]
+    told = [(i.cause, i.rung, i.origin, i.ranks) for i in job.faults()]
     assert told == [(cause, 1, "transient", whose)], job.said()
     whose_hardware = " of rank 1" if whose else ""
     assert f"its origin is unknown (a transient fault of the hardware{whose_hardware} is possible)" in job.said()
@@ -51,7 +51,7 @@ def test_a_flipped_bit_that_shows_some_steps_later_is_gone_at_the_replay_from_th
     expected, _ = undisturbed(SPIKING, "--steps", STEPS)
     job = run(tmp_path, HURT="moment@12", MARKER=str(tmp_path / "hurt"))
     assert job.finish() == 0, job.said()[-3000:]
-    told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.incidents()]
+    told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.faults()]
     assert told == [("non_finite", 1, "replay", "again"), ("non_finite", 1, "replay earlier", "state")], job.said()
     assert digest_of(job.printed()) == expected
 
@@ -59,20 +59,20 @@ def test_a_flipped_bit_that_shows_some_steps_later_is_gone_at_the_replay_from_th
 def test_bad_data_is_left_out(tmp_path: Path) -> None:
     job = run(tmp_path / "hit", BAD_DATA="40:44", BAD_FOR="1")
     assert job.finish() == 0, job.said()[-3000:]
-    told = [(i.cause, i.rung, i.remedy, i.origin, i.ranks) for i in job.incidents()]
+    told = [(i.cause, i.rung, i.remedy, i.origin, i.ranks) for i in job.faults()]
     assert told == [
         ("loss_divergence", 1, "replay", "again", (1,)),
         ("loss_divergence", 1, "replay earlier", "again", (1,)),
         ("loss_divergence", 1, "skip", "data", (1,)),
     ], job.said()
     assert "not without it: the data of rank 1" in job.said()
-    window = job.incidents()[-1].window
+    window = job.faults()[-1].window
     assert window is not None
     assert window.start <= 40
     assert window.stop >= 44
     clean = run(tmp_path / "clean", "--skip-data", str(window), BAD_DATA="40:44", BAD_FOR="1")
     assert clean.finish() == 0, clean.said()[-3000:]
-    assert not clean.incidents()
+    assert not clean.faults()
     assert digest_of(job.printed()) == digest_of(clean.printed())
 
 

@@ -63,7 +63,7 @@ def test_a_rewind_in_place_that_fails_becomes_a_restart(tmp_path: Path) -> None:
     assert digest_of(job.printed()) == expected
     assert SAID in job.said()
     assert "half restored" not in job.said()
-    assert [incident.rung for incident in job.incidents()] == [2]
+    assert [incident.rung for incident in job.faults()] == [2]
 
 
 @pytest.mark.variant

@@ -23,4 +23,4 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_values_of_every_kind(fault: Fault, tmp_path: Path, undisturbed: str) -> None:
     job, came = endure(HOLDS, [fault], tmp_path, undisturbed)
     assert came == EQUAL, job.said()[-3000:]
-    assert job.incidents()
+    assert job.faults()

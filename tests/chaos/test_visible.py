@@ -114,4 +114,4 @@ def test_storage_that_does_not_answer_costs_no_snapshot(tmp_path: Path) -> None:
     assert job.finish() == 0, job.said()
     assert "set aside" not in job.said()
     assert "going back to step 20 from disk" in job.said()
-    assert [incident.cause for incident in job.incidents()] == ["agent_restarted"]
+    assert [incident.cause for incident in job.faults()] == ["agent_restarted"]

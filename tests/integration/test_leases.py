@@ -63,5 +63,5 @@ def test_no_boundary_is_crossed_until_the_agent_says_that_it_has_a_lease(
     time.sleep(0.3)
     assert (held.is_alive(), page.step) == (True, 1)
     page.until_ns = monotonic_ns() + HOUR_NS
-    held.join(10)
+    held.join(60)
     assert (held.is_alive(), page.step) == (False, 2)

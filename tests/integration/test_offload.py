@@ -67,7 +67,7 @@ def run(code: str, delay_s: float = 0.02) -> None:
     path = os.pathsep.join(filter(None, [str(STANDIN), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path, "MUSA_STANDIN_COPY_DELAY_S": str(delay_s), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + code], env=environment, text=True, capture_output=True, timeout=120, cwd="/"
+        [sys.executable, "-c", PREAMBLE + code], env=environment, text=True, capture_output=True, timeout=300, cwd="/"
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -206,6 +206,10 @@ assert tape.reachable.newest(1 << 40) == 1
 tape.go_back(1)
 assert tape.finite
 assert torch.isfinite(model[0].weight).all()
+assert tape.owed is Wanted.ON_DISK, "what was ordered is still due"
+tape.record(2, Wanted.ON_DISK)
+tape.finish()
+assert tape.owed is Wanted.NOWHERE
 """)
 
 

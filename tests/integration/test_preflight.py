@@ -28,7 +28,7 @@ from mt_resilient.resilience.store.seat import Seat
 
 from ..harness import MINIMAL, Job, cli, environment
 
-QUICK = PreflightPolicy(enabled=True, link_s=0.05, wait_s=5.0)
+QUICK = PreflightPolicy(enabled=True, link_s=0.05, wait_s=60.0)
 
 
 # -- storage ---------------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_all_nodes_see_the_same_links_of_both_pairings(count: int) -> None:
 
 
 def test_who_is_not_awaited_measures_with_those_that_are_there() -> None:
-    found = meet(MemoryStore(time.monotonic), ["a", "b", "c"], 4, replace(QUICK, wait_s=1.0))
+    found = meet(MemoryStore(time.monotonic), ["a", "b", "c"], 4, replace(QUICK, wait_s=5.0))
     assert all(len(links) == 2 for links in found.values())
 
 
@@ -139,12 +139,12 @@ def test_who_is_told_to_leave_while_it_measures_does(tmp_path: Path) -> None:
     server = EmbeddedEtcd(find_server(), tmp_path / "etcd", tmp_path / "etcd.log")
     try:
         several = ("--nodes", "2", "--etcd", server.start(), "--job", "j", "--snapshots", str(tmp_path / "shared"))
-        checks = ("--preflight", "--set", "preflight.device_s=0", "--set", "preflight.wait_s=60")
+        checks = ("--preflight", "--set", "preflight.device_s=0", "--set", "preflight.wait_s=600")
         job = Job(tmp_path, [str(MINIMAL)], *several, *checks)
         job.until_said("checked storage")
         time.sleep(1.0)
         job.agent.terminate()
-        assert job.agent.wait(20) == 143
+        assert job.agent.wait(120) == 143
         assert "SIGTERM before this node has joined" in job.said()
     finally:
         server.stop()
@@ -210,7 +210,7 @@ def test_the_command_says_what_it_has_checked(tmp_path: Path) -> None:
 def test_a_job_of_one_node_does_not_start_on_one_that_is_not_fit(tmp_path: Path) -> None:
     unfit = ["--set", "preflight.memory_free_mib=999999999", "--set", "preflight.device_s=0"]
     job = Job(tmp_path, [str(MINIMAL), "--steps", "1"], "--preflight", *unfit)
-    assert job.agent.wait(60) == 8
+    assert job.agent.wait(180) == 8
     assert "is not fit: only " in job.said()
     assert "nothing was started" in job.said()
 

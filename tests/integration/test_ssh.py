@@ -23,7 +23,7 @@ from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.report.journal import Journal
 
-from ..harness import BIN, MINIMAL, cli, digest_of, environment, step_lines
+from ..harness import BIN, GATED, MINIMAL, cli, digest_of, environment, step_lines
 from ..sshd import PROGRAM, Sshd
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no sshd: apt-get install openssh-server")
@@ -82,7 +82,7 @@ class Launch:
             )
 
     def until(self, *files: str) -> None:
-        ends = time.monotonic() + 60
+        ends = time.monotonic() + 120
         while not all((self.place / name).exists() and (self.place / name).read_text() for name in files):
             assert time.monotonic() < ends, self.errors.read_text()
             assert self.process.poll() is None, self.errors.read_text()
@@ -92,11 +92,11 @@ class Launch:
         return int((self.place / f"{node}.pid").read_text())
 
     def end(self) -> tuple[int, str, str]:
-        code = self.process.wait(60)
+        code = self.process.wait(180)
         return code, self.output.read_text(), self.errors.read_text()
 
 
-def gone(pid: int, within_s: float = 20) -> None:
+def gone(pid: int, within_s: float = 60) -> None:
     ends = time.monotonic() + within_s
     while psutil.pid_exists(pid):
         assert time.monotonic() < ends, psutil.Process(pid).cmdline()
@@ -160,7 +160,7 @@ def test_whoever_does_not_read_holds_up_nothing(tmp_path: Path, sshd: Sshd) -> N
         time.sleep(0.02)
     time.sleep(0.5)
     launch.process.send_signal(signal.SIGINT)
-    assert launch.process.wait(60) == 130, launch.errors.read_text()
+    assert launch.process.wait(180) == 130, launch.errors.read_text()
     assert (tmp_path / "one.heard").read_text() == "SIGINT"
     os.close(reading)
 
@@ -242,7 +242,7 @@ def test_silence_is_taken_for_the_end_and_one_that_does_not_listen_is_killed(tmp
         assert process.stdin
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
-        assert process.wait(60) == 128 + signal.SIGTERM
+        assert process.wait(180) == 128 + signal.SIGTERM
     assert (tmp_path / "one.heard").read_text() == "SIGTERM SIGTERM"
 
 
@@ -286,21 +286,30 @@ def test_an_agent_that_is_killed_is_told(tmp_path: Path, sshd: Sshd) -> None:
     assert "one is lost: its agent was killed" in errors
 
 
+HELD = """import os, runpy, sys
+os.environ.update(GATE={gate!r}, GATE_AFTER="30")
+runpy.run_path({gated!r}, run_name="__main__")
+"""
+
+
 class Real:
     """`mt-resilient run --hostfile` itself, on two hosts with a rank each."""
 
-    def __init__(self, place: Path, sshd: Sshd, steps: int, *options: str, b: str = "") -> None:
+    def __init__(self, place: Path, sshd: Sshd, steps: int, *options: str, b: str = "", held: bool = False) -> None:
+        """held: its ranks wait at their 30th step for `place / "gate"`."""
+        (script := place / "held.py").write_text(HELD.format(gate=str(place / "gate"), gated=str(GATED)))
         (place / "hosts").write_text(f"a slots=1\nb slots=1 rack=r1 {b}\n")
         through = [word for option in sshd.options for word in ("--ssh-option", option)]
         fixed = ["--hostfile", "hosts", "--run-dir", "run", "--metrics-port", "0", *through, *options]
-        script = ["torchrun", "--nproc-per-node", "1", str(MINIMAL), "--steps", str(steps), "--step-delay", "0.02"]
+        held_by = [str(script)] if held else []
+        train = [*held_by, str(MINIMAL), "--steps", str(steps), "--step-delay", "0.02"]
         self.place, self.output, self.errors = place, place / "output", place / "errors"
         with self.output.open("wb") as output, self.errors.open("wb") as errors:
-            command = [str(BIN / "mt-resilient"), "run", *fixed, "--", *script]
+            command = [str(BIN / "mt-resilient"), "run", *fixed, "--", "torchrun", "--nproc-per-node", "1", *train]
             self.process = subprocess.Popen(command, cwd=place, env=environment(), stdout=output, stderr=errors)
 
     def until(self, is_so: Callable[[], bool]) -> None:
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + 300
         while not is_so():
             assert time.monotonic() < ends, self.errors.read_text()
             assert self.process.poll() is None, self.errors.read_text()
@@ -319,7 +328,7 @@ class Real:
 
 
 def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path, sshd: Sshd) -> None:
-    job = Real(tmp_path, sshd, 200)
+    job = Real(tmp_path, sshd, 200, held=True)
     job.until_step(10)
     status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
     world = explain.look(RunDirectory(tmp_path / "run"))
@@ -327,6 +336,8 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     assert {name: node.labels for name, node in world.nodes.items()} == {"a": {}, "b": {"rack": "r1"}}
     etcd = next(each for each in psutil.Process(job.process.pid).children() if "etcd" in each.name())
     etcd.kill()
+    job.until(lambda: "etcd had died and was started again" in job.errors.read_text())
+    (tmp_path / "gate").touch()
     assert job.process.wait(120) == 0, job.errors.read_text()
     printed = job.output.read_text()
     assert all(line.startswith(("a: ", "b: ")) for line in printed.splitlines()), printed
@@ -334,11 +345,10 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     assert len(step_lines(printed.replace("a: ", "").replace("b: ", ""))) == 200
     said = job.errors.read_text()
     assert "the agent on a has exited with code 0" in said
-    assert "etcd had died and was started again" in said
     assert set(status["nodes"]) == {"a", "b"}
     assert (status["roles"], status["leader"] in ("a", "b")) == ({"a": "trains", "b": "trains"}, True)
-    again = Real(tmp_path, sshd, 200)
-    assert again.process.wait(60) == 2
+    again = Real(tmp_path, sshd, 200, held=True)
+    assert again.process.wait(180) == 2
     assert "is finished; name another directory with --run-dir" in again.errors.read_text()
 
 
@@ -383,14 +393,14 @@ def test_a_launching_terminal_that_is_killed_takes_the_job_with_it(tmp_path: Pat
 
 def test_what_ssh_does_not_take_is_told_in_its_own_words(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 1, "--ssh-option", "Nonsense=1")
-    assert job.process.wait(60) == 2
+    assert job.process.wait(180) == 2
     said = job.errors.read_text()
     assert re.search(r"refuses its options for a \(.*Bad configuration option: nonsense\); nothing was", said), said
 
 
 def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 1, "--nodes", "3")
-    assert job.process.wait(60) == 2
+    assert job.process.wait(180) == 2
     assert "--nodes 3: the hostfile has 2 hosts; nothing was started" in job.errors.read_text()
 
 

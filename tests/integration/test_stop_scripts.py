@@ -22,5 +22,5 @@ def test_a_script_that_looks_for_the_path_of_torchrun_ends_the_job(tmp_path: Pat
     found = subprocess.run(["pgrep", "-f", f"python[0-9.]* {torchrun} "], capture_output=True, text=True).stdout.split()
     for pid in map(int, found):
         os.kill(pid, signal.SIGTERM)
-    assert job.agent.wait(60) == 128 + signal.SIGTERM, job.said()
+    assert job.agent.wait(180) == 128 + signal.SIGTERM, job.said()
     assert "generation 2" not in job.said()

@@ -504,7 +504,7 @@ def test_a_server_that_hangs_is_given_up_in_time(node: Node, swift: Swift) -> No
         started = time.monotonic()
         with pytest.raises(MachineError, match="does not answer"):
             next(content)
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
         assert "does not answer" in process.events("failed")[-1]["reason"]
     assert process.events("durable")[-1]["step"] == 2
     process.finish()
@@ -595,7 +595,7 @@ def test_a_job_that_is_killed_altogether_goes_on_from_the_store(tmp_path: Path, 
     assert verified.stdout.count("sound, every byte read") in (kept, kept + 1)
 
     other = job_at(tmp_path / "other", swift, where)
-    assert other.agent.wait(60) == 2
+    assert other.agent.wait(180) == 2
     assert "are another job's" in other.said()
 
 

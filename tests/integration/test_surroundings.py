@@ -78,11 +78,11 @@ def test_what_a_killed_rank_leaves_behind_is_put_away(tmp_path: Path, warm: list
     job = Job(tmp_path, ["--nproc-per-node", "1", str(UNTIDY), str(made), str(left)], *warm)
     until(made.exists)
     assert len(json.loads(made.read_text())) == 3
-    until(lambda: not job.zombies(), deadline_s=10)
+    until(lambda: not job.zombies())
     job.kill_rank(0)
     assert job.finish() == 0, job.said()
     assert json.loads(left.read_text()) == []
-    assert [incident.cause for incident in job.incidents()] == ["rank_killed"]
+    assert [incident.cause for incident in job.faults()] == ["rank_killed"]
 
 
 @pytest.mark.variant
@@ -116,7 +116,7 @@ def test_a_kernel_without_pidfds_and_memory_files(tmp_path: Path) -> None:
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
     assert "refuses pidfd_open here: the agent looks for ended ranks in /proc" in job.said()
     assert "refuses memfd_create here: snapshots in memory lie in /dev/shm" in job.said()
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)
 
 
@@ -199,7 +199,7 @@ def test_ranks_in_pid_namespaces_of_their_own(tmp_path: Path) -> None:
     job.until(lambda now: now.generation == 2 and now.stepped_s > 0)
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.lost_steps <= 2) == ("rank_killed", True)
 
 
@@ -212,4 +212,4 @@ def test_a_rank_that_no_way_leads_from_to_its_agent_runs_as_ever(tmp_path: Path)
     assert job.finish() == 0, job.said()
     assert told.exists()
     assert job.said().count("rank 0 does not reach its agent") == 1
-    assert job.incidents() == []
+    assert job.faults() == []

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.monitor.stack_sampler import Witness
+from mt_resilient.agent.monitor.stack_sampler import Witness, _catches
 from mt_resilient.agent.ranks.worker_group import Watched
 from mt_resilient.resilience.detect.hang_rules import BUSY_BYTES, HangPolicy, Look, compare
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
@@ -58,6 +58,13 @@ globals()[how]()
 """
 
 
+def until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
 class Rank:
     def __init__(self, place: Path, how: str) -> None:
         self.page = Page(memoryview(bytearray(PAGE_BYTES)))
@@ -69,20 +76,27 @@ class Rank:
             [sys.executable, "-c", RANK, *words], stdout=subprocess.PIPE
         )  # which nobody reads
         self.watched = Watched(self.process.pid, os.pidfd_open(self.process.pid))
-        until = time.monotonic() + 30
-        while not self.page.pid:
-            assert time.monotonic() < until
+
+        def begun() -> bool:
             self.page.raw[:] = os.pread(board, PAGE_BYTES, 0)
-            time.sleep(0.02)
-        time.sleep(0.5)  # to where it stays
+            return bool(self.page.pid)
+
+        until(begun)
 
     def look(self) -> Look:
         self.witness.ask(0, self.page, self.watched)
         time.sleep(0.3)
         return self.witness.take(0, self.page, self.watched, time.monotonic())
 
-    def twice(self) -> tuple[Look, tuple[bool, bool, str]]:
-        first, second = self.look(), self.look()
+    def seen(self, there: Callable[[Look], bool]) -> Look:
+        """Look until it is there, and has answered: either may take long on a busy machine."""
+        ends = time.monotonic() + 60
+        while not there(look := self.look()):
+            assert time.monotonic() < ends, look
+        return look
+
+    def twice(self, there: Callable[[Look], bool]) -> tuple[Look, tuple[bool, bool, str]]:
+        first, second = self.seen(there), self.seen(there)
         assert self.process.poll() is None, "it has died of being asked"
         return second, compare(first, second, 1.0, POLICY)
 
@@ -100,48 +114,46 @@ def rank(place: Path, how: str) -> Iterator[Rank]:
 @pytest.mark.parametrize("how", ["sleeps", "holds_the_gil"])
 def test_one_that_hangs_tells_where(how: str, tmp_path: Path) -> None:
     with rank(tmp_path, how) as one:
-        look, found = one.twice()
-        assert look.stack is not None
-        assert look.stack[0].function == how
-        assert (look.state, found[:2]) == ("S", (False, False))
+        look, found = one.twice(lambda look: bool(look.stack) and look.stack[0].function == how and look.state == "S")
+        assert found[:2] == (False, False)
         kept = Path(one.witness.keep("g1-step7", {0: look}))
-        assert (kept.parent, how in kept.read_text()) == (tmp_path, True)
+        assert kept.parent == tmp_path
+        until(lambda: kept.exists() and how in kept.read_text())
 
 
 def test_one_that_computes_is_busy(tmp_path: Path) -> None:
     with rank(tmp_path, "computes") as one:
-        _, (moved, busy, _) = one.twice()
+        _, (moved, busy, _) = one.twice(lambda look: look.stack is not None)
         assert moved or busy
 
 
 def test_one_whose_child_writes_is_busy(tmp_path: Path) -> None:
     """As a save in a process of its own. The child uses little of a processor."""
     with rank(tmp_path, "has_a_child_that_writes") as one:
-        first, second = one.look(), one.look()
-        assert second.io_bytes - first.io_bytes > BUSY_BYTES
+        first = one.look()
+        one.seen(lambda look: look.io_bytes - first.io_bytes > BUSY_BYTES)
 
 
 def test_one_whose_output_nobody_reads_does_not_hang(tmp_path: Path) -> None:
     with rank(tmp_path, "prints") as one:
-        look, found = one.twice()
-        assert (look.state, look.spot.place, found) == (
-            "S",
-            Place.ELSEWHERE,
-            (True, False, "it waits until its output is read"),
+        _, found = one.twice(
+            lambda look: (look.state, look.spot.place, bool(look.person)) == ("S", Place.ELSEWHERE, True)
         )
+        assert found == (True, False, "it waits until its output is read")
 
 
 def test_one_that_is_stopped_cannot_answer_and_that_says_enough(tmp_path: Path) -> None:
     with rank(tmp_path, "sleeps") as one:
         os.kill(one.process.pid, signal.SIGSTOP)
-        look, found = one.twice()
-        assert (look.state, look.spot.place, found[:2]) == ("T", Place.HALTED, (False, False))
+        look, found = one.twice(lambda look: look.state == "T")
+        assert (look.spot.place, found[:2]) == (Place.HALTED, (False, False))
 
 
 @pytest.mark.parametrize("how", ["becomes_another_program", "unlearns"])
 def test_one_that_does_not_listen_any_more_is_not_asked(how: str, tmp_path: Path) -> None:
     with rank(tmp_path, how) as one:
-        look, _ = one.twice()
+        until(lambda: not _catches(one.process.pid, one.page.listens))
+        look, _ = one.twice(bool)
         assert (look.stack, look.spot.place) == (None, Place.PERHAPS)
 
 
@@ -157,19 +169,22 @@ def test_one_that_is_gone_is_not_there(tmp_path: Path) -> None:
 def test_before_a_rank_is_there_its_launcher_is_looked_at(tmp_path: Path) -> None:
     with rank(tmp_path, "computes") as launcher:
         launcher.page.pid = 0
-        look, (moved, busy, _) = launcher.twice()
+        look, (moved, busy, _) = launcher.twice(bool)
         assert (look.stack, look.spot.place, moved, busy) == (None, Place.HALTED, False, True)
 
 
-@pytest.mark.parametrize("code", ["input()", "import pdb; pdb.set_trace()", "import time; time.sleep(60)"])
+@pytest.mark.parametrize(
+    "code", ["input()", "import pdb; pdb.set_trace()", "import time; print(flush=True); time.sleep(600)"]
+)
 def test_one_that_waits_for_a_person(code: str, tmp_path: Path) -> None:
     keyboard, terminal = os.openpty()
     process = subprocess.Popen([sys.executable, "-c", code], stdin=terminal, stdout=terminal, stderr=terminal)
     page, witness = Page(memoryview(bytearray(PAGE_BYTES))), Witness(1, tmp_path)
     try:
-        time.sleep(2.0)
-        person = witness.take(0, page, Watched(process.pid, -1), 1.0).person
-        assert person == ("" if "sleep" in code else "it waits for input from a terminal")
+        if "sleep" in code:
+            os.read(keyboard, 1)  # it has begun
+        person = "" if "sleep" in code else "it waits for input from a terminal"
+        until(lambda: witness.take(0, page, Watched(process.pid, -1), 1.0).person == person)
     finally:
         process.kill()
         process.wait()
@@ -180,5 +195,5 @@ def test_one_that_waits_for_a_person(code: str, tmp_path: Path) -> None:
 def test_what_is_kept_does_not_pile_up(tmp_path: Path) -> None:
     witness = Witness(1, tmp_path)
     for number in range(30):
-        witness.keep(f"g1-step{number}", {})
-    assert len(list(tmp_path.glob("stacks-*.txt"))) == 20
+        until(Path(witness.keep(f"g1-step{number}", {})).exists)
+    until(lambda: len(list(tmp_path.glob("stacks-*.txt"))) == 20)

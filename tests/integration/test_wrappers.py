@@ -58,10 +58,10 @@ def test_the_process_that_trains_is_the_rank(tmp_path: Path) -> None:
     job.kill_rank(1)
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == undisturbed(MINIMAL, "--steps", str(STEPS))
-    assert [(i.cause, i.launch) for i in job.incidents()] == [
+    assert [(i.cause, i.launch) for i in job.faults()] == [
         ("rank_killed", "cold: ranks are started by bash, not by torchrun's Python")
     ]
-    assert all(i.resume_step and i.resume_step >= 20 for i in job.incidents())
+    assert all(i.resume_step and i.resume_step >= 20 for i in job.faults())
     assert "ranks are started by bash" in job.said()
     assert "a helper has failed" in job.printed()
     assert "worker None" in job.printed()
@@ -95,5 +95,5 @@ def test_who_is_killed_is_named_and_not_who_ends_with_it(tmp_path: Path) -> None
     trainers(3)
     (tmp_path / "over").touch()
     assert job.finish() == 0, job.said()
-    told = [incident.summary.replace(f" on {platform.node()}", "") for incident in job.incidents()]
+    told = [incident.summary.replace(f" on {platform.node()}", "") for incident in job.faults()]
     assert told == ["the launcher (torchrun) was killed by signal 15", "the wrapper of rank 1 was killed by signal 9"]

@@ -70,7 +70,7 @@ def endure(loop: Loop, place: Path) -> tuple[bool, bool, str]:
     job = behind(loop, place, "--durable-every", "5", nemesis=NEMESIS)
     assert job.finish(560) == 0, job.said()[-4000:]
     found = read_record(place)
-    told = [(incident.cause, incident.rung, incident.ranks) for incident in job.incidents()]
+    told = [(incident.cause, incident.rung, incident.ranks) for incident in job.faults()]
     assert told == [("non_finite", 1, (1,)), ("rank_killed", 2, ())], told
 
     def early(losses: dict[int, dict[int, tuple[str, float | None]]]) -> list[object]:

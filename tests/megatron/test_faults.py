@@ -47,7 +47,7 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     assert found.losses == expected.losses
     assert found.digests == expected.digests
     assert found.digests.keys() == set(range(loop.ranks))
-    told = [(incident.cause, incident.rung, incident.ranks) for incident in job.incidents()]
+    told = [(incident.cause, incident.rung, incident.ranks) for incident in job.faults()]
     assert told == [("non_finite", 1, (1,)), ("rank_killed", 2, ())]
 
 
@@ -97,7 +97,7 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
     )
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(place) == expected
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.rung) == ("rank_hung", 2)
     assert incident.summary.startswith("rank 1 on ")
     assert "in start_grad_sync" in incident.summary
@@ -117,7 +117,7 @@ def test_data_that_gives_nan_is_left_out(loop: Loop, tmp_path: Path) -> None:
         place = tmp_path / name
         job = behind(loop, place, "--durable-every", "5", *options, nemesis=nemesis)
         assert job.finish(280) == 0, job.said()[-4000:]
-        records.append((read_record(place), [(i.cause, i.remedy) for i in job.incidents()]))
+        records.append((read_record(place), [(i.cause, i.remedy) for i in job.faults()]))
     (hit, told), (clean, nothing) = records
     remedies = [("non_finite", remedy) for remedy in ("replay", "replay earlier", "skip")]
     assert told == [*remedies, ("rank_killed", "")]

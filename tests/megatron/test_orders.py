@@ -29,5 +29,5 @@ def test_paused_before_its_first_step_and_sent_behind_its_first_data(tmp_path: P
     assert hit.finish(280) == 0, hit.said()[-4000:]
     clean = behind(MEGATRON_DP2, tmp_path / "clean", "--skip-data", "0:2")
     assert clean.finish(280) == 0, clean.said()[-4000:]
-    assert [(i.cause, i.rung, i.remedy) for i in hit.incidents()] == [("ordered", 1, "replay"), ("ordered", 1, "skip")]
+    assert [(i.cause, i.rung, i.remedy) for i in hit.faults()] == [("ordered", 1, "replay"), ("ordered", 1, "skip")]
     assert read_record(tmp_path / "hit") == read_record(tmp_path / "clean")

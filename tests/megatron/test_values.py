@@ -22,7 +22,7 @@ def test_a_hard_stretch_of_data_changes_nothing(tmp_path: Path, monkeypatch: pyt
     job = behind(MEGATRON_DP2, tmp_path / "run", arguments=LONG)
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(tmp_path / "run") == expected
-    assert [(incident.cause, incident.rung) for incident in job.incidents()] == [("loss_spike", 0)], job.said()
+    assert [(incident.cause, incident.rung) for incident in job.faults()] == [("loss_spike", 0)], job.said()
     assert "no step was computed again" in job.said()
 
 

@@ -16,7 +16,7 @@ def test_a_stopped_reader_delays_nothing_and_is_told_how_many_lines_are_missing(
     read = b""
     while not read.endswith(b"read the output\n"):
         read += os.read(reading, 1 << 16)
-    printing.thread.join(10)
+    printing.thread.join(60)
     assert not printing.thread.is_alive()
     *lines, last = read.splitlines(keepends=True)
     assert set(lines) == {LINE}
@@ -33,6 +33,6 @@ def test_the_thread_ends_although_the_reader_is_gone() -> None:
     printing = Printing(writing)
     printing.write("a line\n")
     printing.end()
-    printing.thread.join(10)
+    printing.thread.join(60)
     assert not printing.thread.is_alive()
     os.close(writing)

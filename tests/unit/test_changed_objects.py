@@ -251,10 +251,10 @@ def test_what_the_loop_binds_anew_is_not_named_and_nothing_is_kept_alive() -> No
 def test_a_look_takes_no_more_than_its_time() -> None:
     logs: list[list[str]] = []
     many = [SimpleNamespace(rows=[[*range(256)] for _ in range(200)]) for _ in range(400)]
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in steps(3, logs):
         many[0].rows[0][0] += 1
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert set(logs[2]) <= {"many"}
 
 

@@ -22,7 +22,7 @@ def test_a_process_ends_with_one_that_is_not_its_parent() -> None:
     other.kill()
     other.wait()
     tied.stdout.close()
-    assert tied.wait(20) == -signal.SIGKILL
+    assert tied.wait(60) == -signal.SIGKILL
 
 
 def test_nor_does_it_begin_without_it() -> None:

@@ -308,7 +308,7 @@ def test_a_torchrun_waits_for_an_agent_whose_job_it_would_continue(
         if exits:
             old.release()
 
-    whole, run = take_one(lambda busy: next_directory(base, ["a"], "", busy), "", say, wait_s=0.3)
+    whole, run = take_one(lambda busy: next_directory(base, ["a"], "", busy), "", say, wait_s=60.0 if exits else 0.3)
     assert whole.name == name
     assert [sentence.partition(" in ")[0] for sentence in said] == ["another mt-resilient is running"] * (ago_s > 60)
     run.release()

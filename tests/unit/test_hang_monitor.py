@@ -169,7 +169,20 @@ def test_where_the_script_was_silent_before_it_may_be_silent_for_longer(place: P
     played.seconds(1)
     played.pages[1].beat(3, 1.0, 1.0, 20)
     second = seconds_to_a_hang()
-    assert (second > 4 * first) == (place is Place.ELSEWHERE)
+    assert (second > 2 * first) == (place is Place.ELSEWHERE)
+
+
+def test_what_is_learned_from_hangs_that_were_ended_does_not_multiply() -> None:
+    played, found = Played(), []
+    for beat in (2, 3, 4, 5):
+        began_s = played.now_s
+        while not any(stall.rank == 1 and not stall.moved and not stall.busy for stall in played.lookout.stalls):
+            played.seconds(1)
+        found.append(played.now_s - began_s)
+        played.lookout.begin(tells=True)
+        played.pages[1].beat(beat, 1.0, 1.0, 20)
+        played.seconds(1)
+    assert 2 * found[0] < found[1] == found[2] == found[3]
 
 
 def test_where_a_device_was_still_before_it_may_be_still_for_longer() -> None:
@@ -186,7 +199,7 @@ def test_where_a_device_was_still_before_it_may_be_still_for_longer() -> None:
         for page in played.pages:
             page.beat(1 + beat, 1.0, 1.0, 10 + beat)
         played.seconds(1)
-    assert found[1] > 4 * found[0]
+    assert found[1] > 2 * found[0]
 
 
 def test_what_the_recorders_show_is_reported_only_if_it_can_count() -> None:

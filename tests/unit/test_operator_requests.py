@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.decide.decide import decide
-from mt_resilient.resilience.decide.operator_requests import HURRY_S, cut_short, leaving, rule
+from mt_resilient.resilience.decide.operator_requests import HURRY_S, cut_short, earlier, leaving, rule
 from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.diagnose.root_cause import Verdict
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
@@ -167,7 +167,9 @@ def test_an_order_to_come_back_in_vain_is_told_and_the_training_goes_on(when: st
         begun = after(reopened, launched)
         told = decided(after(begun, decided(begun)))
     assert told.answers["1"].exit_code == SnapshotError.exit_code
-    assert "step 8 is no longer kept; the training continues without the rewind" in told.answers["1"].sentence
+    why = "not all agents have seen the snapshot of step 8 within 30 s"
+    why = why if when == "it is never seen" else "step 8 is no longer kept"
+    assert f"{why}; the training continues without the rewind" in told.answers["1"].sentence
 
 
 def test_where_the_ranks_die_first_the_next_ones_begin_there() -> None:
@@ -525,3 +527,21 @@ def test_a_node_that_has_left_meanwhile_is_drained() -> None:
     alone = there(late)
     assert leaving(alone, NOW) == late, "a job of one node has no other to go on on"
     assert leaving(judged, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "others", "first"),
+    [
+        (Wish.REWIND, (Wish.SNAPSHOT,), "1"),
+        (Wish.PAUSE, (Wish.STOP, Wish.REWIND), "2"),
+        (Wish.REWIND, (Wish.DRAIN, Wish.READMIT), None),
+        (Wish.RESUME, (Wish.SNAPSHOT,), None),
+        (Wish.STOP, (Wish.SNAPSHOT,), None),
+        (Wish.REWIND, (), None),
+    ],
+)
+def test_which_order_comes_before(kind: Wish, others: tuple[Wish, ...], first: str | None) -> None:
+    waits = [asked(other, str(number)) for number, other in enumerate(others, 1)]
+    last = asked(kind, "9")
+    found = earlier(last, there(*waits, last, asked(Wish.SNAPSHOT, "99")))
+    assert (found.id if found else None) == first

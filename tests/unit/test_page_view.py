@@ -27,6 +27,8 @@ def said(
         name: given.pop(name) for name in ("alive", "finished", "gone", "launched", "stepped_s") if name in given
     }
     last: dict[str, dict[str, Any]] = {"start": {"at_s": 0.0, **(start or {})}, "bad": {"sentence": "the disk is full"}}
+    if written := given.pop("written", None):
+        last["written"] = {"at_s": written[0], "event": {"event": written[1], "reason": "it is full."}}
     last |= {} if given.pop("silent", False) else {"progress": {**LINE, **given}}
     last |= {"end": {"at_s": NOW, **end}} if end else {}
     numbered = {str(number): each for number, each in enumerate(incidents, 1)}
@@ -47,6 +49,14 @@ NOTHING = "Nothing to do."
         (said(SLOW), "warn", "Training: step 70", "Incident 1 lasts: rank 3 is slow."),
         (said(quarantined=1), "warn", "Training", "Nodes in quarantine: 1."),
         (said(spares=1), "warn", "Training", "No spare is left"),
+        (
+            said(written=(9, "failed")),
+            "warn",
+            "Training",
+            "The last snapshot could not be written to disk: it is full.",
+        ),
+        (said(written=(9, "durable")), "good", "Training", NOTHING),
+        (said(written=(9, "failed"), start={"at_s": 10.0}), "good", "Training", NOTHING),
         (said(spares=1, nodes={"trains": 2, "stands by": 1}), "good", "Training", NOTHING),
         (
             said(incident(at_s=NOW - 9), state="recovering"),

@@ -471,7 +471,7 @@ class Disk:
 
 
 def until_marked(disk: Disk, sound: Soundness, shelf: Shelf, step: int, marks: set[str], finished: int) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while disk.marks(step) != marks:
         assert time.monotonic() < end, disk.marks(step)
         shelf.fresh(1.0)

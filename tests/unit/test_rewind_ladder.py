@@ -161,6 +161,9 @@ def test_what_is_left_out_lies_around_the_onset() -> None:
     assert skip.window(Step(1000), Step(850), []) == Window(899, 1099)
     assert skip.window(Step(1000), Step(950), []) == Window(950, 1099)  # nothing older is kept
     assert skip.window(Step(1000), Step(850), [Window(10, 20)]) == Window(909, 1109)
+    assert Answer(remedy=S, after=1).window(Step(228), Step(291), []) == Window(
+        291, 292
+    )  # no state is from before the onset
     assert Answer(remedy=S, after=1).window(Step(7), Step(6), []) == Window(6, 7)
     assert Answer(remedy=R).window(Step(7), Step(6), []) is None
 
@@ -175,6 +178,7 @@ def test_what_is_left_out_lies_around_the_onset() -> None:
         (S, 899, [950, 960, 1000], Kind.LOSS_DIVERGENCE, S, 960),
         (S, 899, [1001, 1002, 1003], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, 1002),
         (S, 999, [1001], Kind.NON_FINITE, S, 1001),
+        (R, 999, [1001], Kind.LOSS_SPIKE, R, -1),
         (R, 999, [], Kind.LOSS_DIVERGENCE, Remedy.CONTINUE, -1),
         (Remedy.GIVE_UP, -1, [900], Kind.NON_FINITE, Remedy.GIVE_UP, -1),
     ],

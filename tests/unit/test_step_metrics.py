@@ -11,7 +11,7 @@ from torch import nn
 
 from mt_resilient.training.boundary.step_metrics import Figures, Skips
 from mt_resilient.training.state.modules.module_source import Modules
-from mt_resilient.training.state.optimizers.accumulated_gradients import Accumulation
+from mt_resilient.training.state.optimizers.accumulated_gradients import Accumulation, Halfway
 from mt_resilient.training.state.optimizers.optimizers import Optimizers
 
 FINE, BAD = Figures(1.0, 2.0), Figures(1.0, math.inf)
@@ -116,6 +116,37 @@ def test_a_step_that_made_a_parameter_nan_is_never_held_back(
     gradients._hook.remove()
     gradients.crossed()
     assert gradients.held_back() is not stepped
+
+
+def test_a_parameter_of_no_module_that_became_nan_is_never_held_back() -> None:
+    bare, other = nn.Parameter(torch.ones(2)), nn.Linear(2, 1)
+    optimizer, idle = torch.optim.SGD([bare], lr=0.1), torch.optim.SGD(other.parameters())
+    sources = [Optimizers(each) for each in (optimizer, idle)]
+    for source in sources:
+        source.collect()
+    gradients = Accumulation([], sources, [], print)
+    (bare * math.nan).sum().backward()
+    optimizer.step()
+    gradients._hook.remove()
+    gradients.crossed()
+    assert not gradients.held_back()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_no_snapshot_holds_a_gradient_with_nan_that_a_later_step_may_use(sparse: bool) -> None:
+    model = nn.Embedding(2, 1, sparse=sparse)
+    gradients = Accumulation([Modules([model])], [Optimizers(torch.optim.SGD(model.parameters()))], [], print)
+    gradients._hook.remove()
+    (model(torch.tensor([0])) * math.nan).sum().backward()
+    gradients.crossed()
+    gradients.collect()  # nobody has said that there is NaN
+    gradients.doubtful = True
+    with pytest.raises(Halfway, match="NaN or Inf waits in the gradients"):
+        gradients.collect()
+    gradients.ends = True
+    gradients.collect()
+    model.weight.grad, gradients.ends = None, False
+    gradients.collect()
 
 
 def test_a_parameter_that_the_script_has_set_to_nan_on_purpose_says_nothing() -> None:

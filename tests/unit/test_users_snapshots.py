@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog, commit
 from mt_resilient.cli import main
-from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
 from mt_resilient.resilience.model.generation import RewindOrder
 from mt_resilient.resilience.model.request import Answer, Request, Wish
 from mt_resilient.resilience.model.state_machine import Phase
@@ -23,7 +24,7 @@ from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.memory import MemoryStore
 
-from .worlds import record
+from .worlds import A, record, status, world
 
 RUN = "5f0c91aa"
 
@@ -251,3 +252,57 @@ def test_what_a_running_job_needs_is_not_removed(
     told = snapshots.needed(catalog.look(run.kept()), {}, [attempt], record(**job) if job else None)
     assert told.startswith(sentence)
     assert bool(told) == bool(sentence)
+
+
+@pytest.mark.parametrize(("to", "stays"), [(12, True), (20, False)])
+def test_the_source_of_a_rewind_that_is_under_way_is_not_removed(run: RunDirectory, to: int, stays: bool) -> None:
+    (run.kept() / paths.SNAPSHOTS / name(12)).write(paths.COMMIT, b"")
+    attempt = Attempt.parse(name(12))
+    assert attempt
+    seen, order = catalog.look(run.kept()), RewindOrder(number=1, to=Step(to))
+    told = snapshots.needed(seen, {}, [attempt], record(**AGENT), order)
+    assert told.startswith("an order to rewind goes to") == stays
+
+
+def test_a_snapshot_that_is_deleted_at_the_same_time_is_not_called_kept(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(place: Files, name: str, data: bytes) -> None:
+        place.delete(paths.COMMIT)
+
+    monkeypatch.setattr(Files, "write", write)
+    with pytest.raises(SnapshotError, match="deleted just now"):
+        snapshots.keep(run, name(20), undo=False)
+
+
+def test_what_storage_refused_is_named(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MachineError("Read-only file system")
+
+    monkeypatch.setattr(Files, "write", refuse)
+    with pytest.raises(MachineError, match="could not be marked as kept: Read-only"):
+        snapshots.keep(run, name(20), undo=False)
+    monkeypatch.setattr(Files, "retract", refuse)
+    with pytest.raises(MachineError, match="could not be removed, or not wholly: Read-only"):
+        snapshots.remove(run, [name(10)])
+
+
+def test_a_waiting_order_says_once_what_delays_it(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 10_000, 4))
+    monkeypatch.setattr(send_request, "monotonic_s", lambda: next(clock))
+    monkeypatch.setattr(send_request, "sleep", lambda _: None)
+    looks = iter([{"pid": 1}] * 3)
+    monkeypatch.setattr(RunDirectory, "agent", lambda _: next(looks, None))
+    first = Request(kind=Wish.SNAPSHOT, id="1", by="alice")
+    monkeypatch.setattr(send_request, "look", lambda _: world(requests=(first,), status={A: status(stepped_s=1.0)}))
+    event = {"event": "failed", "step": 9, "reason": "no space left. Free some."}
+    run.journal.write_text(json.dumps({"kind": "drain", "at_s": 5.0, "event": event}) + "\n")
+    asked = Request(kind=Wish.REWIND, id="2", step=Step(10), at_s=6.0)
+    send_request._wait(run, Answering(lambda: 0.0), Keys("job"), asked, 1)
+    assert capsys.readouterr().err.splitlines() == [
+        send_request.UNDER_WAY,
+        "first, the job carries out an earlier order: snapshot, ordered by alice",
+        "the last snapshot could not be written to disk, and is tried again: no space left. Free some",
+    ]

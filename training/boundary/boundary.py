@@ -186,7 +186,7 @@ class Boundaries:
             self._council.settle()
         if due and (wanted or self._tape.may_record()):
             where = Wanted.ON_DISK if wanted else self._tape.owed
-            self._accumulation.ends = last
+            self._accumulation.ends, self._accumulation.doubtful = last, figures is None or figures.began > 0
             finite = self._tape.record(step, where, finite=finite, patience_s=_LAST_SNAPSHOT_S if wanted else 0.0)
         if judged_now or leave:
             self._tape.finish()

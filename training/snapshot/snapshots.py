@@ -76,9 +76,8 @@ class Tape:
         """The layout and table that this process put into each slot. They need no further check."""
         self._objects: dict[Slot, dict[str, Any]] = {}
         """The objects that made up the models and optimizers when each slot was filled, by slot."""
-        self.rewinds = 0
-        self.owed = Wanted.NOWHERE
-        """Where a snapshot is due that no attempt in progress will provide."""
+        self.rewinds, self.owed = 0, Wanted.NOWHERE
+        """`owed`: where a snapshot is due that no attempt in progress will provide."""
 
     # -- recording ---------------------------------------------------------------------------------------------------------
 
@@ -131,7 +130,7 @@ class Tape:
         first, self._recorded, self._pace.last = not self._recorded, True, step
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
-        if durable and self._at.page.durable_step < 0:
+        if durable and not 0 <= self._at.page.durable_step <= step:
             self._at.page.durable_step = step
         self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
         held = self._arena.holding(step)
@@ -141,7 +140,6 @@ class Tape:
                 held.want_durable()
             return finite
         began_s = monotonic_s()
-        until_s = began_s + patience_s
         attempt.missed = True
         while finite and attempt.missed:
             try:
@@ -162,7 +160,7 @@ class Tape:
                     "Training goes on without new snapshots, and a fault now costs all steps since the last one",
                 )
                 break
-            if finite and attempt.missed and monotonic_s() > until_s:
+            if finite and attempt.missed and monotonic_s() - began_s > patience_s:
                 self._at.page.skipped += 1
                 return finite
             if finite and attempt.missed:
@@ -270,7 +268,9 @@ class Tape:
         """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
         set aside. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        self._attempts, self.unsettled, self.owed, self._pace.last = [], False, Wanted.NOWHERE, step
+        # a snapshot that was ordered, and is now abandoned, is taken anew
+        self.owed = max([self.owed, *(each.wanted for each in self._attempts if each.step > step or not each.settled)])
+        self._attempts, self.unsettled, self._pace.last = [], False, step
         slot = None if left else self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
             handoff = self._at.handoff

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ class Accumulation:
         """The gradients at the last snapshot, by the ids of their parameters."""
         self.ends = False
         """Whether the training ends at this boundary, so that the loop accumulates no more gradients."""
+        self.doubtful = False
+        """Whether NaN or Inf of an earlier step may wait in the gradients."""
         self._told = False
         self._hook = register_optimizer_step_pre_hook(self._before)
 
@@ -78,20 +81,21 @@ class Accumulation:
 
     def held_back(self) -> bool:
         """Return whether an optimizer of the Session changed nothing in the step before the last boundary, and no harm was done: the
-        models' parameters are finite. A wrapper steps by the optimizer in it, which has the same parameters."""
+        parameters are finite. A wrapper steps by the optimizer in it, which has the same parameters."""
         changed = (optimizer for optimizer, found in self._crossed.values() if not bool(found))
         used = {id(parameter) for optimizer in changed for parameter in _parameters_of(optimizer)}
         parts = [_parameters_of(optimizer) for source in self._optimizers for _, _, optimizer in source.parts()]
         if not any(part and used.isdisjoint(map(id, part)) for part in parts):
             return False
         with torch.no_grad(), suppress(SnapshotError):  # of a model that can't be read, nothing is known
-            return all(finite(sums(model.judged(model.tensors()))) for model in self._models)
+            judged = [model.judged(model.tensors()) for model in self._models]
+            return finite(sums(chain(*judged, (each for _, each in self._others_parameters()))))
         return True
 
     def collect(self) -> Nested:
         """Return the gradients to save. Raises Halfway if a snapshot can't contain them."""
         found = bytearray()
-        sums: Nested = {}
+        kept: dict[str, Any] = {}
         hidden = next(_kept_by_wrappers(self._models), "")
         self._left = {}
         for name, parameter in self._parameters():
@@ -102,9 +106,11 @@ class Accumulation:
                 self._left[id(parameter)] = weakref.ref(gradient)
             if kind == _SUM and gradient is not None:
                 if _fits(parameter):
-                    sums[str(len(found) - 1)] = _parts(gradient)
+                    kept[str(len(found) - 1)] = _parts(gradient)
                 else:
                     hidden = hidden or name
+        if self.doubtful and not self.ends and not finite(sums(map(_values, kept.values()))):
+            raise Halfway("NaN or Inf waits in the gradients")
         if hidden and not self.ends:
             if not self._told:
                 self._told = True
@@ -112,7 +118,7 @@ class Accumulation:
                     f"no snapshot is taken while gradients accumulate in {hidden}: a fault goes back to an earlier step"
                 )
             raise Halfway(f"gradients accumulate in {hidden}")
-        return {"found": bytes(found), "sums": sums} if any(found) else {}
+        return {"found": bytes(found), "sums": kept} if any(found) else {}
 
     def _kind(self, parameter: torch.Tensor) -> int:
         if parameter.grad is None:
@@ -144,6 +150,10 @@ class Accumulation:
         for model in self._models:
             yield from model.named()[0].items()
             yield from (("an attribute of a module", each) for each in model.trained_attributes())
+        yield from self._others_parameters()
+
+    def _others_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the parameters that are not of the models."""
         for optimizer in self._optimizers:
             yield from optimizer.orphans()
         for other in self._others:
@@ -170,6 +180,10 @@ def _parts(gradient: torch.Tensor) -> Any:
     # Copies, because backward resizes them, which torch forbids while another tensor reads them.
     indices, values = gradient._indices(), gradient._values()
     return {"indices": indices.clone(), "values": values.detach().clone(), "coalesced": gradient.is_coalesced()}
+
+
+def _values(part: Any) -> torch.Tensor:
+    return part["values"] if isinstance(part, dict) else part
 
 
 def _fill(parameter: torch.Tensor, kept: Any) -> None:
