@@ -35,6 +35,12 @@ BESIDE = Path(sys.executable).parent
 NEVER = ("--snapshot-every", "1000000000", "--durable-every", "1000000000")
 """Options for a job that takes no snapshot."""
 
+DEVICE_LOOP = str(REPOSITORY / "benchmarks" / "device_loop.py")
+SIZES = {"cpu": ("4", "256", "64"), "cuda": ("8", "8192", "16384"), "musa": ("8", "8192", "16384")}
+"""Layers, width and batch of `device_loop.py`. On a device: 6.45 GB of state a rank."""
+STAMPS = "MT_BENCHMARK_STAMPS"
+"""Names the file to which the ranks of `device_loop.py` append the times of their start."""
+
 _STEP = re.compile(r"step (\d+) ")
 T = TypeVar("T")
 
@@ -58,6 +64,7 @@ class Job:
     ) -> None:
         """directory: for all files of the job. run_directory: the run directory of `mt-resilient run`; None under plain torchrun."""
         directory.mkdir()
+        self.began_s = time.monotonic()
         self.log = directory / "log"
         self.run_directory = run_directory
         self.lines: list[str] = []
@@ -65,7 +72,7 @@ class Job:
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("MT_RESILIENT_", "PET_"))
         }
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TMPDIR": str(directory), **extra}
+        environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(directory), **extra}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command], cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
@@ -113,6 +120,12 @@ class Job:
 
     def warm_ready(self) -> bool:
         return any("the warm process is ready" in line.get("sentence", "") for line in self.journal())
+
+    def stamps(self) -> list[dict[str, float]]:
+        """Return what the ranks of `device_loop.py` have said of their starts."""
+        with suppress(FileNotFoundError):
+            return [json.loads(line) for line in (self.log.parent / "stamps").read_text().splitlines()]
+        return []
 
     def rank_pids(self) -> list[int]:
         """Return the ranks' pids, by local rank. The list is empty until all are known."""
@@ -165,14 +178,14 @@ def plain(script: Sequence[str], directory: Path) -> Job:
     Without the environment variable, restarted ranks read the former ranks' addresses from the shared store, and 4 of 10 restarts fail.
     """
     command = [str(BESIDE / "torchrun"), "--standalone", "--max-restarts", "3", "--nproc-per-node", "2", *script]
-    return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, None)
+    return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", STAMPS: str(directory / "stamps")}, None)
 
 
 def wrapped(script: Sequence[str], directory: Path, *options: str, ranks: int = 2) -> Job:
     """Start `ranks` ranks of `script` under `mt-resilient run`, with `options` of that command."""
     ours = [str(BESIDE / "mt-resilient"), "run", "--run-dir", str(directory / "run"), "--metrics-port", "0", *options]
     theirs = [str(BESIDE / "torchrun"), "--standalone", "--nproc-per-node", str(ranks), *script]
-    return Job([*ours, "--", *theirs], directory, {}, directory / "run")
+    return Job([*ours, "--", *theirs], directory, {STAMPS: str(directory / "stamps")}, directory / "run")
 
 
 @contextmanager

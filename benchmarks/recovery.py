@@ -1,6 +1,6 @@
 """Measure the time from the SIGKILL of a rank to the first step of its successors: by a warm start, a cold start, and torchrun itself.
 
-    python benchmarks/recovery.py [--repeats N] [--quick]
+    python benchmarks/recovery.py [--repeats N] [--quick] [--device DEVICE]
 
 The training is `examples/gpt/pretrain.py`: megatron-core, two data-parallel ranks, gloo, and 50 ms of sleep in each step. Each repeat runs
 it three times in turn: behind `mt-resilient run` with a ready warm process, behind `mt-resilient run --no-warm`, and under
@@ -13,18 +13,27 @@ Measured on two quiet cores (AMD EPYC), medians of three: warm 0.26 s, cold 2.12
 start takes 0.10 of torchrun's time, a cold start 0.85 (1.01 in the run before). The phases of the warm start in ms: detect 4, stop 38,
 start 54, build 53, restore 11, step 75 (50 of them are sleep). On 32 cores of another host, with an earlier version (torch 2.11 with CUDA,
 two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5 s, torchrun 13.1 s.
+
+With `--device`, the training is `device_loop.py` on two devices: warm, then under torchrun for as many steps. The losses of the steps after
+the fault must have the bits of torchrun's before its fault.
+
+Measured on two H100s (torch 2.11, one fault): 3.28 s, torchrun 13.4 s, the script's own first start 16.8 s, the same bits in 215 steps. The
+parts are in docs/architecture.md. Before this, two faults took 5.2 and 7.4 s.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jobs import GPT, Job, JobFailed, plain, workplace, wrapped
+from jobs import DEVICE_LOOP, GPT, SIZES, Job, JobFailed, plain, workplace, wrapped
 from measure import Result, arguments, count, median, report, say
 
 WAYS = ("warm", "cold", "torchrun")
@@ -33,6 +42,12 @@ STEPS_BEFORE = 20
 BACK_WITHIN_S = 120.0
 LIMITS = {"warm": 0.12, "cold": 1.05}
 """The limits, as shares of torchrun's time. A cold start should take as long as torchrun, and these medians scatter by 5 %."""
+AGAIN = 20
+"""Steps after a fault whose losses are compared."""
+SETTLE_S = 5.0
+"""Seconds from the warm process's readiness to the fault on a device: by then, all slots' memory is registered."""
+PARTS = ("main", "group", "model", "session", "step", "trains")
+"""The times in `Job.stamps`. The first part is the device's context, the last one the first step."""
 PHASES = ("detect", "stop", "start", "build", "restore", "step")
 
 Figures = dict[str, float]
@@ -40,13 +55,13 @@ Figures = dict[str, float]
 rank begins. The others are the phases of our incident record."""
 
 
-def start(way: str, directory: Path) -> Job:
+def start(way: str, directory: Path, script: Sequence[str] = SCRIPT) -> Job:
     match way:
         case "warm":
-            return wrapped(SCRIPT, directory)
+            return wrapped(script, directory)
         case "cold":
-            return wrapped(SCRIPT, directory, "--no-warm")
-    return plain(SCRIPT, directory)
+            return wrapped(script, directory, "--no-warm")
+    return plain(script, directory)
 
 
 def measure(way: str, directory: Path) -> Figures:
@@ -103,6 +118,65 @@ def _closed(job: Job) -> dict[str, Any] | None:
     return told[-1] if told and not told[-1]["open"] else None
 
 
+def device_figures(place: Path, kind: str, repeat: int) -> dict[str, Figures]:
+    """Return the figures of one fault under `mt-resilient run`, and of one under torchrun: those of `measure`; `first`, seconds from the
+    command to the first step; and seconds of each part of the start after the fault, as the script sees them."""
+    found: dict[str, Figures] = {}
+    losses: dict[str, dict[str, str]] = {"warm": {}, "torchrun": {}}
+    for way in losses:
+        job, figures = start(way, place / f"{way}{repeat}", (DEVICE_LOOP, kind, *SIZES[kind], "1000000")), Figures()
+        try:
+            job.wait_for_steps(STEPS_BEFORE)
+            figures["first"] = job.steps[0].at_s - job.began_s
+            if way == "warm":
+                job.wait_for(job.warm_ready, 180.0, "the warm process")
+                time.sleep(SETTLE_S)
+            else:
+                job.wait_for_steps(1 + max(map(int, losses["warm"])))
+            losses[way] = _losses(job)
+            known = len(job.stamps())
+            figures |= fault(job, job.wait_for(job.rank_pids, 30.0, "the ranks"))
+            job.wait_for(lambda job=job, known=known: len(job.stamps()) > known + 1, 30.0, "the ranks' times")
+            for part, after in pairwise(PARTS):
+                figures[f"script: {part}"] = max(one[after] - one[part] for one in job.stamps()[known:])
+            if way == "warm":
+                figures |= job.wait_for(lambda job=job: _closed(job), 60.0, "the end of the incident")["phases_s"]
+                job.wait_for_steps(len(job.steps) + AGAIN)
+                losses[way] = _losses(job)
+        except JobFailed as error:
+            say(f"  {way}, repeat {repeat}: {error}")
+        finally:
+            job.stop()
+        found[way] = figures
+        say(f"  {way}, repeat {repeat}: " + ", ".join(f"{name} {1000 * each:.0f} ms" for name, each in figures.items()))
+    common = losses["warm"].keys() & losses["torchrun"].keys()
+    differ = sum(losses["warm"][step] != losses["torchrun"][step] for step in common)
+    say(f"  repeat {repeat}: of {len(common)} steps, {differ} have other losses than under torchrun")
+    found["warm"]["differ"] = differ if common else math.inf
+    return found
+
+
+def _losses(job: Job) -> dict[str, str]:
+    """Return the bits of the loss by step, as the last line of each step has them."""
+    return {line.split()[1]: line.split()[2] for line in [*job.lines] if line.startswith("step ")}
+
+
+def device_results(measured: list[dict[str, Figures]], kind: str) -> list[Result]:
+    def middle(way: str, name: str) -> float | None:
+        return median([one[way][name] for one in measured if name in one.get(way, {})])
+
+    peer, first = middle("torchrun", "total"), middle("torchrun", "first")
+    total, differ = middle("warm", "total"), [one["warm"]["differ"] for one in measured]
+    parts = [name for name in measured[0]["warm"] if name.startswith("script: ")]
+    return [
+        Result(f"SIGKILL to first step on {kind}", total, "s", peer=peer, limit=3.0, target="<= 3 s"),
+        Result("the same, against the script's own first start", total, "s", first, first and 0.2 * first, "<= 0.2 x"),
+        Result("steps with other losses than torchrun's", max(differ), "steps", limit=0.0, target="none"),
+        *[Result(f"phase {name}", middle("warm", name), "s") for name in PHASES],
+        *[Result(f"in build, {name}", middle("warm", name), "s", middle("torchrun", name)) for name in parts],
+    ]
+
+
 def results(measured: dict[str, list[Figures]]) -> list[Result]:
     def middle(way: str, name: str) -> float | None:
         return median([figures[name] for figures in measured[way] if name in figures])
@@ -127,7 +201,14 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="cause one fault each, only to see that the benchmark works"
     )
+    parser.add_argument("--device", choices=SIZES, help="measure a training on two of these devices instead")
     options = parser.parse_args()
+    if options.device:
+        with workplace() as place:
+            repeats = range(1 if options.quick else options.repeats)
+            measured_there = [device_figures(place, options.device, repeat) for repeat in repeats]
+        report("recovery", device_results(measured_there, options.device))
+        return
     measured: dict[str, list[Figures]] = {way: [] for way in WAYS}
     with workplace() as place:
         for repeat in range(1 if options.quick else options.repeats):

@@ -45,6 +45,19 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
         module(each.type).synchronize(each)
 
 
+def memory(runtime: Any, where: torch.device) -> tuple[int, int, int]:
+    """Return the free and all bytes of the device's memory that this process may use, and the bytes that torch's allocator holds unused; 0:
+    not known. runtime: as `module` returns it."""
+
+    def asked(name: str, otherwise: Any) -> Any:
+        return getattr(runtime, name, lambda where: otherwise)(where)
+
+    free, total = asked("mem_get_info", (0, 0))
+    held = asked("memory_reserved", 0)
+    most = int(total * asked("get_per_process_memory_fraction", 1.0))  # torch 2.8
+    return min(free, max(0, most - held)), most, max(0, held - asked("memory_allocated", held))
+
+
 def register(kind: str, memory: memoryview) -> bool:
     """Pin host memory, so that copies to and from it are asynchronous. Return False if the runtime refuses. Copies then still work, but
     block the calling thread."""

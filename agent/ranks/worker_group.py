@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...resilience.clock import wall_s
 from ...resilience.store.poll import readable
-from .exit_codes import exit_code, open_pidfd, send
+from .exit_codes import KILLED_S, exit_code, killed, looked_at, open_pidfd, send
 from .orphans import reap
 
 
@@ -24,8 +25,10 @@ class Watched:
 
     pid: int
     pidfd: int
+    killed_fd: int = -1
+    """A descriptor that becomes readable once the kernel takes the process down, before the pidfd does; -1: only the pidfd tells."""
     ended_s: float = 0.0
-    """Wall-clock time when the agent saw that the process had ended; 0 while it lives."""
+    """Wall-clock time when the agent saw that the process had ended, or that the kernel takes it down; 0 while it lives."""
     code: int | None = None
     out_of_memory: bool = False
     """The kernel has killed the process because memory ran out."""
@@ -57,10 +60,12 @@ class WorkerGroup:
 
     def adopt(self, local_rank: int, pid: int) -> None:
         """Watch process `pid`, which has claimed this rank's page. It may replace an earlier process of the rank."""
-        known = self.ranks.get(local_rank)
-        if known and known.pidfd >= 0:
-            os.close(known.pidfd)
-        self.ranks[local_rank] = watched(pid)
+        if known := self.ranks.get(local_rank):
+            _close(known)
+        self.ranks[local_rank] = process = watched(pid)
+        if process.pidfd >= 0:
+            with suppress(OSError, RuntimeError):  # no descriptor or thread is left: the pidfd alone tells
+                process.killed_fd = looked_at(pid, KILLED_S) or -1
 
     def condemn(self, local_rank: int, why: str) -> None:
         """Kill a rank because of an impossible value on its page. If the rank's process is not known yet, kill the launcher, and all ranks
@@ -79,10 +84,17 @@ class WorkerGroup:
             if process.pidfd in ended_fds:
                 process.ended_s, news = wall_s(), True
                 process.code = reap(process.pid) if process is self.launcher else exit_code(process.pid, process.pidfd)
+        for process in self.ranks.values():
+            if process.killed_fd in ended_fds and not process.ended_s:
+                if code := killed(process.pid):
+                    process.ended_s, process.code, news = wall_s(), code, True
+                else:  # it would stay readable
+                    os.close(process.killed_fd)
+                    process.killed_fd = -1
         return news
 
     def living_fds(self) -> list[int]:
-        return [p.pidfd for p in self.watched() if p.pidfd >= 0 and not p.ended_s]
+        return [fd for p in self.watched() if not p.ended_s for fd in (p.pidfd, p.killed_fd) if fd >= 0]
 
     def living(self) -> set[int]:
         return {p.pid for p in self.watched() if not p.ended_s}
@@ -107,9 +119,14 @@ class WorkerGroup:
         for process in self.watched():
             _kill(process)
         for process in self.watched():
-            if process.pidfd >= 0:
-                os.close(process.pidfd)
-                process.pidfd = -1
+            _close(process)
+
+
+def _close(process: Watched) -> None:
+    for descriptor in (process.pidfd, process.killed_fd):
+        if descriptor >= 0:
+            os.close(descriptor)
+    process.pidfd = process.killed_fd = -1
 
 
 def watched(pid: int) -> Watched:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ...resilience.errors import MachineError, SnapshotError
 from ...resilience.ipc.descriptor_client import opened
 from ...resilience.ipc.file_descriptors import high
-from ...resilience.ipc.shared_memory import mapped
+from ...resilience.ipc.shared_memory import allocate, allocated, mapped
 from ..format.shard_image import PAGE_BYTES, pages
 from ..format.tensor_table import Table
 from .memory_limits import available_bytes
@@ -209,8 +209,10 @@ class Slot:
                 if there < max(size, PAGE_BYTES):
                     return None
                 # All pages are mapped now: faults of single pages cost 0.5 to 2 s per GiB, this costs 0.06 s per GiB (measured).
+                # A file whose growth failed midway is longer than its memory, and mapping all pages would allocate the rest.
                 whole = size > PAGE_BYTES
-                self._map = mapped(self._fd, there if whole else PAGE_BYTES, populate=populate and whole)
+                nbytes = min(there, max(size, allocated(self._fd))) if whole else PAGE_BYTES
+                self._map = mapped(self._fd, nbytes, populate=populate and whole)
                 self._words = self._map[:PAGE_BYTES].cast("q")
                 self._memory = None
             return self._map
@@ -226,7 +228,7 @@ class Slot:
     def _grow(self, size: int, populate: bool = True) -> memoryview:
         """Return the mapped memory, of at least `size` bytes. Raises MachineError if there is not enough memory."""
         size = pages(size)
-        growth = size - os.fstat(self._fd).st_size
+        growth = size - allocated(self._fd)
         if growth > 0:
             self._allocate(size, growth)
         memory = self._mapped(size, populate)
@@ -241,7 +243,7 @@ class Slot:
             try:
                 if growth > free:
                     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-                os.posix_fallocate(self._fd, 0, size)  # now: a page missing later would get its user killed
+                allocate(self._fd, size)  # now: a page missing later would get its user killed
             except OSError as error:
                 if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                     raise

@@ -116,6 +116,67 @@ else:
 
 
 @pytest.mark.variant
+def test_what_would_come_too_late_is_copied_within_the_device_first_and_the_optimizer_steps_meanwhile():
+    run(
+        """
+torch_musa.MEMORY = (10**9, 10**9)
+tape = tape(model=model, optimizer=optimizer)
+for number in (1, 2, 3):
+    expected = bits()
+    tape.record(number, Wanted.NOWHERE)
+    step()
+    assert number < 3 or tape.held[0] is Held.UNDER_WAY, "the optimizer has waited for all copies"
+    tape.finish()
+    job = tape._attempts[-1].job
+    tape._offload._detour.waited(job.took_s, job.took_s, job.nbytes)  # as if it had waited all the time
+    tape.settle(agreed(Held.WHOLE))
+    tape.go_back(number)
+    assert same(bits(), expected), number
+    step()
+""",
+        delay_s=0.1,
+    )
+
+
+def test_a_device_without_memory_for_the_detour_sends_everything_directly():
+    run("""
+torch_musa.MEMORY = (10**9, 10**9)
+tape = tape(model=model, optimizer=optimizer)
+asked = []
+def set_aside(job, copies):
+    if copies:
+        asked.append(job)
+        raise torch.OutOfMemoryError
+    return []
+tape._offload._set_aside = set_aside
+tape._offload._detour.waited(1.0, 1.0, 10**9)
+for number in (1, 2):
+    expected = bits()
+    tape.record(number, Wanted.NOWHERE)
+    tape.finish()
+    assert tape.held[0] is Held.WHOLE
+    tape.settle(agreed(Held.WHOLE))
+    step()
+    tape.go_back(number)
+    assert same(bits(), expected), number
+assert len(asked) == 1
+""")
+
+
+def test_a_large_state_gets_memory_once_it_no_longer_grows():
+    run("""
+from mt_resilient.training.snapshot import device_copy
+device_copy._LARGE_BYTES = 0
+tape = tape(model=model, optimizer=optimizer)
+for number, held in enumerate((Held.MISSED, Held.WHOLE), 1):
+    tape.record(number, Wanted.NOWHERE)
+    tape.finish()
+    assert tape.held[0] is held, (number, tape.held)
+    tape.settle(agreed(held))
+    step()
+""")
+
+
 def test_without_an_optimizer_to_wait_before_the_loop_waits_for_all_copies():
     run("""
 tape = tape(model=model)

@@ -66,6 +66,17 @@ def test_another_process_reads_what_was_staged(slot_paths):
         assert view.header.payload_bytes == 8188
 
 
+def test_reading_after_a_growth_that_failed_midway_takes_no_memory(slot_paths):
+    stage(RankArena(slot_paths), 7, content=b"hello")
+    with open(slot_paths[0], "r+b") as file:
+        os.ftruncate(file.fileno(), 64 << 20)
+        before = shared_memory.allocated(file.fileno())
+        assert before < 1 << 20
+        with Slot(slot_paths[0]).reading() as view:
+            assert bytes(view.memory[:5]) == b"hello"
+        assert shared_memory.allocated(file.fileno()) == before
+
+
 def test_a_writer_and_a_reader_lock_each_other_out(slot_paths):
     writer, reader = Slot(slot_paths[0]), Slot(slot_paths[0])
     assert writer.begin(wanted(1), b"{}") is not None

@@ -13,7 +13,7 @@ from typing import Any
 from ...checkpoint.durable.save_interval import AUTO
 from ...resilience.clock import monotonic_ns, sleep
 from ...resilience.errors import SnapshotError, StateError, UsageError
-from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Judgement, Wanted
+from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Held, Judgement, Wanted
 from ...resilience.model.rewind import REPLAYS
 from ...resilience.model.types import Doing, RankPhase
 from ..attach.attach import Attachment, attach
@@ -67,8 +67,8 @@ class Boundaries:
             return
         self._page, self._handoff = self._at.page, self._at.handoff
         self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
-        self._pace, self._left_ns = Pace(self._handoff.every_steps), 0
-        self._skips = Skips()
+        self._pace, self._skips = Pace(self._handoff.every_steps), Skips()
+        self._left_ns, self._copying = 0, False  # when the present step began, and whether copies were under way then
         self._course = Course(self._handoff)
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
         self._sources[COURSE] = self._course
@@ -139,7 +139,7 @@ class Boundaries:
         if self._own_time:
             self._own_time.end(entered)
         if self._left_ns:
-            self._pace.stepped((entered - self._left_ns) / 1e9)
+            self._pace.stepped((entered - self._left_ns) / 1e9, beside=self._copying)
         self._own_gradients.stepped(step)
         figures = self._skips.look(step, figures, self._accumulation.crossed(), self._accumulation.held_back)
         loss, grad_norm = figures.loss, figures.grad_norm
@@ -162,7 +162,7 @@ class Boundaries:
             held_ns = monotonic_ns() - began
         if directive is Directive.LEAVE:
             unwatch(self._page, RankPhase.STOPPED)
-        self._left_ns = monotonic_ns()
+        self._left_ns, self._copying = monotonic_ns(), Held.UNDER_WAY in self._tape.held
         self._page.stalled(self._left_ns - entered - held_ns)
         if self._own_time:
             self._own_time.begin(self._left_ns)
@@ -178,7 +178,7 @@ class Boundaries:
         durable = self._handoff.durable_every_steps
         if durable != AUTO and step % durable == 0:
             self._tape.owed = Wanted.ON_DISK
-        due = wanted or self._tape.owed is Wanted.ON_DISK or step % self._council.stride == 0
+        due = wanted or self._tape.owed is Wanted.ON_DISK or self._pace.due(step, self._council.stride)
         finite = figures is None or figures.finite
         if wanted:  # it may wait for a slot
             self._page.doing = Doing.CHECKPOINT

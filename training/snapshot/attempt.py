@@ -2,10 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
+
+from ...checkpoint.arena.arena import Slot, View
+from ...resilience.clock import monotonic_s
 from ...resilience.inprocess.tally import Held, Wanted
-from .device_copy import Job
+from .strided_copy import Strip
+
+Copy = tuple[torch.Tensor, Sequence[Strip]]
+"""A tensor on the device, and the positions of its bytes in the slot's image (the slot's copy of the state)."""
+
+
+@dataclass
+class Job:
+    """One snapshot that is being copied from the device to its slot."""
+
+    slot: Slot
+    view: View
+    early: list[tuple[int, Copy]]
+    """Copies of tensors that the forward pass writes, each after the index of its piece."""
+    late: Iterable[tuple[int, Copy]]
+    """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
+    checked: list[torch.Tensor]
+    """Tensors that must not contain NaN or Inf: trained parameters."""
+    begun_s: float = field(default_factory=monotonic_s)
+    waits: list[tuple[Any, Any]] = field(default_factory=list)
+    """Events of the loop's stream before and after each wait for the copies: of its thread until they are in the device's queues, then of
+    the stream."""
+    held: Held = Held.UNDER_WAY
+    given_up: bool = False
+    finite: bool = True
+    issued: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    begun: Any = None
+    """The event of the loop's stream after which the state is complete."""
+    read: Any = None
+    """The event of the copying stream after which nothing reads the state any more."""
+    took_s: float = 0.0
+    """Seconds from the boundary (the moment between two steps) until all copies have arrived."""
+    nbytes: int = 0
+    """Bytes of the late copies."""
+    words: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """The tensors that the copies read, referenced until the copies have arrived. For a tensor with gaps, it is a separate copy."""
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def waited_s(self) -> float:
+        """Return how long the device has done no work before optimizers' steps because of the copies, as far as its stream has come."""
+        return sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
+
+    def give_up(self) -> None:
+        """Abandon the snapshot because one rank has missed it. From now on it will not be staged. The slot's state tells whether it already
+        is."""
+        with self._turn:
+            self.given_up = True
+
+    def conclude(self) -> None:
+        """Once all copies have arrived, mark the slot as staged, or free it."""
+        with self._turn:  # if `give_up` ran between check and staging, the slot would stay staged forever
+            if self.finite and not self.given_up:
+                self.slot.staged()
+                self.held = Held.WHOLE
+            else:
+                self.slot.free()
+                self.held = Held.MISSED
 
 
 @dataclass

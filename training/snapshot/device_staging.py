@@ -16,7 +16,8 @@ from ...checkpoint.arena.staging import Stager
 from ...checkpoint.format.tensor_table import Layout, Piece
 from ..state.optimizers.optimizers import Optimizers
 from ..state.sources import Modules, Source
-from .device_copy import Job, Offload
+from .attempt import Job
+from .device_copy import Offload
 
 Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
 """A layout's pieces, then three lists of indices: pieces on the CPU, pieces that the forward pass writes, and pieces that only the

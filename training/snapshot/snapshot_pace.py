@@ -1,4 +1,8 @@
-"""Measure how much time snapshots in memory cost this rank's loop, and derive an affordable number of steps between them."""
+"""Measure how much time snapshots in memory cost this rank's loop, and derive an affordable number of steps between them.
+
+The cost of a snapshot is all that steps take longer because of it: the stop at the boundary (the moment between two steps), the optimizer's
+wait for the copies, and what the copies take of the memory's and the link's speed. So steps beside copies are compared with other steps.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,6 @@ from ...checkpoint.durable.save_interval import AUTO, stride
 _KEPT = 9
 _ENOUGH = 3
 """The least number of measurements of each kind for a conclusion. The first are slow, so the median of the last `_KEPT` is used."""
-_WINDOW = 0.9
-"""The share of a step between the boundary (the moment between two steps) and the optimizer's update. Copies from a device that take no
-longer than this delay nothing."""
 
 
 class Pace:
@@ -24,32 +25,64 @@ class Pace:
         self._fixed = every_steps
         self.stride = 1 if every_steps == AUTO else every_steps
         """The number of steps between two snapshots, according to the latest measurement."""
-        self._steps_s: deque[float] = deque(maxlen=_KEPT)
+        self._free_s: deque[float] = deque(maxlen=_KEPT)
         self._held_s: deque[float] = deque(maxlen=_KEPT)
-        self._copied_s: deque[float] = deque(maxlen=_KEPT)
+        self._beside_s: deque[list[float]] = deque(maxlen=_KEPT)
+        """For each snapshot, the steps that ran beside its copies, and the step after them: a script that waits for its device before the
+        optimizer's step notices there what the optimizer has waited."""
+        self._waited_s: deque[float] = deque(maxlen=_KEPT)
+        self._after = False
+        self._apart = 1
+        """Steps between two snapshots until enough steps without copies are known. It doubles while there are none, because copies may take
+        many steps."""
+        self._without = 0
+        """The snapshots since the last step without copies."""
+        self.last = -1
+        """The step of the last snapshot that all ranks have begun."""
 
-    def stepped(self, took_s: float) -> None:
-        """Record the seconds of one step of the loop, without the time spent in this program."""
-        self._steps_s.append(took_s)
+    def due(self, step: int, stride: int) -> bool:
+        """Whether a snapshot is due after `step` steps. stride: as all ranks last agreed. A measured stride varies, so its multiples would
+        come too often."""
+        return step % stride == 0 if self._fixed != AUTO else step - self.last >= stride
+
+    def stepped(self, took_s: float, *, beside: bool = False) -> None:
+        """Record the seconds of one step of the loop, without the time spent in this program. beside: copies ran beside it."""
+        if self._beside_s and (beside or self._after):
+            self._beside_s[-1].append(took_s)
+        else:
+            self._free_s.append(took_s)
+            self._without = 0
+        self._after = beside
 
     def recorded(self, held_s: float) -> None:
         """Record the seconds for which one snapshot has delayed the loop at its boundary."""
         self._held_s.append(held_s)
+        if self._without == _KEPT:  # what is known may be that of the first steps, which are slow
+            self._free_s.clear()
+            self._apart = 1
+        if self._without and len(self._free_s) < _ENOUGH:
+            self._apart *= 2
+        self._without += 1
         self.stride = self._affordable()
+        self._beside_s.append([])
 
-    def copied(self, took_s: float) -> None:
-        """Record the seconds from the boundary until a snapshot's copies from the device have arrived."""
-        self._copied_s.append(took_s)
-        self.stride = self._affordable()
+    def waited(self, seconds: float) -> None:
+        """Record the seconds for which a device has waited for a snapshot's copies. A script that does not wait for its device at each step
+        has steps of equal length, as seen from the host."""
+        self._waited_s.append(seconds)
 
     def _affordable(self) -> int:
+        beside = [each for each in self._beside_s if each]
         if self._fixed != AUTO:
             return self._fixed
-        if len(self._held_s) < _ENOUGH or len(self._steps_s) < _ENOUGH:
+        if len(self._free_s) < _ENOUGH:
+            return self._apart
+        if len(self._held_s) < _ENOUGH:
             return 1
-        step_s = statistics.median(self._steps_s)
-        beyond_s = statistics.median(self._copied_s) - _WINDOW * step_s if self._copied_s else 0.0
-        return stride(statistics.median(self._held_s) + max(0.0, beyond_s), step_s)
+        step_s = statistics.median(self._free_s)
+        longer_s = [sum(each) - len(each) * step_s for each in beside]
+        costs = [statistics.median(each) for each in (longer_s, self._waited_s) if len(each) >= _ENOUGH]
+        return stride(statistics.median(self._held_s) + max(0.0, *costs, 0.0), step_s)
 
 
 @contextmanager

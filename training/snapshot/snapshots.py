@@ -76,9 +76,8 @@ class Tape:
         """The layout and table that this process put into each slot. They need no further check."""
         self._objects: dict[Slot, dict[str, Any]] = {}
         """The objects that made up the models and optimizers when each slot was filled, by slot."""
-        self.rewinds = 0
-        self.owed = Wanted.NOWHERE
-        """Where a snapshot is due that no attempt in progress will provide."""
+        self.rewinds, self.owed = 0, Wanted.NOWHERE
+        """`owed`: where a snapshot is due that no attempt in progress will provide."""
 
     # -- recording ---------------------------------------------------------------------------------------------------------
 
@@ -106,7 +105,7 @@ class Tape:
                     self._keep_the_last_one()
                 self._arena.seal(attempt.step, live=held is Held.IN_PLACE)
                 if attempt.job is not None:
-                    self._pace.copied(attempt.job.took_s)
+                    self._pace.waited(attempt.job.waited_s())
                 continue
             if attempt.job is not None:
                 attempt.job.give_up()
@@ -128,7 +127,7 @@ class Tape:
         Copies from a device continue after the return (`finish` waits for them). A rank misses the snapshot if it is not `finite`,
         accumulates gradients internally, or gets no slot or memory within `patience_s` seconds. The rank's page (its block of shared
         memory) counts misses."""
-        first, self._recorded = not self._recorded, True
+        first, self._recorded, self._pace.last = not self._recorded, True, step
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
         if durable and not 0 <= self._at.page.durable_step <= step:
@@ -220,7 +219,7 @@ class Tape:
             pieces=len(layout.pieces),
             payload_bytes=layout.payload_bytes,
         )
-        ready = None if self._offload is None else self._offload.room(described, len(encoded))
+        ready = None if self._offload is None else self._offload.room(described, len(encoded), self._pace.stride)
         try:
             claimed = self._arena.claim(described, encoded, among=ready, now_s=monotonic_s())
         except MachineError:
@@ -269,8 +268,9 @@ class Tape:
         """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
         set aside. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        lost = (attempt.wanted for attempt in self._attempts if attempt.step > step or not attempt.settled)
-        self._attempts, self.unsettled, self.owed = [], False, max([self.owed, *lost])  # what was ordered is taken anew
+        # a snapshot that was ordered, and is now abandoned, is taken anew
+        self.owed = max([self.owed, *(each.wanted for each in self._attempts if each.step > step or not each.settled)])
+        self._attempts, self.unsettled, self._pace.last = [], False, step
         slot = None if left else self._arena.holding(step)
         if slot is None or not self._from_slot(slot):
             handoff = self._at.handoff

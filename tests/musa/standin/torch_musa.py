@@ -46,14 +46,27 @@ _ACROSS = {
 COPY_DELAY_S = float(os.environ.get("MUSA_STANDIN_COPY_DELAY_S", "0.0005"))
 
 
+MEMORY = (0, 0)
+"""Bytes of free and of all memory."""
+
+
 class Event:
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._reached = threading.Event()
         self._reached.set()
+        self._at_s = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        self._reached = threading.Event()
-        (stream or current_stream()).put(self._reached.set)
+        self._reached = reached = threading.Event()
+
+        def reach() -> None:
+            self._at_s = time.monotonic()
+            reached.set()
+
+        (stream or current_stream()).put(reach)
+
+    def elapsed_time(self, later: Event) -> float:
+        return 1000 * (later._at_s - self._at_s)
 
     def synchronize(self) -> None:
         self._reached.wait()
@@ -341,6 +354,7 @@ def _module() -> types.ModuleType:
         device_count=lambda: 1,
         get_device_name=lambda device=None: "stand-in",
         current_device=lambda: 0,
+        mem_get_info=lambda device=None: MEMORY,
         set_device=lambda device: None,
         synchronize=lambda device=None: (_use(), _default_stream.synchronize()),
         _sleep=_sleep,
