@@ -4,9 +4,12 @@ import signal
 import threading
 from unittest import mock
 
+import pytest
+
 from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.types import RankPhase
+from mt_resilient.training.attach import stack_signal
 from mt_resilient.training.attach.attach import Attachment
 from mt_resilient.training.boundary.watch_threads import unwatch, watch
 
@@ -21,10 +24,11 @@ def test_a_loop_in_a_thread_of_its_own_is_the_one_to_look_at() -> None:
     assert (page.main_thread, page.phase) == (threading.main_thread().ident, RankPhase.FINISHED)
 
 
-def test_a_script_may_take_the_signal_before_the_loop_or_after_it() -> None:
+def test_a_script_may_take_the_signal_before_the_loop_or_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one rank and no device, no thread looks meanwhile."""
     page, handoff = Page(memoryview(bytearray(PAGE_BYTES))), mock.Mock()
     number = signal.SIGRTMAX - 2
+    monkeypatch.setattr(stack_signal, "_signal", number)
     before = signal.signal(number, lambda *_: None)
     try:
         page.listens = number
