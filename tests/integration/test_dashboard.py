@@ -199,7 +199,12 @@ def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_pat
     Journal(root / "journal.jsonl").write(
         "drain", START_S + 9, event={"event": "durable", "step": 9, "bytes": 4_000_000, "seconds": 2.0}
     )
-    told = {"summary": "</script><script>alert(1)</script>", "at_s": START_S + 800}
+    told = {
+        "summary": "</script><script>alert(1)</script>",
+        "at_s": START_S + 800,
+        "cause": "non_finite",
+        "remedy": "skip",
+    }
     skipped = replace(KILLED, id="0003", rung=1, window=Window(5, 7), **told)
     Journal(root / "journal.jsonl").write("incident", START_S + 800, incident=asdict(skipped))
     done = cli("report", str(root))
