@@ -98,11 +98,11 @@ def _instance(store: Store, keys: Keys, node: NodeId) -> str:
 
 
 def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid: int) -> Answer:
-    since_s, told = monotonic_s(), set[str]()
+    since_s, told, reader = monotonic_s(), set[str](), RunReader([directory])
     while True:
         if monotonic_s() - since_s > LONG_S:
             since_s = monotonic_s()
-            for what, words in _delays(directory, asked):
+            for what, words in _delays(directory, asked, reader):
                 if what not in told:
                     print(words, file=sys.stderr)
                 told.add(what)
@@ -117,10 +117,10 @@ def _wait(directory: RunDirectory, store: Store, keys: Keys, asked: Request, pid
         sleep(_LOOK_S)
 
 
-def _delays(directory: RunDirectory, asked: Request) -> Iterator[tuple[str, str]]:
+def _delays(directory: RunDirectory, asked: Request, reader: RunReader) -> Iterator[tuple[str, str]]:
     """Yield what is known about why the order is not carried out yet: a kind, of which the first sentence is printed, and a sentence."""
     yield "under way", UNDER_WAY
-    world, reader = look(directory), RunReader([directory])
+    world = look(directory)
     first = operator_requests.earlier(asked, world) if world else None
     if first:
         yield "earlier", f"first, the job carries out an earlier order: {first.kind}, ordered by {first.by}"
