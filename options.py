@@ -83,7 +83,7 @@ def _dashboard_options(commands: Any) -> None:
         default="127.0.0.1",
         help="address to listen on; others than this machine's need a token (default: %(default)s)",
     )
-    add("--port", type=_count, default=9465, help="port to listen on; 0: any free port (default: %(default)s)")
+    add("--port", type=_count, help="port to listen on; 0: any free port (default: the first free one from 9465 on)")
     add(
         "--prometheus",
         default="",

@@ -114,14 +114,17 @@ def page() -> str:
 def _page() -> Iterator[str]:
     yield "# Metrics, panels and alerts\n"
     yield "`scripts/dashboards` makes this page from `metrics.py`, `panels.py` and `alert_rules.py` in `resilience/report/`.\n"
-    yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. Each metric has a label `job`."
+    yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. If another program has that"
+    yield "port, such as another job's agent, it takes the next free one and says so. Each metric has a label `job`."
     yield "So Prometheus must scrape with `honor_labels: true`; [examples/prometheus](../examples/prometheus/prometheus.yml) has a"
     yield "configuration. A scrape of the OpenMetrics format gets the number and the generation of an incident as exemplars.\n"
-    yield "On the same port, `/sd` answers Prometheus' HTTP service discovery with the agents of all nodes of the job:\n"
+    yield "On the same port, `/sd` answers Prometheus' HTTP service discovery with the agents of all nodes of the job. It adds those of"
+    yield "each other job that has an agent on this machine at a port from 9464 to 9479:\n"
     yield "```yaml\nscrape_configs:\n  - job_name: mt-resilient\n    honor_labels: true\n    http_sd_configs:"
     yield "      - url: http://gpu-01:9464/sd\n      - url: http://gpu-02:9464/sd\n```\n"
     yield "One address suffices while that node's agent runs; name two or more, so that the others are found without it. Each target has"
-    yield "the label `node`. While etcd does not answer, `/sd` answers 503, and Prometheus keeps the targets that it has.\n"
+    yield "the label `node`, and `__meta_mt_resilient_job` for your relabelling. `/sd/own` answers with the job's own agents only. While"
+    yield "etcd does not answer, both answer 503, and Prometheus keeps the targets that it has.\n"
     yield "## Metrics\n\n| metric | type | what |\n|---|---|---|"
     metrics = Metrics("job")
     metrics.leads(
