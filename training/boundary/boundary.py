@@ -17,6 +17,7 @@ from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Judgeme
 from ...resilience.model.rewind import REPLAYS
 from ...resilience.model.types import Doing, RankPhase
 from ..attach.attach import Attachment, attach
+from ..attach.marks import mark
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
 from ..state.optimizers.accumulated_gradients import Accumulation
@@ -113,8 +114,7 @@ class Boundaries:
         self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
-        self._page.restored_ns, self._page.total = monotonic_ns(), shown(total)
-        self._page.phase = RankPhase.TRAINING
+        self._page.restored_ns, self._page.total, self._page.phase = monotonic_ns(), shown(total), RankPhase.TRAINING
         watch(self._at, self._tape.device)
         self._page.tells = 2 if not self.fixed_data else 3 if self.puts_data_back else 1
         self._rescue.turn(self._course.careful(step))
@@ -255,9 +255,9 @@ class Boundaries:
         return self._enter(self._turn_back())
 
     def _turn_back(self) -> int:
-        step = self._council.turn_back()
-        turn = self._course.turns[-1]
+        reached, step, turn = self._page.step, self._council.turn_back(), self._course.turns[-1]
         self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
+        mark("The ranks rewound in place", reached, step)
         return step
 
     def resume(self) -> None:
