@@ -14,6 +14,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{message}; see: {self.prog} --help")
 
+    def format_help(self) -> str:
+        if not any(action.dest == "set" for action in self._actions):
+            return super().format_help()
+        from .agent.policies import SECTIONS
+        from .resilience.text.configuration_table import overview
+
+        heading = "configuration sections (--set SECTION.KEY=VALUE; docs/configuration.md has the keys):"
+        return f"{super().format_help()}\n{heading}\n{overview(SECTIONS)}"
+
 
 def parser() -> argparse.ArgumentParser:
     whole = Parser(
@@ -54,6 +63,13 @@ def parser() -> argparse.ArgumentParser:
     _dashboard_options(commands)
     _report_options(commands)
     _simulate_options(commands)
+    completion = add_command(
+        commands,
+        "completion",
+        "print a script that lets a shell complete words of this command line",
+        "completion bash > ~/.local/share/bash-completion/completions/mt-resilient",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     orders = _order_actions(commands)
     snapshots = add_command(
         commands,

@@ -15,7 +15,8 @@ AGAIN, WORDS = "mt_resilient/steps_again", "mt_resilient/recovery"
 
 
 def mark(what: str, reached: int, resumed: int) -> None:
-    """Leave a mark at the step that the ranks had reached when they went back. what: what they did. resumed: the step to which they went."""
+    """Leave a mark at the step that the ranks had reached when they went back. what: what they did. resumed: the step to which they
+    went."""
     try:
         for writer in _writers():
             writer.add_scalar(AGAIN, reached - resumed, reached)
