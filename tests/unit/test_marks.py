@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.training.attach.marks import mark
+from mt_resilient.training.attach import marks
 
 from ..harness import environment
 
 
 def test_nothing_is_imported_for_a_script_without_such_logs() -> None:
     script = (
-        "import sys; from mt_resilient.training.attach.marks import mark; before = {*sys.modules}; "
-        "mark('The ranks started again', 5, 3); assert {*sys.modules} == before"
+        "import sys; from mt_resilient.training.attach import marks; before = {*sys.modules}; "
+        "marks.due('The ranks started again', 5, 3); marks.leave(); assert {*sys.modules} == before"
     )
     done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def mark(what: str, reached: int, resumed: int) -> None:
+    marks.due(what, reached, resumed)
+    marks.leave()
+    marks.leave()  # the next boundary leaves no second one
 
 
 def logged(folder: Path) -> Any:

@@ -14,9 +14,22 @@ AGAIN, WORDS = "mt_resilient/steps_again", "mt_resilient/recovery"
 """The names of the scalar, and of TensorBoard's text."""
 
 
-def mark(what: str, reached: int, resumed: int) -> None:
-    """Leave a mark at the step that the ranks had reached when they went back. what: what they did. resumed: the step to which they
-    went."""
+_due: list[tuple[str, int, int]] = []
+
+
+def due(what: str, reached: int, resumed: int) -> None:
+    """Note a mark for `leave`. what: what the ranks did. reached: the step at which they went back. resumed: the one to which they went."""
+    _due.append((what, reached, resumed))
+
+
+def leave() -> None:
+    """Call this at each boundary: leave the marks that are due. A script that opens a new log when it goes back has done so by then, and
+    TensorBoard's `purge_step` does not hide them."""
+    while _due:
+        _mark(*_due.pop(0))
+
+
+def _mark(what: str, reached: int, resumed: int) -> None:
     try:
         for writer in _writers():
             writer.add_scalar(AGAIN, reached - resumed, reached)

@@ -16,8 +16,8 @@ from ...resilience.errors import SnapshotError, StateError, UsageError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Judgement, Wanted
 from ...resilience.model.rewind import REPLAYS
 from ...resilience.model.types import Doing, RankPhase
+from ..attach import marks
 from ..attach.attach import Attachment, attach
-from ..attach.marks import mark
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
 from ..state.optimizers.accumulated_gradients import Accumulation
@@ -153,12 +153,12 @@ class Boundaries:
             self._missing = tell_of_what_is_missing(self._at, self._sources.values())
             self._page.first_step = step
             self._page.stepped_ns = entered  # from here on the agent may start the warm process
+        marks.leave()
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
         directive, held_ns = self._cross(step, figures, judged_now, last), 0
         if directive is Directive.GO_ON and self._council.paused and not last:
-            began = monotonic_ns()
-            directive = self._hold(step)
+            began, directive = monotonic_ns(), self._hold(step)
             held_ns = monotonic_ns() - began
         if directive is Directive.LEAVE:
             unwatch(self._page, RankPhase.STOPPED)
@@ -257,7 +257,7 @@ class Boundaries:
     def _turn_back(self) -> int:
         reached, step, turn = self._page.step, self._council.turn_back(), self._course.turns[-1]
         self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
-        mark("The ranks rewound in place", reached, step)
+        marks.due("The ranks rewound in place", reached, step)
         return step
 
     def resume(self) -> None:

@@ -17,8 +17,8 @@ from ...resilience.inprocess.tally import Wanted
 from ...resilience.ipc.page_validation import MOST
 from ...resilience.model.data_windows import Window
 from ...resilience.text import formatting
+from ..attach import marks
 from ..attach.attach import Attachment
-from ..attach.marks import mark
 from ..attach.rank_stderr import say
 from ..snapshot.snapshots import Tape
 from ..state.modules.module_source import Modules
@@ -179,7 +179,7 @@ def first_boundary(at: Attachment, windows: Collection[Window], cure: str, puts_
             said = f"Step {step} was restored; which data this loop uses from here on is not known"
         tell(at, f"{said}: {cure}")
     if (resumed := at.handoff.resume_step) >= 0:
-        mark("The ranks started again", max(at.handoff.replay_until, resumed), resumed)
+        marks.due("The ranks started again", max(at.handoff.replay_until, resumed), resumed)
     if at.local_rank == 0:
         imported_modules.note(Path(at.handoff.modules), at.environment)
 
