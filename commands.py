@@ -158,6 +158,9 @@ def _simulate(options: argparse.Namespace) -> int:
     from .simulator.command import simulate
     from .simulator.scenario.costs import Costs
 
+    if options.plots:
+        with _libraries("plots"):
+            import matplotlib  # noqa: F401
     return simulate(options, policies(options.config, values(options.set), costs=Costs))
 
 

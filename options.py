@@ -194,7 +194,7 @@ def _simulate_options(commands: Any) -> None:
     )
     add("--sensitivity", action="store_true", help="also print a table: restart time x snapshot interval x faults")
     add("--json", action="store_true", help="print one JSON object")
-    add("--plots", type=Path, metavar="DIR", help="write plots (SVG) into DIR")
+    add("--plots", type=Path, metavar="DIR", help="write plots (PNG and SVG) into DIR")
 
 
 def _count(text: str) -> int:
