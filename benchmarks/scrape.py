@@ -101,6 +101,8 @@ def main() -> None:
             while agents.scrapes < options.rounds * options.agents and time.monotonic() < until:
                 time.sleep(1)
                 largest = max(largest, server.memory_info().rss)
+            time.sleep(options.interval / 4)  # the last answers are still being stored
+            largest = max(largest, server.memory_info().rss)
             cpu = server.cpu_times()
             with urllib.request.urlopen(
                 f"http://127.0.0.1:{here}/api/v1/query?query=prometheus_tsdb_head_series"
@@ -114,8 +116,8 @@ def main() -> None:
             say((folder / "log").read_text()[-2000:])
             raise
         finally:
-            server.terminate()
-            server.wait(60)
+            server.kill()  # in order, it would take minutes, for data that is deleted
+            server.wait()
     say(f"{agents.scrapes} scrapes")
     report(
         "scrape",
@@ -123,6 +125,7 @@ def main() -> None:
             Result("agents", options.agents, ""),
             Result("series", series, ""),
             Result("scrapes per agent", agents.scrapes / options.agents, ""),
+            Result("samples stored, of those that were answered", samples / agents.scrapes / _lines(agents.text), ""),
             Result("largest resident memory of Prometheus", largest / 1e9, "GB"),
             Result("memory per series", largest / series / 1e3, "kB"),
             Result("write-ahead log per sample, names of the series included", disk / samples, "bytes"),
@@ -132,6 +135,12 @@ def main() -> None:
             Result("one answer of an agent, in gzip", agents.size / 1e3, "kB"),
         ],
     )
+
+
+def _lines(text: bytes) -> int:
+    return (
+        sum(not line.startswith(b"#") for line in text.splitlines()) + 5
+    )  # `up` and four more that Prometheus adds to each scrape
 
 
 def _samples(lines: dict[str, str]) -> float:
