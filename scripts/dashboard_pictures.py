@@ -69,7 +69,7 @@ def photograph(address: str) -> None:
             file = target / f"dashboard-{name}.png"
             page.screenshot(path=file)
             with Image.open(file) as taken:
-                taken.convert("RGB").quantize(128).save(file, optimize=True)
+                taken.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE).save(file, optimize=True)
         browser.close()
 
 

@@ -70,7 +70,8 @@ function showState(state) {
   $("state").className = state.mood;
   for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["act", state.act]])
     if ($(id).textContent !== words) $(id).textContent = words;
-  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : last.result === "stopped" ? "the job stopped" : `${last.result} after ${took(last.seconds)}, ${number(last.lost_steps)} steps computed again`);
+  const steps = n => `${number(n)} step${n === 1 ? "" : "s"} computed again`;
+  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : last.result === "stopped" ? "the job stopped" : `${last.result} after ${took(last.seconds)}, ${steps(last.lost_steps)}`);
   $("last").textContent = last ? `Last incident, ${clock(last.at_s)}: ${last.summary} – ${outcome}.` : "No incident so far.";
   document.title = `${state.words} – ${told.job}`;
 }
