@@ -126,19 +126,41 @@ def _report(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _libraries() -> Iterator[None]:
+def _libraries(extra: str = "dashboard") -> Iterator[None]:
     try:
         yield
     except ImportError as error:
         raise UsageError(
-            f"this command needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[dashboard]'"
+            f"this command needs libraries that are not installed ({error}); install them with: pip install 'mt-resilient[{extra}]'"
         ) from error
+
+
+def _completion(options: argparse.Namespace) -> int:
+    with _libraries("completion"):
+        import shtab
+    from .options import parser
+
+    def files(within: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Let the shell complete the name of a file wherever the command line takes one."""
+        for action in within._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    files(command)
+            elif action.type is Path or "DIR" in str(action.metavar):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+        return within
+
+    print(shtab.complete(files(parser()), shell=options.shell))
+    return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:
     from .simulator.command import simulate
     from .simulator.scenario.costs import Costs
 
+    if options.plots:
+        with _libraries("plots"):
+            import matplotlib  # noqa: F401
     return simulate(options, policies(options.config, values(options.set), costs=Costs))
 
 
@@ -178,5 +200,6 @@ COMMANDS = {
     "simulate": _simulate,
     "dashboard": _dashboard,
     "report": _report,
+    "completion": _completion,
 }
 """Commands that send no order. `run` is not among them, because it also needs the unparsed arguments."""

@@ -14,6 +14,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"{message}; see: {self.prog} --help")
 
+    def format_help(self) -> str:
+        if not any(action.dest == "set" for action in self._actions):
+            return super().format_help()
+        from .agent.policies import SECTIONS
+        from .resilience.text.configuration_table import overview
+
+        heading = "configuration sections (--set SECTION.KEY=VALUE; docs/configuration.md has the keys):"
+        return f"{super().format_help()}\n{heading}\n{overview(SECTIONS)}"
+
 
 def parser() -> argparse.ArgumentParser:
     whole = Parser(
@@ -55,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
     _report_options(commands)
     _simulate_options(commands)
     _chaos_options(commands)
+    completion = add_command(
+        commands,
+        "completion",
+        "print a script that lets a shell complete words of this command line",
+        "completion bash > ~/.local/share/bash-completion/completions/mt-resilient",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     orders = _order_actions(commands)
     snapshots = add_command(
         commands,
@@ -84,7 +100,7 @@ def _dashboard_options(commands: Any) -> None:
         default="127.0.0.1",
         help="address to listen on; others than this machine's need a token (default: %(default)s)",
     )
-    add("--port", type=_count, default=9465, help="port to listen on; 0: any free port (default: %(default)s)")
+    add("--port", type=_count, help="port to listen on; 0: any free port (default: the first free one from 9465 on)")
     add(
         "--prometheus",
         default="",
@@ -179,7 +195,7 @@ def _simulate_options(commands: Any) -> None:
     )
     add("--sensitivity", action="store_true", help="also print a table: restart time x snapshot interval x faults")
     add("--json", action="store_true", help="print one JSON object")
-    add("--plots", type=Path, metavar="DIR", help="write plots (SVG) into DIR")
+    add("--plots", type=Path, metavar="DIR", help="write plots (PNG and SVG) into DIR")
 
 
 def _chaos_options(commands: Any) -> None:

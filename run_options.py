@@ -98,7 +98,7 @@ def run_options(commands: Any) -> None:
         dest="agent.metrics_port",
         type=int,
         metavar="PORT",
-        help="port of /metrics (default: 9464; 0: any free port)",
+        help="port of /metrics (default: the first free one from 9464 on; 0: any free port)",
     )
     add("--dry-run", action="store_true", help="print what is understood of the command, and start nothing")
     add("--quiet", action="store_true", help="print warnings and errors only")

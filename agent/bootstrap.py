@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from ..resilience.store.seat import Seat
 from ..resilience.store.write_rates import paced
 from ..resilience.text import formatting
 from .config import AgentPolicy
-from .join import identity
+from .join import identity, other_jobs
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
 from .join.join import Joined, Places, join
@@ -129,8 +130,10 @@ def run_job(
         launch = replace(launch, hash_seed=crc32(keys.job.encode()) or 1)
         metrics = Metrics(keys.job, control.node)
         metrics.disks({"run directory": run.root} | ({"snapshots": root.path} if isinstance(root, Files) else {}))
-        port = _serve(metrics, agent, terminal)
+        port = _serve(metrics, agent.metrics_port, terminal)
         metrics.nodes = lambda: identity.metrics_of_nodes(store, keys)
+        if server and not found and (double := other_jobs.namesake(port, keys.job)):
+            terminal.say(double, wall_s())
         hooks = Hooks(policies["hooks"], run.root, keys.job, control.node)
         closing.callback(hooks.finish)
         telling = Telling(terminal, journal, metrics, hooks.tell)
@@ -248,15 +251,11 @@ def _begun_from(origin: str, kept: SnapshotPolicy) -> Place:
     return found[0]
 
 
-def _serve(metrics: Metrics, policy: AgentPolicy, terminal: Terminal) -> int:
-    try:
-        port = metrics.serve(policy.metrics_port)
-    except MachineError as error:
-        if policy.metrics_port != AgentPolicy.metrics_port:
-            raise
-        port = metrics.serve(0)
-        terminal.say(f"{error}; using port {port}", wall_s(), "warn")
-    terminal.say(f"metrics on http://localhost:{port}/metrics", wall_s())
+def _serve(metrics: Metrics, wished: int, terminal: Terminal) -> int:
+    port = metrics.serve(*((*other_jobs.PORTS, 0) if wished == AgentPolicy.metrics_port else (wished,)))
+    taken = f" (port {wished} is taken)" if port != wished != 0 else ""
+    terminal.say(f"metrics on http://localhost:{port}/metrics{taken}", wall_s())
+    metrics.others = partial(other_jobs.found, port)
     return port
 
 

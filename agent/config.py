@@ -26,7 +26,8 @@ class AgentPolicy:
     warm_wait_s: float = 60.0
     """How long a start waits for that process while it is still importing. Then the start is cold."""
     metrics_port: int = 9464
-    """Port of `/metrics`. 0: a free one. Short: `--metrics-port`."""
+    """Port of `/metrics`. The default: if another program has that port, the agent takes the next free one. 0: any free one. Short:
+    `--metrics-port`."""
     rank_log_mb: float = 0.0
     """The most that is kept of what a rank prints in one generation, in `logs/ranks/`. 0: nothing is kept, and the
     ranks print directly, as under torchrun. Otherwise they print through the agent

@@ -1,5 +1,5 @@
 """Runs Debian's Prometheus for the page, where the user names none. It keeps its data in the run directory, and finds the agents in a file
-that a thread renews: the agents here, and through their /sd those of their jobs' other nodes."""
+that a thread renews: the agents here, and through their /sd/own those of their jobs' other nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from ..agent.cli.explain import run_roots
 from ..agent.launch.ports import free_port
@@ -20,6 +19,7 @@ from ..agent.run_directory import RunDirectory
 from ..resilience.clock import monotonic_s, sleep
 from ..resilience.errors import UsageError
 from ..resilience.ipc import die_with_parent
+from ..resilience.report.metrics import OWN, Target
 from .prometheus import opened
 
 FOLDER = "prometheus"
@@ -110,14 +110,14 @@ def _write(folder: Path, given: Sequence[Path]) -> None:
     fresh.replace(folder / "targets.json")
 
 
-def _targets(given: Sequence[Path]) -> list[Any]:
+def _targets(given: Sequence[Path]) -> list[Target]:
     """Return the agents of all jobs that have an agent here, as Prometheus' files of targets have them."""
-    found: list[Any] = []
+    found: list[Target] = []
     with suppress(UsageError):
         for root in run_roots(given):
             port = (RunDirectory(root).agent() or {}).get("metrics_port")
             with suppress(OSError, HTTPException, ValueError):
                 if port:
-                    with opened(f"http://127.0.0.1:{int(port)}/sd", _ANSWER_S) as answer:
+                    with opened(f"http://127.0.0.1:{int(port)}{OWN}", _ANSWER_S) as answer:
                         found += json.load(answer)
     return found

@@ -35,6 +35,7 @@ from .contents import FILES, HERE, details, summary
 NONE = "none"
 """The word for `--prometheus` that asks for no Prometheus at all."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PORT = 9465
 _COOKIE = "mt-resilient-token"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
@@ -176,21 +177,28 @@ def application(given: Sequence[Path], address: str, token: str) -> Starlette:
     return Starlette(routes=routes, middleware=guards)
 
 
-def serve(given: Sequence[Path], host: str, port: int, address: str) -> int:
-    """Serve the page until Ctrl-C. Raises UsageError if there is no run, and MachineError if the address cannot be had."""
+def serve(given: Sequence[Path], host: str, port: int | None, address: str) -> int:
+    """Serve the page until Ctrl-C. port: None: the first free one from PORT on. Raises UsageError if there is no run, and MachineError if
+    the address cannot be had."""
     roots = run_roots(given)
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise MachineError(
-            f"the dashboard cannot listen on {host}, port {port} ({error.strerror}); name others with --host and --port"
-        ) from error
+    listening = _listening(host, range(PORT, PORT + 16) if port is None else (port,))
     with nullcontext((address, "")) if address else local_prometheus.running(given) as (asked, about):
         return _run(
             application(given, "" if asked == NONE else asked, token), len(roots), (host, listening), token, about
         )
+
+
+def _listening(host: str, ports: Sequence[int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in ports:
+        try:
+            return socket.create_server((host, port), family=family)
+        except OSError as error:
+            why = error
+    raise MachineError(
+        f"the dashboard cannot listen on {host}, port {port} ({why.strerror}); name others with --host and --port"
+    ) from why
 
 
 def _run(page: Starlette, roots: int, at: tuple[str, socket.socket], token: str, about: str) -> int:

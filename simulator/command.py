@@ -9,20 +9,24 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..checkpoint.durable.save_interval import CopiesPolicy
+from ..resilience.clock import monotonic_s
 from ..resilience.decide.policy import Policy
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.membership.rank_assignment import NodesPolicy, sizes
 from ..resilience.text import formatting
 from .engine.run import played
-from .results import plots, report, sensitivity
+from .results import report, sensitivity
 from .scenario import fault_models
 from .scenario.config import Setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SPARES = 64
 
@@ -74,8 +78,10 @@ def simulate(options: Namespace, policies: Mapping[str, Any]) -> int:
     runs = sensitivity.runs(what, model) if options.sensitivity else []  # raises here if a run is impossible
     nodes = f"{formatting.count(what.nodes, 'node')} and {formatting.count(what.spares, 'spare')}"
     print(f"mt-resilient: simulating {what.days:g} days of {nodes}; large clusters take a minute", file=sys.stderr)
+    began = monotonic_s()
     with _progress("simulating") as told:
         outcome = played(what, model, told)
+    print(f"mt-resilient: simulated in {formatting.seconds(monotonic_s() - began)}", file=sys.stderr)
     cells: list[sensitivity.Cell] = []
     if runs:
         with _progress("the table") as told:
@@ -91,8 +97,11 @@ def simulate(options: Namespace, policies: Mapping[str, Any]) -> int:
                 heading = f"effective training time by restart, snapshots in memory and faults{left_out}:"
                 report.show([heading, report.sensitivity(cells)])
     if options.plots:
+        from .results import plots
+
         for name, picture in plots.of(outcome, cells).items():
-            _write(options.plots / name, picture)
+            for kind in ("png", "svg"):
+                _write(options.plots / f"{name}.{kind}", picture)
         print(f"mt-resilient: plots are in {options.plots}", file=sys.stderr)
     return 0
 
@@ -113,9 +122,9 @@ def _printing() -> Iterator[None]:
         ) from error
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, picture: Figure) -> None:
     try:
-        file.write_text(text)
+        picture.savefig(file, dpi=120)
     except OSError as error:
         raise MachineError(
             f"{file} cannot be written ({error.strerror}). The result was printed, but plots are missing. Name another directory"

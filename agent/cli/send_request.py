@@ -27,7 +27,7 @@ from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import NodeRecord
 from ...resilience.model.request import Answer, Request, Wish
 from ...resilience.model.types import NodeId
-from ...resilience.report import page_view
+from ...resilience.report import doubts
 from ...resilience.report.journal import Journal
 from ...resilience.store.codec import dumps, loads
 from ...resilience.store.etcd.access import Papers
@@ -125,7 +125,7 @@ def _delays(directory: RunDirectory, asked: Request, reader: RunReader) -> Itera
     if first:
         yield "earlier", f"first, the job carries out an earlier order: {first.kind}, ordered by {first.by}"
     reader.look()
-    why = page_view.unwritten(reader.last)
+    why = doubts.unwritten(reader.last)
     if why:
         yield "disk", f"the last snapshot could not be written to disk, and is tried again: {why}"
     if world and asked.kind not in LEAVING and not any(said.stepped_s for said in world.status.values()):

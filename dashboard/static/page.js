@@ -70,7 +70,8 @@ function showState(state) {
   $("state").className = state.mood;
   for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["act", state.act]])
     if ($(id).textContent !== words) $(id).textContent = words;
-  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : `${last.result} after ${took(last.seconds)}, ${number(last.lost_steps)} steps computed again`);
+  const steps = n => `${number(n)} step${n === 1 ? "" : "s"} computed again`;
+  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : last.result === "stopped" ? "the job stopped" : `${last.result} after ${took(last.seconds)}, ${steps(last.lost_steps)}`);
   $("last").textContent = last ? `Last incident, ${clock(last.at_s)}: ${last.summary} – ${outcome}.` : "No incident so far.";
   document.title = `${state.words} – ${told.job}`;
 }
@@ -172,7 +173,7 @@ function showPresent(present) {
 }
 
 const bars = (id, values, words, colour) => plot(id, [{ type: "histogram", x: values, nbinsx: 40, marker: { color: ink(colour) }, hovertemplate: "%{x} s: %{y}<extra></extra>" }],
-  { height: 220, bargap: .05, xaxis: axis({ title: { text: "seconds", font: { size: 12, color: ink("faint") } } }), yaxis: axis({ title: { text: words, font: { size: 12, color: ink("faint") } } }) });
+  { height: 220, bargap: .05, xaxis: axis({ title: { text: "seconds", font: { size: 12, color: ink("faint") } } }), yaxis: axis({ dtick: values.length < 6 ? 1 : undefined, title: { text: words, font: { size: 12, color: ink("faint") } } }) });
 
 function showFurther({ further, curve, incidents }) {
   const steps = curve.step_s.filter(s => s), recoveries = incidents.filter(each => each.seconds).map(each => each.seconds);
@@ -194,16 +195,16 @@ async function showPanels() {
   if (panelsAsked !== mine) return; // another job, or another range, has been chosen meanwhile
   $("asked").hidden = false;
   $("asked-error").textContent = answer.error;
+  for (const panel of answer.panels.slice($("panels").children.length)) { // all boxes first: a chart takes the width of its box as it is then
+    const box = make("div");
+    box.append(make("h3", panel.title), make("p", panel.question, { class: "hint" }), make("div", "", { class: "plot", role: "img", "aria-label": panel.title }));
+    $("panels").append(box);
+  }
   for (const [at, panel] of answer.panels.entries()) {
-    let box = $("panels").children[at];
-    if (!box) {
-      box = make("div");
-      box.append(make("h3", panel.title), make("p", panel.question, { class: "hint" }), make("div", "", { class: "plot", role: "img", "aria-label": panel.title }));
-      $("panels").append(box);
-    }
+    const box = $("panels").children[at];
     const percent = panel.unit === "percentunit" ? { tickformat: ".0%" } : { ticksuffix: panel.unit === "s" ? " s" : "" };
     await plot(box.lastChild, panel.series.map(each => ({ name: each.name, x: each.x.map(when), y: each.y, mode: "lines" })),
-      { height: 240, showlegend: panel.series.length > 1, legend: { orientation: "h", y: -.18, yanchor: "top" }, xaxis: axis({ type: "date", tickformatstops: [{ dtickrange: [null, 86400000], value: "%H:%M" }] }), yaxis: axis(percent) });
+      { height: 240, showlegend: panel.series.length > 1, legend: { orientation: "h", y: -.18, yanchor: "top" }, xaxis: axis({ type: "date", tickformatstops: [{ dtickrange: [null, 59999], value: "%H:%M:%S" }, { dtickrange: [60000, 86400000], value: "%H:%M" }] }), yaxis: axis(percent) });
   }
 }
 
@@ -235,7 +236,7 @@ function showJobs(jobs) {
   $("jobs").replaceChildren(...jobs.map(job => {
     const line = make("li"), link = make("a", "", { href: `#run=${job.run}`, class: job.state.mood });
     const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incident${job.costs.answered === 1 ? "" : "s"} answered, ${number(job.costs.lost_steps)} steps computed again`;
-    link.append(make("span", badge(job.state), { class: "badge" }), make("b", ` ${job.job}`), make("div", job.state.words), make("small", costs));
+    link.append(make("b", `${job.job} `), make("span", badge(job.state), { class: "badge" }), make("div", job.state.words), make("small", costs));
     line.append(link);
     return line;
   }));

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 PAGE, TICKET = "page", "ticket"
 """Severities: look now; look in the morning."""
 RUNBOOKS = "docs/runbooks/"
+STORM = 5
+"""More recoveries than this within an hour are too many."""
+STABLE_S = 7200
+"""Seconds for which the newest stable snapshot may be older than this many seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +45,13 @@ RULES = (
     Rule(
         name="MtResilientRecoveryStorm",
         slug="recovery-storm",
-        expr='sum by (job) (increase(mt_resilient_recoveries_total{rung!="0"}[1h])) > 5',
+        expr=f'sum by (job) (increase(mt_resilient_recoveries_total{{rung!="0"}}[1h])) > {STORM}',
         summary="{{ $labels.job }} has recovered more than five times within an hour",
     ),
     Rule(
         name="MtResilientStableSnapshotTooOld",
         slug="stable-snapshot-too-old",
-        expr='time() - max by (job) (mt_resilient_snapshot_timestamp_seconds{tier="certified"}) > 7200',
+        expr=f'time() - max by (job) (mt_resilient_snapshot_timestamp_seconds{{tier="certified"}}) > {STABLE_S}',
         lasts="2h",
         severity=TICKET,
         summary="the newest stable snapshot of {{ $labels.job }} is more than two hours old, or there is none",

@@ -39,6 +39,13 @@ RESULTS = {
 """The results that an answer can have (`explain.result`), by rung."""
 
 _LOOPBACK = ("127.", "localhost", "[::1]")
+ALL, OWN = "/sd", "/sd/own"
+"""Service discovery: the agents of the jobs that have an agent on this machine, and those of this job."""
+JOB = "__meta_mt_resilient_job"
+"""The label with the job's name. Prometheus drops labels of this form after relabelling."""
+AWAY = b"etcd does not answer\n"
+Target = dict[str, Any]
+"""`targets`: addresses; `labels`: names and values. As Prometheus has them in files and answers."""
 
 
 class Metrics:
@@ -47,6 +54,8 @@ class Metrics:
         self._node = node
         self.nodes: Callable[[], Mapping[str, str]] = dict
         """Returns the addresses of all nodes' metrics, by node. Raises StoreUnavailable. Set once etcd can be asked."""
+        self.others: Callable[[str], list[Target]] = lambda host: []
+        """Returns the agents of the other jobs that have one on this machine. host: what to call this machine. Raises StoreUnavailable."""
         self._job = job
 
         def metric(kind: Callable[..., T], name: str, words: str, *labels: str, **more: Any) -> T:
@@ -156,33 +165,44 @@ class Metrics:
         for outcome in ("memory", "durable", "copied", "skipped", "failed"):
             self._snapshots.labels(job, outcome)
 
-    def serve(self, port: int) -> int:
-        """Serve /metrics and /sd on loopback and all other addresses of this node. Return the port; for 0, a free port is chosen. Raises
-        MachineError."""
-        try:
-            server, _ = start_http_server(port, registry=self.registry)
-        except OSError as error:
+    def serve(self, *ports: int) -> int:
+        """Serve /metrics and /sd on loopback and all other addresses of this node, at the first of `ports` that is free. Return the port;
+        for 0, a free port is chosen. Raises MachineError if none of them is free."""
+        for port in ports:
+            try:
+                server, _ = start_http_server(port, registry=self.registry)
+                break
+            except OSError as error:
+                why = error.strerror
+        else:
             raise MachineError(
-                f"port {port} for /metrics is not available ({error.strerror}); name another one with --metrics-port"
-            ) from error
+                f"port {port} for /metrics is not available ({why}); name another one with --metrics-port"
+            )
         metrics: Any = server.get_app()
-        server.set_app(lambda asked, answer: (self._targets if asked["PATH_INFO"] == "/sd" else metrics)(asked, answer))
+        server.set_app(
+            lambda asked, answer: (self._targets if asked["PATH_INFO"] in (ALL, OWN) else metrics)(asked, answer)
+        )
         return int(server.server_port)
 
     def _targets(self, asked: dict[str, Any], answer: Callable[..., Any]) -> list[bytes]:
-        """Answer a Prometheus' HTTP service discovery with the agents of all nodes. If other machines do not reach this one at the address
-        that it has registered, it is named as it was asked."""
+        """Answer a Prometheus' HTTP service discovery with the agents of all nodes, and for ALL with those of the other jobs. If other
+        machines do not reach this one at the address that it has registered, it is named as it was asked."""
+        name = asked.get("HTTP_HOST", "")
         try:
-            found = {**self.nodes()}
-            if found.get(self._node, "127.").startswith(_LOOPBACK):
-                found[self._node] = asked.get("HTTP_HOST", "")
+            nodes = {**self.nodes()}
+            if nodes.get(self._node, "127.").startswith(_LOOPBACK):
+                nodes[self._node] = name
+            found: list[Target] = [
+                {"targets": [at], "labels": {"node": node, JOB: self._job}} for node, at in sorted(nodes.items())
+            ]
+            known = {_agent(each) for each in found}
+            more = self.others(name.rpartition(":")[0]) if asked["PATH_INFO"] == ALL else []
+            found += [each for each in more if _agent(each) not in known]
         except StoreUnavailable:  # then Prometheus goes on with the targets that it has
             answer("503 Service Unavailable", [])
-            return [b"etcd does not answer\n"]
+            return [AWAY]
         answer("200 OK", [("Content-Type", "application/json")])
-        return [
-            json.dumps([{"targets": [at], "labels": {"node": node}} for node, at in sorted(found.items())]).encode()
-        ]
+        return [json.dumps(found).encode()]
 
     def recovery(self, incident: Incident) -> None:
         """Count an incident that is over. Its number and generation are the exemplar, for a Prometheus that scrapes OpenMetrics."""
@@ -266,6 +286,11 @@ class Metrics:
             self._newest_s.labels(self._job, tier).set(since_s.get(tier, 0.0))
         for loss in LOSSES:
             self._at_risk.labels(self._job, loss).set(told.at_risk[loss])
+
+
+def _agent(told: Target) -> tuple[Any, tuple[str, ...]]:
+    """Return what tells an agent from the others: its node, and its port."""
+    return told["labels"].get("node"), tuple(str(at).rpartition(":")[2] for at in told["targets"])
 
 
 def _free(path: Path) -> float:

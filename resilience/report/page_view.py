@@ -13,7 +13,8 @@ from ..plan.escalation import OBSERVE, STOP
 from ..text import formatting
 from ..text.formatting import printable
 from . import explain
-from .needs import told
+from .doubts import doubts
+from .needs import needs, told
 from .overview import LOSSES, TIERS, Overview, State
 from .time_ledger import TRAINING, WHERE, effective
 
@@ -72,14 +73,21 @@ def state(seen: Seen, now: float) -> dict[str, str]:
         bad = seen.last.get("bad")
         if quiet or not bad:
             return _said("info" if quiet else "bad", words, again)
-        return _said("bad", words, f"Read why: {bad['sentence']}. Correct it, and give the same command again.")
+        why = str(bad["sentence"]).removeprefix("stopped: ").partition(". Everything is kept")[0].rstrip(".")
+        stopped = [i for i in seen.incidents.values() if i.at_s >= start.get("at_s", 0.0)][-1:]
+        if not stopped or stopped[0].rung != STOP:
+            return _said("bad", words, f"Why: {why}. Correct that. {_AGAIN}.")
+        act = needs(stopped[0]).act
+        return _said("bad", words, f"Why: {stopped[0].summary}; {why}. {act[0].upper()}{act[1:]}.")
     if seen.gone or (not seen.alive and ago_s > SILENT_S and (line or not (here or seen.launched))):
         return _said("bad", f"Not training{here}: its agent is gone without a word since {at}", again)
     if not line and (here or seen.launched):
         elsewhere = "Look into the run directory of that node: mt-resilient status names it."
         return _said("info", "Not known: the node that leads the job has its course in its own journal", elsewhere)
     if ago_s > SILENT_S:
-        return _said("warn", f"Silent: the last word is {duration(ago_s)} old, from {at}", "Ask: mt-resilient status.")
+        return _said(
+            "warn", f"Silent: the last word is {formatting.duration(ago_s)} old, from {at}", "Ask: mt-resilient status."
+        )
     if not line:
         return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
     return _running(seen, State(line["state"]), at, line, now)
@@ -92,9 +100,9 @@ def _step(line: Mapping[str, Any]) -> str:
 def figures(line: Mapping[str, Any], up_s: float | None) -> list[str]:
     """Return the step, the pace, the loss and how long the agent has run, as far as they are known. line: of the kind `progress`."""
     found = [_step(line)] if line.get("step", -1) >= 0 else []
-    found += [f"{duration(line['step_s'])} a step"] if line.get("step_s") else []
+    found += [f"{formatting.duration(line['step_s'])} a step"] if line.get("step_s") else []
     found += [f"loss {line['loss']:g}"] if line.get("loss") is not None else []
-    return found + ([f"up {duration(up_s)}"] if up_s is not None else [])
+    return found + ([f"up {formatting.duration(up_s)}"] if up_s is not None else [])
 
 
 def present_line(line: Mapping[str, Any], told: Overview, now: float) -> dict[str, Any]:
@@ -114,53 +122,28 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
         START_S if doing is State.STARTING else max(STILL_S, 20 * line.get("step_s", 0.0))
     ):
         unwatched = "" if line.get("step", -1) >= 0 else " A script without a loop that is watched reports no steps."
-        words = f"No step for {duration(still_s)}, at {at}, {doing}"
+        words = f"No step for {formatting.duration(still_s)}, at {at}, {doing}"
         return _said("warn", words, f"Read mt-resilient explain, and the stacks in logs/stacks-*.txt.{unwatched}")
     match doing:
         case State.RECOVERING:
-            since = "".join(f", for {duration(now - i.at_s)}: {i.summary}" for i in under_way[-1:])
+            since = "".join(f", for {formatting.duration(now - i.at_s)}: {i.summary}" for i in under_way[-1:])
             return _said(
                 "warn", f"Recovering{since}", "Nothing to do yet: the program is at it. It takes seconds to minutes."
             )
         case State.WAITING:
-            return _said(
-                "bad", f"Waiting for nodes, at {at}", "Start the missing nodes: mt-resilient status names them."
-            )
+            since = "".join(f" for {formatting.duration(now - i.at_s)}" for i in under_way[-1:])
+            lost = "".join(f" Lost: {formatting.listed(i.nodes)}." for i in under_way[-1:] if i.nodes)
+            missing = f"Start the missing nodes, or others: mt-resilient status says how many.{lost}"
+            return _said("bad", f"Waiting for nodes{since}, at {at}", missing)
         case State.PAUSED:
             return _said("info", f"Paused at {at}, as ordered", "To continue: mt-resilient resume.")
         case State.STARTING:
             return _said("info", "Starting: the ranks have reported no step yet", "Nothing to do.")
         case State.ENDED:
             return _said("info", f"Ending, at {at}", "Nothing to do.")
-    pace = f", {duration(line['step_s'])} a step" if line.get("step_s") else ""
-    doubts = _doubts(seen, line)
-    act = " ".join(doubts) if doubts else "Nothing to do."
-    return _said("warn" if doubts else "good", f"Training: {at}{pace}", act)
-
-
-def unwritten(last: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return why the last snapshot could not be written to disk; empty: it was written, or none has been tried. last: as in `Seen`."""
-    line, start = last.get("written", {}), last.get("start", {})
-    failed = line and line["event"]["event"] == "failed" and line["at_s"] >= start.get("at_s", 0.0)
-    return str(line["event"].get("reason", "")).rstrip(".") if failed else ""
-
-
-def _doubts(seen: Seen, line: Mapping[str, Any]) -> list[str]:
-    """Return what a person should look at although the job trains."""
-    incidents, why = seen.incidents, unwritten(seen.last)
-    found = [f"The last snapshot could not be written to disk: {why}."] if why else []
-    last = [(number, i) for number, i in incidents.items() if i.rung not in (OBSERVE, STOP) and not i.open][-1:]
-    for number, incident in last:
-        if explain.result(incident) == "not cured":
-            found.append(f"Look at the loss: incident {number} was not cured.")
-    for number, incident in incidents.items():
-        if incident.open and incident.rung == OBSERVE:
-            found.append(f"Incident {number} lasts: {incident.summary}.")
-    if line.get("quarantined"):
-        found.append(f"Nodes in quarantine: {line['quarantined']}.")
-    if line.get("spares") and not line["nodes"].get("stands by"):
-        found.append("No spare is left: start another node.")
-    return found
+    pace = f", {formatting.duration(line['step_s'])} a step" if line.get("step_s") else ""
+    found = doubts(seen.last, line, seen.incidents, now)
+    return _said("warn" if found else "good", f"Training: {at}{pace}", " ".join(found) or "Nothing to do.")
 
 
 def last_incident(incidents: Mapping[str, Incident]) -> dict[str, Any] | None:
@@ -177,14 +160,6 @@ def _ended(seen: Seen) -> int | None:
 
 def _said(mood: str, words: str, act: str) -> dict[str, str]:
     return {"mood": mood, "words": printable(words), "act": printable(act)}
-
-
-def duration(seconds: float) -> str:
-    """Return a duration as a person says it."""
-    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def costs(lives: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]) -> dict[str, Any]:
@@ -215,12 +190,12 @@ def present(line: Mapping[str, Any], now: float) -> dict[str, Any]:
     kept = {tier: line.get("snapshots", {}).get(tier, (-1, 0.0)) for tier in TIERS}
     return {
         "at_risk": [
-            {"lost": loss, "steps": steps, "seconds": duration(steps * step_s) if step_s and steps else ""}
+            {"lost": loss, "steps": steps, "seconds": formatting.duration(steps * step_s) if step_s and steps else ""}
             for loss in LOSSES
             if (steps := line.get("at_risk", {}).get(loss)) is not None
         ],
         "snapshots": [
-            {"tier": tier, "step": step, "age": duration(max(0.0, now - at_s)) if step >= 0 else ""}
+            {"tier": tier, "step": step, "age": formatting.duration(max(0.0, now - at_s)) if step >= 0 else ""}
             for tier, (step, at_s) in kept.items()
         ],
         "nodes": {
@@ -229,7 +204,7 @@ def present(line: Mapping[str, Any], now: float) -> dict[str, Any]:
             "in quarantine": line.get("quarantined", 0),
         },
         "leader": line.get("leader", ""),
-        "etcd": duration(line["etcd_s"]) if "etcd_s" in line else "does not answer" if line else "",
+        "etcd": formatting.duration(line["etcd_s"]) if "etcd_s" in line else "does not answer" if line else "",
     }
 
 
@@ -254,8 +229,8 @@ def further(
         "snapshots": {
             "written to disk": f"{len(durable):,}",
             "bytes in all": formatting.size(size),
-            "time to write one, on average": duration(sum(seconds) / len(seconds)) if seconds else "–",
-            "longest time to write one": duration(max(seconds)) if seconds else "–",
+            "time to write one, on average": formatting.duration(sum(seconds) / len(seconds)) if seconds else "–",
+            "longest time to write one": formatting.duration(max(seconds)) if seconds else "–",
             "writes that failed": f"{len(written) - len(durable):,}",
         },
         "windows": [

@@ -17,6 +17,15 @@ def tables(sections: Mapping[str, type]) -> str:
     return "\n\n".join(_table(name, policy) for name, policy in sections.items())
 
 
+def overview(sections: Mapping[str, type]) -> str:
+    """Return one line for each section, in the sequence of `sections`: its name, and the first sentence about it."""
+    wide = max(map(len, sections))
+    return "".join(
+        f"  {name:<{wide}}  {_user_part(policy.__doc__ or '').partition('. ')[0].rstrip('.')}\n"
+        for name, policy in sections.items()
+    )
+
+
 def _table(name: str, policy: type) -> str:
     said = field_docstrings(policy)
     rows = [

@@ -70,3 +70,11 @@ def batches(window: Window) -> str:
 
 def ranks(numbers: Sequence[Rank]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(few(numbers))}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in the unit that a person would choose, as text."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"

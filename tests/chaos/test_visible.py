@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import GATED, MINIMAL, Job, cli
+from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 
 
 def metrics_of(job: Job) -> dict[str, float]:
@@ -115,3 +115,39 @@ def test_storage_that_does_not_answer_costs_no_snapshot(tmp_path: Path) -> None:
     assert "set aside" not in job.said()
     assert "going back to step 20 from disk" in job.said()
     assert [incident.cause for incident in job.faults()] == ["agent_restarted"]
+
+
+_BEGINS = "    session = Session("
+_LOGGED = """    from torch.utils.tensorboard import SummaryWriter
+    log = SummaryWriter(os.environ["LOG"]) if distributed.get_rank() == 0 else None
+"""
+_LINE = "        inputs, targets = batch(session.data_step, device)\n"
+_POISONED = """        if step == 40 and not os.path.exists(f"{os.environ['LOG']}-{distributed.get_rank()}"):
+            open(f"{os.environ['LOG']}-{distributed.get_rank()}", "w").close()
+            inputs = inputs * float("nan")
+        if log:
+            log.add_scalar("step", step, step)
+"""
+
+
+@pytest.mark.variant
+def test_recoveries_are_marked_in_the_script_s_tensorboard(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    text = MINIMAL.read_text().replace(_BEGINS, _LOGGED + _BEGINS).replace(_LINE, _LINE + _POISONED)
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    log = tmp_path / "log"
+    command = ["--nproc-per-node", "2", str(script), "--steps", "160", "--step-delay", "0.05"]
+    job = Job(tmp_path, command, "--snapshot-every", "5", LOG=str(log))
+    job.until_said("recovered (rung 1")
+    job.kill_rank(1)
+    assert job.finish() == 0, job.said()
+    found = tensorboard.EventAccumulator(str(log))
+    found.Reload()
+    again = {each.step: int(each.value) for each in found.Scalars("mt_resilient/steps_again")}
+    incidents = {each.step_at_fault: each.lost_steps for each in job.faults()}
+    assert [*again.values()] == [*incidents.values()], (again, incidents)
+    assert all(abs(at - fault) <= 2 for at, fault in zip(again, incidents, strict=True))
+    texts = [each.tensor_proto.string_val[0].decode() for each in found.Tensors("mt_resilient/recovery/text_summary")]
+    assert [each.partition(":")[0] for each in texts] == ["The ranks rewound in place", "The ranks started again"]
+    assert digest_of(job.printed()) == undisturbed(MINIMAL, "--steps", "160")[0], "the marks change no bit"

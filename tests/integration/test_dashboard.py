@@ -257,5 +257,10 @@ def test_the_page_has_a_prometheus_of_its_own_if_none_is_named(tmp_path: Path) -
         assert set(seen) == {7.0}
         with urllib.request.urlopen(f"{address}api/runs/0") as answer:
             theirs = json.load(answer)["prometheus"]
+        with browser(address) as page:
+            page.goto(address)
+            page.wait_for_selector("#panels > :last-child .main-svg")
+            wide = "[...document.querySelectorAll('#panels .plot')].map(box => [box.offsetWidth, box.querySelector('svg').clientWidth])"
+            assert all(box >= chart for box, chart in page.evaluate(wide)), "no chart covers its neighbour"
     with pytest.raises(OSError, match=r"refused|reset"):  # reset: it is ending
         urllib.request.urlopen(theirs)

@@ -67,9 +67,8 @@ def prometheus(place: Path, **changes: Any) -> Iterator[int]:
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(ROOT / "examples/prometheus/rules.yml")]
     (job,) = config["scrape_configs"]
-    if "scrape" in changes:
-        del job["static_configs"]
-        job |= changes.pop("scrape")
+    del job["http_sd_configs"]
+    job |= changes.pop("scrape")
     (place / "prometheus.yml").write_text(yaml.safe_dump(config | changes))
     here = free_port()
     command = ["prometheus", f"--config.file={place}/prometheus.yml", f"--storage.tsdb.path={place}/data"]

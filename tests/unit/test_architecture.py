@@ -84,6 +84,7 @@ PURE_ROOMS = {
 PURE = {
     "resilience/ipc/board_events.py",
     "resilience/report/alert_rules.py",
+    "resilience/report/doubts.py",
     "resilience/report/explain.py",
     "resilience/report/overview.py",
     "resilience/report/panels.py",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.launch import handover
+from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.cli import main
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.codec import dumps
@@ -111,6 +112,7 @@ COMMANDS = ["run", "preflight", "status", "explain", "simulate", "rewind", "paus
 COMMANDS += [
     "readmit",
     "stop",
+    "completion",
     "snapshots",
     *(f"snapshots {each}" for each in ("ls", "verify", "digest", "keep", "rm", "export", "import")),
 ]
@@ -124,6 +126,14 @@ def test_the_help_of_every_command_has_an_example(command: str, capfd: Capture) 
     out = capfd.readouterr().out
     assert out.startswith("usage: mt-resilient")
     assert f"Example: mt-resilient {command}" in out
+
+
+def test_the_help_of_run_lists_the_sections_of_the_configuration(capfd: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    out = capfd.readouterr().out
+    assert [line.split()[0] for line in out.partition("configuration sections")[2].splitlines()[1:]] == [*SECTIONS]
+    assert "\n  nodes       How many nodes train\n" in out
 
 
 @pytest.mark.parametrize("words", [["pause"], ["stop"], ["rewind", "--to", "3", "--skip", "1"], ["drain", "here"]])
@@ -221,5 +231,5 @@ def test_what_a_script_said_does_not_reach_the_terminal_as_control_characters(pl
         assert main([*words, "--run-dir", str(place)]) == 1
         said = capfd.readouterr().out
         assert "\x1b" not in said
-        assert "has stopped with exit code 5 after step 7 of 9. Read why: the script raised: \\x1b[2J\\x07." in said
+        assert "has stopped with exit code 5 after step 7 of 9. Why: the script raised: \\x1b[2J\\x07." in said
         assert "step 7 of 9, 250 ms a step, loss 0.5" in said

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,24 @@ def test_no_script_of_the_examples_has_a_fault_that_shellcheck_knows() -> None:
     command = ["shellcheck", "--external-sources", "--source-path=SCRIPTDIR", "--severity=warning", *map(str, scripts)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (Debian: systemd)"
+)
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "systemd" / "training.service").read_text()
+    assert "/srv/train/venv/bin/mt-resilient" in text
+    unit = tmp_path / "training.service"
+    unit.write_text(
+        text.replace("/srv/train/venv/bin/mt-resilient", str(Path(sys.executable).with_name("mt-resilient")))
+    )
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_accepts_the_scrape() -> None:
+    command = ["promtool", "check", "config", str(ROOT / "examples" / "prometheus" / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

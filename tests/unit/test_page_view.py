@@ -1,11 +1,12 @@
 """What the page of `mt-resilient dashboard` says, and whether a person must act."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mt_resilient.resilience.model.incident import Incident
-from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.model.types import NodeId, Step
 from mt_resilient.resilience.report import page_view
 from mt_resilient.resilience.report.page_view import NO_AGENT, Seen
 
@@ -16,6 +17,8 @@ LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "nodes
 OVER = incident(at_s=NOW - 60, resume_step=Step(8), phases_s={"step": 2.0}, open=False)
 UNCURED = incident(2, rung=1, cause="loss_divergence", remedy="continue", resume_step=Step(8), open=False)
 NODE = {"several": True}
+STORM = [replace(OVER, id=f"{number:04d}", nodes=(NodeId("gpu-05"),)) for number in range(6)]
+SPREAD = [replace(each, nodes=(NodeId(f"gpu-{number}"),)) for number, each in enumerate(STORM)]
 SLOW = incident(3, rung=0, cause="straggler", summary="rank 3 is slow")
 
 
@@ -47,6 +50,24 @@ NOTHING = "Nothing to do."
         (said(UNCURED), "warn", "Training: step 70", "Look at the loss: incident 1 was not cured."),
         (said(UNCURED, OVER), "good", "Training: step 70", NOTHING),
         (said(SLOW), "warn", "Training: step 70", "Incident 1 lasts: rank 3 is slow."),
+        (
+            said(*STORM),
+            "warn",
+            "Training",
+            "Too many recoveries: 6 within an hour. All of them began on gpu-05. Check that machine",
+        ),
+        (said(*STORM[1:]), "good", "Training", NOTHING),
+        (said(*SPREAD), "warn", "Training", "6 within an hour. See what they have in common: mt-resilient explain."),
+        (said(*(replace(i, at_s=NOW - 4000) for i in STORM)), "good", "Training", NOTHING),
+        (said(snapshots={"certified": (7, NOW - 14_000)}), "good", "Training", NOTHING),
+        (
+            said(snapshots={"certified": (7, NOW - 15_000)}),
+            "warn",
+            "Training",
+            "No new stable snapshot for 4.2 h (the newest is that of step 7)",
+        ),
+        (said(snapshots={"certified": (-1, 0.0)}, start={"at_s": NOW - 15_000}), "warn", "Training", "(there is none)"),
+        (said(snapshots={"certified": (-1, 0.0)}), "good", "Training", NOTHING),
         (said(quarantined=1), "warn", "Training", "Nodes in quarantine: 1."),
         (said(spares=1), "warn", "Training", "No spare is left"),
         (
@@ -65,11 +86,23 @@ NOTHING = "Nothing to do."
             "Nothing to do yet",
         ),
         (said(state="starting", step=-1), "info", "Starting", NOTHING),
+        (
+            said(replace(OVER, open=True, nodes=(NodeId("gpu-11"),)), state="waiting for nodes"),
+            "bad",
+            "Waiting for nodes for 60.0 s, at step 70",
+            "Lost: gpu-11.",
+        ),
         (said(state="waiting for nodes"), "bad", "Waiting for nodes, at step 70", "Start the missing nodes"),
         (said(state="paused"), "info", "Paused at step 70", "mt-resilient resume"),
         (said(at_s=NOW - 900), "warn", "Silent: the last word is 15.0 min old", "mt-resilient status"),
         (said(at_s=NOW - 900, alive=False), "bad", "Not training: its agent is gone", "Give the same command again"),
         (said(alive=False), "good", "Training", NOTHING),  # the agents of a hostfile run on other machines
+        (
+            said(replace(OVER, rung=6), alive=False, end={"code": 93}),
+            "bad",
+            "exit code 93 after step 70",
+            "Why: rank 0 on a was killed by signal 9; the disk is full. Correct the cause, and give the same command again.",
+        ),
         (said(alive=False, end={"code": 93}), "bad", "exit code 93 after step 70", "the disk is full"),
         (said(alive=False, end={"code": 130}), "info", "ended by Ctrl-C after step 70", "Give the same command again"),
         (said(alive=False, finished=True, end={"code": 0}), "good", "Finished after step 70", NOTHING),

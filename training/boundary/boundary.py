@@ -16,6 +16,7 @@ from ...resilience.errors import SnapshotError, StateError, UsageError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS, Directive, Held, Judgement, Wanted
 from ...resilience.model.rewind import REPLAYS
 from ...resilience.model.types import Doing, RankPhase
+from ..attach import marks
 from ..attach.attach import Attachment, attach
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
@@ -113,8 +114,7 @@ class Boundaries:
         self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
         for model in self._models:
             model.excuse()
-        self._page.restored_ns, self._page.total = monotonic_ns(), shown(total)
-        self._page.phase = RankPhase.TRAINING
+        self._page.restored_ns, self._page.total, self._page.phase = monotonic_ns(), shown(total), RankPhase.TRAINING
         watch(self._at, self._tape.device)
         self._page.tells = 2 if not self.fixed_data else 3 if self.puts_data_back else 1
         self._rescue.turn(self._course.careful(step))
@@ -153,12 +153,12 @@ class Boundaries:
             self._missing = tell_of_what_is_missing(self._at, self._sources.values())
             self._page.first_step = step
             self._page.stepped_ns = entered  # from here on the agent may start the warm process
+        marks.leave()
         if step == self._handoff.replay_until:
             self._page.replayed_ns = entered
         directive, held_ns = self._cross(step, figures, judged_now, last), 0
         if directive is Directive.GO_ON and self._council.paused and not last:
-            began = monotonic_ns()
-            directive = self._hold(step)
+            began, directive = monotonic_ns(), self._hold(step)
             held_ns = monotonic_ns() - began
         if directive is Directive.LEAVE:
             unwatch(self._page, RankPhase.STOPPED)
@@ -255,9 +255,9 @@ class Boundaries:
         return self._enter(self._turn_back())
 
     def _turn_back(self) -> int:
-        step = self._council.turn_back()
-        turn = self._course.turns[-1]
+        reached, step, turn = self._page.step, self._council.turn_back(), self._course.turns[-1]
         self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
+        marks.due("The ranks rewound in place", reached, step)
         return step
 
     def resume(self) -> None:

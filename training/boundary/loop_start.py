@@ -17,6 +17,7 @@ from ...resilience.inprocess.tally import Wanted
 from ...resilience.ipc.page_validation import MOST
 from ...resilience.model.data_windows import Window
 from ...resilience.text import formatting
+from ..attach import marks
 from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
 from ..snapshot.snapshots import Tape
@@ -177,6 +178,8 @@ def first_boundary(at: Attachment, windows: Collection[Window], cure: str, puts_
         if step >= 0:
             said = f"Step {step} was restored; which data this loop uses from here on is not known"
         tell(at, f"{said}: {cure}")
+    if (resumed := at.handoff.resume_step) >= 0:
+        marks.due("The ranks started again", max(at.handoff.replay_until, resumed), resumed)
     if at.local_rank == 0:
         imported_modules.note(Path(at.handoff.modules), at.environment)
 

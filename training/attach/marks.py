@@ -1,0 +1,54 @@
+"""Marks recoveries in the logs that the script itself keeps with TensorBoard or Weights & Biases. This module imports neither: where the
+script has opened no log in this process, nothing happens."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from .rank_stderr import say
+
+AGAIN, WORDS = "mt_resilient/steps_again", "mt_resilient/recovery"
+"""The names of the scalar, and of TensorBoard's text."""
+
+
+_due: list[tuple[str, int, int]] = []
+
+
+def due(what: str, reached: int, resumed: int) -> None:
+    """Note a mark for `leave`. what: what the ranks did. reached: the step at which they went back. resumed: the one to which they went."""
+    _due.append((what, reached, resumed))
+
+
+def leave() -> None:
+    """Call this at each boundary: leave the marks that are due. A script that opens a new log when it goes back has done so by then, and
+    TensorBoard's `purge_step` does not hide them."""
+    while _due:
+        _mark(*_due.pop(0))
+
+
+def _mark(what: str, reached: int, resumed: int) -> None:
+    try:
+        for writer in _writers():
+            writer.add_scalar(AGAIN, reached - resumed, reached)
+            writer.add_text(WORDS, f"{what}: from step {reached} back to step {resumed}", reached)
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        if run is not None:  # without `commit`, it joins a row of the script's: the script's own count of rows stays
+            run.log({AGAIN: reached - resumed}, commit=False)
+    except Exception as error:  # a library's failure must not become a fault of the training
+        say(
+            f"the recovery could not be marked in the script's own log ({type(error).__name__}: {error}); training goes on"
+        )
+
+
+def _writers() -> Iterator[Any]:
+    """Yield TensorBoard's writers that are open in this process."""
+    kinds = [getattr(sys.modules.get("torch.utils.tensorboard.writer"), "SummaryWriter", None)]
+    while kinds:
+        kind = kinds.pop()
+        if isinstance(kind, type):
+            kinds += kind.__subclasses__()
+            instances = [each for each in gc.get_referrers(kind) if type(each) is kind]
+            yield from (each for each in instances if getattr(each, "file_writer", None) is not None)
