@@ -159,15 +159,15 @@ def command(loop: Loop, extra_arguments: Sequence[str] = ()) -> tuple[list[str],
     return [*launcher, str(loop.script), *loop.arguments, *extra_arguments], environment
 
 
-def undisturbed(loop: Loop, *arguments: str) -> tuple[Record, str]:
-    """What a run under plain torchrun computes and prints, which is done once a session."""
-    return once(_undisturbed, loop, *arguments)
+def undisturbed(loop: Loop, *arguments: str, **extra: str) -> tuple[Record, str]:
+    """What a run under plain torchrun computes and prints, which is done once a session. extra: environment."""
+    return once(_undisturbed, loop, arguments, extra)
 
 
-def _undisturbed(loop: Loop, *arguments: str) -> tuple[Record, str]:
+def _undisturbed(loop: Loop, arguments: tuple[str, ...], extra: dict[str, str]) -> tuple[Record, str]:
     with tempfile.TemporaryDirectory() as place:
         argv, environment = command(loop, arguments)
-        environment.update(recording(Path(place)))
+        environment.update(recording(Path(place)), **extra)
         done = subprocess.run(argv, env=environment, cwd=place, capture_output=True, text=True, timeout=240)
         record = read_record(Path(place))
     # The exit code does not matter: gloo's threads abort the teardown now and then (torch 2.13).

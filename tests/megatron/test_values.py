@@ -13,13 +13,13 @@ pytestmark = [pytest.mark.megatron, pytest.mark.slow, pytest.mark.variant]
 LONG = ("--train-iters", "320", "--lr-decay-iters", "320")
 
 
-def test_a_hard_stretch_of_data_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hard_stretch_of_data_changes_nothing(tmp_path: Path) -> None:
     """20 batches have other labels. The spike is told, and every figure is that of plain torchrun."""
     if (reason := MEGATRON_DP2.missing()) is not None:
         pytest.skip(reason)
-    monkeypatch.setenv("NEMESIS_HARD", "1600:1760:0.5")
-    expected, _ = undisturbed(MEGATRON_DP2, *LONG)
-    job = behind(MEGATRON_DP2, tmp_path / "run", arguments=LONG)
+    hard = {"NEMESIS_HARD": "1600:1760:0.5"}
+    expected, _ = undisturbed(MEGATRON_DP2, *LONG, **hard)
+    job = behind(MEGATRON_DP2, tmp_path / "run", arguments=LONG, **hard)
     assert job.finish(280) == 0, job.said()[-4000:]
     assert read_record(tmp_path / "run") == expected
     assert [(incident.cause, incident.rung) for incident in job.faults()] == [("loss_spike", 0)], job.said()
