@@ -29,6 +29,7 @@ from .replica_check import TOLD, Replicas
 from .storage_worker import Errands
 
 _NEVER = sys.maxsize
+_NO_DOUBT = Remedy.WAIT, Remedy.LEAVE_ALONE
 _LEFT = (
     "at step {} every optimizer moment differs between the ranks, as it did before they went back. The script seems to train each rank "
     "independently, its kernels are not deterministic, or the hardware is faulty. The agent no longer compares replicas"
@@ -72,7 +73,7 @@ class Soundness:
         ended leaves no doubt. `went_back` clears the rest, because the ranks then continue from an earlier step."""
         waits = [each.onset for each in found if each.remedy == Remedy.WAIT and not each.outcome]
         self._watched = min(waits, default=_NEVER)
-        self._doubted = min(self._doubted, *(each.onset for each in found if each.remedy != Remedy.WAIT), _NEVER)
+        self._doubted = min(self._doubted, *(each.onset for each in found if each.remedy not in _NO_DOUBT), _NEVER)
 
     def look(self, generation: int, finished: int, *, every: bool = False) -> bool:
         """Compare new snapshots, and mark snapshots in storage as certified or rejected. Return True if a new divergence of replicas was

@@ -55,6 +55,8 @@ def _of_sighting(told: Sighting, signature: str, ident: str, observe: bool) -> I
     found = Finding(kind=Kind(told.cause), onset=told.onset, seen=told.seen, value=told.value, expected=told.expected)
     if told.remedy == Remedy.WAIT:
         rung, plan = OBSERVE, sentences.waits(told.to)
+    elif told.remedy == Remedy.LEAVE_ALONE:
+        rung, plan = OBSERVE, sentences.LEFT_ALONE
     elif told.remedy == Remedy.GIVE_UP:
         rung, plan = STOP, "end the job: the ranks had tried every remedy before"
     elif told.to < 0:

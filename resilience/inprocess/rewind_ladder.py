@@ -13,6 +13,9 @@
 Once data that was left out has cured a NaN of this job, the data of a later NaN is left out after one replay: as one bad sample comes in
 each epoch, an older state would cost `distance_steps` each time.
 
+A NaN that a replay gives again does no harm if the next step is finite, and so are the parameters, the gradients and the optimizers' state.
+The ranks train on (`tally.left_alone`). An example is a batch without labels: its loss is 0/0, and its gradients are 0.
+
 A spike of loss or gradient is no fault yet: the ranks wait (`loss_level`).
 
 If the script fetches its batches without our help, the ranks do not know the data of a step. A fault that does not recur then proves
@@ -194,6 +197,7 @@ def origin(remedy: Remedy) -> Origin:
         Remedy.RESCUE: Origin.RESCUED,
         Remedy.GIVE_UP: Origin.UNKNOWN,
         Remedy.WAIT: Origin.UNKNOWN,
+        Remedy.LEAVE_ALONE: Origin.UNKNOWN,
         Remedy.CONTINUE: Origin.UNKNOWN,
     }[remedy]
 

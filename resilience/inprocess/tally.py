@@ -225,6 +225,13 @@ def blamed(judgement: Judgement, said: Tally, turns: Sequence[Turn], policy: Lad
     )
 
 
+def left_alone(said: Tally, judgement: Judgement) -> Judgement:
+    """Return the judgement of the same tally if the NaN that the ranks would rewind for has done no harm: they train on."""
+    return judge(said, None, judgement.level, (), RankPolicy(observe=True))._replace(
+        finding=judgement.finding, answer=Answer(remedy=Remedy.LEAVE_ALONE)
+    )
+
+
 def _finding(
     said: Tally, before: Collection[Figure] | None, level: Level, policy: SpikePolicy
 ) -> tuple[Finding | None, Level]:

@@ -26,6 +26,8 @@ class Remedy(StrEnum):
     GIVE_UP = "give up"
     WAIT = "wait"
     """Train on: a loss that has gone up mostly comes back by itself."""
+    LEAVE_ALONE = "leave alone"
+    """Train on: the NaN is in the figures of one step only. Each replay gives it, and the state stays finite."""
     CONTINUE = "continue"
     """Go back to the newest state before the onset, and train on whatever the loss does: no remedy has helped. Data that rewinds
     to this state or a later one left out for the same kind of fault is used after all."""

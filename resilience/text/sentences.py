@@ -128,6 +128,13 @@ def waits(kept: int) -> str:
     return f"most spikes pass, so training continues; {state}, and all ranks rewind if the loss stays high"
 
 
+LEFT_ALONE = (
+    "a replay gave it again, the next step is finite, and so are the parameters, the gradients and the optimizers' state: it does no "
+    "harm, so training continues with the same data"
+)
+"""What the ranks do about a NaN that does no harm."""
+
+
 def watch_ended(outcome: int, step: int) -> str:
     """Return how a watch ended (`loss_level.Outcome`)."""
     return {

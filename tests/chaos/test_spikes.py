@@ -56,6 +56,18 @@ def test_a_flipped_bit_that_shows_some_steps_later_is_gone_at_the_replay_from_th
     assert digest_of(job.printed()) == expected
 
 
+@pytest.mark.variant
+def test_a_nan_that_does_no_harm_is_replayed_once_and_then_left_alone(tmp_path: Path) -> None:
+    bare = {"NO_LABELS": "40:41"}
+    expected, _ = undisturbed(SPIKING, "--steps", STEPS, **bare)
+    job = run(tmp_path, **bare)
+    assert job.finish() == 0, job.said()[-3000:]
+    told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.faults()]
+    assert told == [("non_finite", 1, "replay", "again"), ("non_finite", 0, "", "")], job.said()
+    assert "it does no harm, so training continues with the same data" in job.said()
+    assert digest_of(job.printed()) == expected
+
+
 def test_bad_data_is_left_out(tmp_path: Path) -> None:
     job = run(tmp_path / "hit", BAD_DATA="40:44", BAD_FOR="1")
     assert job.finish() == 0, job.said()[-3000:]

@@ -260,3 +260,22 @@ def test_an_ordinary_loop_keeps_no_gradient_once_it_is_known(lives: Callable[[Lo
         life = lives(adding(1, to_none=True, first=first))
         life.run(0, STEPS)
         assert not any(kept[-1].get("sums") for kept in life.kept[2:])
+
+
+@pytest.mark.parametrize("where", ["nothing", "parameter", "gradient", "moment"])
+def test_nan_anywhere_in_the_state_does_harm(where: str) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    accumulation = Accumulation([Modules([model])], [Optimizers(optimizer)], [], print)
+    backward(model, 0)
+    optimizer.step()
+    with torch.no_grad():
+        spoiled = {
+            "nothing": torch.zeros(1),
+            "parameter": model.bias,
+            "gradient": model.bias.grad,
+            "moment": optimizer.state[model.bias]["exp_avg_sq"],
+        }[where]
+        assert spoiled is not None
+        spoiled.fill_(float("nan"))
+    assert accumulation.finite() is (where == "nothing")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mt_resilient.resilience.inprocess.fallback import RescuePolicy
 from mt_resilient.resilience.inprocess.loss_level import Level, Outcome, Watch
-from mt_resilient.resilience.inprocess.loss_spike import Figure, SpikePolicy
+from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, SpikePolicy
 from mt_resilient.resilience.inprocess.rewind_ladder import Answer
 from mt_resilient.resilience.inprocess.tally import (
     ROW,
@@ -21,6 +21,7 @@ from mt_resilient.resilience.inprocess.tally import (
     Wanted,
     blamed,
     judge,
+    left_alone,
     row,
     tally,
 )
@@ -89,6 +90,20 @@ def test_a_spike_that_hardware_likely_caused_is_replayed_at_once_and_only_once(a
     judgement = blamed(judge(said, HIGH, LEVEL, done, POLICY), said, done, POLICY.ladder)
     assert judgement.directive is (Directive.GO_ON if answered else Directive.REWIND)
     assert judgement.answer == Answer(remedy=Remedy.WAIT if answered else Remedy.REPLAY, at_most=Step(27))
+
+
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("replays", range(3))
+def test_ranks_train_on_after_a_nan_that_does_no_harm(replays: int, order: Order) -> None:
+    turns = [Turn(kind=Kind.NON_FINITE, onset=Step(30), to=Step(29), remedy=Remedy.REPLAY)] * replays
+    said = Tally(step=Step(30), non_finite=1, order=order, earlier=Held.WHOLE)
+    judgement = left_alone(said, judge(said, CALM, LEVEL, turns, POLICY))
+    assert judgement.directive is (Directive.GO_ON if order is Order.NONE else Directive.LEAVE)
+    assert (judgement.finding, judgement.answer) == (
+        Finding(kind=Kind.NON_FINITE, onset=Step(30), seen=Step(30)),
+        Answer(remedy=Remedy.LEAVE_ALONE),
+    )
+    assert (judgement.newest, judgement.earlier) == (Held.MISSED, Held.WHOLE)
 
 
 def test_what_is_known_of_the_losses_comes_back_from_its_numbers() -> None:

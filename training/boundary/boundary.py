@@ -78,8 +78,7 @@ class Boundaries:
         self._own_gradients = OwnGradients((c for m in self._models for c in m.chunks), noted=self._at.world > 1)
         optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
         others = [source for source in self._sources.values() if isinstance(source, Values)]
-        self._accumulation = Accumulation(self._models, optimizers, others, self._tell)
-        self._tape.alone.gradients = self._accumulation
+        self._accumulation = self._tape.alone.gradients = Accumulation(self._models, optimizers, others, self._tell)
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.devices else None
         """None if a rank's own time can't be measured: with a single rank, or on a device."""
 
@@ -111,7 +110,8 @@ class Boundaries:
         if self._at is None:
             return step
         self._tape.restorer.restore_randomness()
-        self._council = Council(self._at, self._tape, self._course, self._pace, self._rescue, self._own_gradients)
+        parts = self._tape, self._course, self._pace, self._rescue, self._own_gradients, self._accumulation
+        self._council = Council(self._at, *parts)
         for model in self._models:
             model.excuse()
         self._page.restored_ns, self._page.total, self._page.phase = monotonic_ns(), shown(total), RankPhase.TRAINING
@@ -170,7 +170,7 @@ class Boundaries:
 
     def _cross(self, step: int, figures: Figures | None, judged_now: bool, last: bool) -> Directive:
         """Read what all ranks reported of the step before, save this step, and report its figures. figures: None if already reported."""
-        before, self._postponed = self._council.judged() or self._postponed, None
+        before, self._postponed = self._council.judged(figures) or self._postponed, None
         if before and before.directive is Directive.REWIND:
             return Directive.REWIND
         leave = before is not None and before.directive is Directive.LEAVE

@@ -13,9 +13,20 @@ from ...resilience.errors import BudgetSpent, InternalError
 from ...resilience.inprocess import rewind_ladder
 from ...resilience.inprocess.loss_level import Outcome
 from ...resilience.inprocess.loss_spike import Finding
-from ...resilience.inprocess.tally import Directive, Held, Judgement, Tally, Wanted, blamed, judge, row, tally
-from ...resilience.ipc.board_events import Rewound, Sighted
-from ...resilience.model import data_windows
+from ...resilience.inprocess.tally import (
+    Directive,
+    Held,
+    Judgement,
+    Tally,
+    Wanted,
+    blamed,
+    judge,
+    left_alone,
+    row,
+    tally,
+)
+from ...resilience.ipc.board_events import Sighted
+from ...resilience.model.cause import Kind
 from ...resilience.model.generation import RewindOrder
 from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
@@ -23,14 +34,18 @@ from ...resilience.text import sentences
 from ..attach.attach import Attachment
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
+from ..state.optimizers.accumulated_gradients import Accumulation
 from .allreduce import Sentinel
 from .fallback import Rescue
-from .lineage import Course
+from .lineage import Course, note, obey
 from .local_gradients import OwnGradients, culprits
 from .step_metrics import Figures, finite
 
 _SETTLED = Held.WHOLE, Held.WHOLE
 """What a rank reports of its snapshots once all ranks know their outcome. The value is then ignored."""
+
+
+_ACTS = Directive.REWIND, Directive.GIVE_UP
 
 
 class Incurable(BudgetSpent):
@@ -44,11 +59,18 @@ class Incurable(BudgetSpent):
 
 class Council:
     def __init__(
-        self, at: Attachment, tape: Tape, course: Course, pace: Pace, rescue: Rescue, own: OwnGradients
+        self,
+        at: Attachment,
+        tape: Tape,
+        course: Course,
+        pace: Pace,
+        rescue: Rescue,
+        own: OwnGradients,
+        accumulation: Accumulation,
     ) -> None:
         """Collective: every rank must create its council at the same point of its program."""
         self._at, self._tape, self._course, self._pace, self._rescue, self._own = at, tape, course, pace, rescue, own
-        self._sentinel = Sentinel(at)
+        self._sentinel, self._accumulation = Sentinel(at), accumulation
         self._policy = at.handoff.policy
         self.stride = pace.stride
         """Steps between snapshots in memory, as all ranks last agreed."""
@@ -60,6 +82,8 @@ class Council:
         """Number of the last rewind order that was obeyed, or declined."""
         self._stepped = False
         """Whether the last contributed row has the figures of a step."""
+        self._harmless = False
+        """Whether the last NaN that a replay gave again did no harm. The next one is then not replayed."""
         self.paused = False
         """Whether all ranks wait before the next step."""
         self._fixed_data = True
@@ -93,8 +117,9 @@ class Council:
         )
         self._sentinel.contribute(row(said))
 
-    def judged(self) -> Judgement | None:
-        """React to the pending tally, if there is one. Collective if a rewind is ordered. Raises Incurable if no remedy has helped."""
+    def judged(self, following: Figures | None = None) -> Judgement | None:
+        """React to the pending tally, if there is one. Collective if a rewind is ordered. Raises Incurable if no remedy has helped.
+        following: the figures of the step after it, if that is done."""
         reduced = self._sentinel.take()
         if reduced is None:
             return None
@@ -103,6 +128,8 @@ class Council:
         judgement = judge(said, course.figures if self._stepped else None, course.level, course.turns, self._policy)
         if judgement.waits and not self._policy.observe and self._culprits(judgement.finding):
             judgement = blamed(judgement, said, course.turns, self._policy.ladder)
+        if judgement.directive in _ACTS and self._does_no_harm(judgement.finding, following):
+            judgement = left_alone(said, judgement)
         self._tape.settle(judgement)
         self.paused, self._fixed_data = judgement.pause, said.fixed_data
         if judgement.directive in (Directive.GO_ON, Directive.LEAVE):
@@ -166,6 +193,17 @@ class Council:
             )
         )
 
+    def _does_no_harm(self, finding: Finding | None, following: Figures | None) -> bool:
+        """Return whether a NaN that a replay has given again is gone in the following step, and has left the state of all ranks finite.
+        Collective."""
+        assert finding is not None
+        past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
+        if finding.kind is not Kind.NON_FINITE or finding.expected or not (past or self._harmless):
+            return False
+        gone = following is not None and following.finite and not following.skipped
+        self._harmless = self._sentinel.extremes(gone and self._accumulation.finite())[0] > 0
+        return self._harmless
+
     def _can_obey(self) -> bool:
         """Return whether all ranks can rewind as ordered. If they cannot, they decline the order for good."""
         page = self._at.page
@@ -218,7 +256,7 @@ class Council:
         self._course.turned(turn)
         self._course.went_back(to)
         self._rescue.turn(self._course.careful(to))
-        _note(self._at, turn, started, finding=finding, ranks=ranks)
+        note(self._at, turn, started, finding=finding, ranks=ranks)
         return to
 
     def _watch_ended(self, outcome: Outcome, step: int) -> None:
@@ -257,43 +295,3 @@ class Council:
             if least == greatest:
                 return greatest
             at_least = greatest
-
-
-def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
-    """Continue the course (the record of judged steps) from the state that `order` names, which was just restored, and report it to the
-    agent."""
-    course.went_back(order.to)
-    window = data_windows.following(order.to, order.skip, course.windows) if order.skip else None
-    replay = Remedy.REPLAY if known_data else Remedy.REWIND
-    remedy = Remedy.SKIP if window else replay
-    turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
-    course.turned(turn)
-    _note(at, turn, started_ns, order=order.number)
-
-
-def _note(
-    at: Attachment,
-    turn: Turn,
-    started_ns: int,
-    *,
-    finding: Finding | None = None,
-    ranks: tuple[Rank, ...] = (),
-    order: int = 0,
-) -> None:
-    """Record for the agent that the ranks have rewound, because of a finding or by an order."""
-    at.page.rewound(
-        Rewound(
-            kind=turn.kind,
-            onset=turn.onset,
-            reached=max(at.page.step, turn.to),
-            to=turn.to,
-            remedy=turn.remedy,
-            window=turn.window,
-            value=finding.value if finding else 0.0,
-            expected=finding.expected if finding else 0.0,
-            ranks=ranks,
-            at_ns=started_ns,
-            done_ns=monotonic_ns(),
-            order=order,
-        )
-    )

@@ -13,14 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...resilience.clock import monotonic_ns
 from ...resilience.inprocess import fallback, loss_level
 from ...resilience.inprocess.loss_level import Level
-from ...resilience.inprocess.loss_spike import Figure
+from ...resilience.inprocess.loss_spike import Figure, Finding
+from ...resilience.ipc.board_events import Rewound
 from ...resilience.ipc.handoff import Handoff
 from ...resilience.model import data_windows
 from ...resilience.model.data_windows import Window
+from ...resilience.model.generation import RewindOrder
 from ...resilience.model.rewind import Remedy, Turn, left_out
-from ...resilience.model.types import Step
+from ...resilience.model.types import Rank, Step
+from ..attach.attach import Attachment
 from ..data.batches import Batches
 from ..state.tensors.in_place import Nested
 
@@ -119,3 +123,42 @@ class Course:
 def _figure(row: Sequence[float]) -> Figure:
     step, loss, grad_norm = row
     return Figure(Step(int(step)), *(None if math.isnan(value) else value for value in (loss, grad_norm)))
+
+
+def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
+    """Continue the course from the state that `order` names, which was just restored, and report it to the agent."""
+    course.went_back(order.to)
+    window = data_windows.following(order.to, order.skip, course.windows) if order.skip else None
+    replay = Remedy.REPLAY if known_data else Remedy.REWIND
+    remedy = Remedy.SKIP if window else replay
+    turn = Turn(kind=order.cause, onset=Step(order.to + 1), to=order.to, remedy=remedy, window=window)
+    course.turned(turn)
+    note(at, turn, started_ns, order=order.number)
+
+
+def note(
+    at: Attachment,
+    turn: Turn,
+    started_ns: int,
+    *,
+    finding: Finding | None = None,
+    ranks: tuple[Rank, ...] = (),
+    order: int = 0,
+) -> None:
+    """Record for the agent that the ranks have rewound, because of a finding or by an order."""
+    at.page.rewound(
+        Rewound(
+            kind=turn.kind,
+            onset=turn.onset,
+            reached=max(at.page.step, turn.to),
+            to=turn.to,
+            remedy=turn.remedy,
+            window=turn.window,
+            value=finding.value if finding else 0.0,
+            expected=finding.expected if finding else 0.0,
+            ranks=ranks,
+            at_ns=started_ns,
+            done_ns=monotonic_ns(),
+            order=order,
+        )
+    )

@@ -29,8 +29,7 @@ from ..state.values.borrowed_memory import Lenders
 from ..state.values.session_parts import Parts
 from ..state.values.value_source import Stateful
 from ..warm import imported_modules
-from .consensus import obey
-from .lineage import Course
+from .lineage import Course, obey
 
 _FETCHING_S = 0.005
 """Seconds between two polls while ranks wait for their part of the state to arrive from another node."""

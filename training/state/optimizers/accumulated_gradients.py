@@ -87,6 +87,19 @@ class Accumulation:
         parts = [_parameters_of(optimizer) for source in self._optimizers for _, _, optimizer in source.parts()]
         if not any(part and used.isdisjoint(map(id, part)) for part in parts):
             return False
+        return self._parameters_finite()
+
+    def finite(self) -> bool:
+        """Return whether the parameters, their gradients and the optimizers' states are finite, as far as they are known."""
+        parts = [optimizer for source in self._optimizers for _, _, optimizer in source.parts()]
+        parameters = chain(*map(_parameters_of, parts))
+        gradients = (_values(_parts(each.grad)) for each in parameters if each.grad is not None)
+        states = (each for optimizer in parts for state in optimizer.state.values() for each in state.values())
+        with torch.no_grad():
+            moments = (local(each) for each in states if torch.is_tensor(each))
+            return self._parameters_finite() and finite(sums(chain(gradients, moments)))
+
+    def _parameters_finite(self) -> bool:
         with torch.no_grad(), suppress(SnapshotError):  # of a model that can't be read, nothing is known
             judged = [model.judged(model.tensors()) for model in self._models]
             return finite(sums(chain(*judged, (each for _, each in self._others_parameters()))))
