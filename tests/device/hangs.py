@@ -9,7 +9,7 @@ and one line of JSON to stdout:
     found_s      from the fault to the agent's decision; limit: floor + 3 x confirm = 11 s
     back_s       from the fault to the next finished step
     summary      the incident: which rank, and why
-    incidents    of the healthy case: must be none
+    incidents    of the healthy cases: must be none
 
 To try the driver itself without devices: --device cpu, or --device musa with tests/musa/standin on PYTHONPATH.
 """
@@ -31,8 +31,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 FLOOR_S, CONFIRM_S = 5, 2
-HEALTHY_S = 240
-"""Seconds that the healthy case may take."""
+HEALTHY = {"healthy": 240.0, "long": 1320.0}
+"""Seconds that the healthy cases may take. `long` takes steps that vary by 10 x, with evaluations, saves and compilations, for 1,200 s."""
 OPTIONS = {"sleep": {"hang.idle_s": "3"}}
 EXTRA = {"timed": {"TORCH_NCCL_ENABLE_TIMING": "1"}}
 """Environment variables by case. With this one, the flight recorder also sees which device has not begun a collective.
@@ -100,7 +100,7 @@ def play(case: str, device: str, folder: Path, limit_s: float) -> dict[str, Any]
         end(agent)
     result: dict[str, Any] = {"took_s": round(time.time() - began_s, 1), "exit": code}
     fault = noted(folder, "fault")
-    if case != "healthy":
+    if case not in HEALTHY:
         result["found_s"] = round(decided_s - fault[0][0], 2) if fault and decided_s else None
         result["back_s"] = round(back[0] - fault[0][0], 2) if fault and back else None
     else:
@@ -116,7 +116,7 @@ def play(case: str, device: str, folder: Path, limit_s: float) -> dict[str, Any]
             for word in ("no sign of life", "hangs", "ranks wait", "slow, and not", "signs of life", "recovered")
         )
     ]
-    if (result.get("found_s") is None and case != "healthy") or (case == "healthy" and code != 0):
+    if code != 0 if case in HEALTHY else result.get("found_s") is None:
         result["tail"] = (folder / "errors").read_text(errors="replace")[-2500:]
         result["stacks"] = stacks(folder)
     return result
@@ -164,10 +164,10 @@ def main() -> None:
 
         results["torch"] = torch.__version__
         results["name"] = torch.cuda.get_device_name(0) if options.device == "cuda" else options.device
-    names = [case for case in options.cases for _ in range(1 if case == "healthy" else options.repeat)]
+    names = [case for case in options.cases for _ in range(1 if case in HEALTHY else options.repeat)]
     place = Path(tempfile.mkdtemp(prefix="spin-"))
     for number, case in enumerate(names):
-        limit_s = min(max(HEALTHY_S, options.limit) if case == "healthy" else options.limit, until_s - time.time() - 15)
+        limit_s = min(HEALTHY.get(case, options.limit), until_s - time.time() - 15)
         key = case if case not in results else f"{case}-{number}"
         if limit_s < 30:
             results[key] = "skipped: no time left"

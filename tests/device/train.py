@@ -21,6 +21,8 @@ if kind == "musa":
     import torch_musa  # noqa: F401
 
 AT, STEPS = 20, 40
+LONG_S, BETWEEN = 1200.0, 40
+"""The case `long`: how many seconds it trains, and the number of steps from one evaluation, save or compilation to the next."""
 rank = int(os.environ["RANK"])
 module = getattr(torch, kind) if kind != "cpu" else None
 device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0) if module else torch.device("cpu")
@@ -177,8 +179,17 @@ def compiles() -> None:
 
 HEALTHY = (evaluates, evaluates_without_waiting, evaluates_on_the_host, saves, captures, compiles)
 
-session = Session(model=model, optimizer=optimizer)
-for step in session.steps(STEPS):
+
+def shows(work) -> None:
+    try:
+        work()
+        note("done", f"{work.__name__} on rank {rank}")
+    except Exception as error:
+        note("done", f"{work.__name__} FAILED on rank {rank}: {error!r}"[:600].replace("\n", " "))
+
+
+session, began_s = Session(model=model, optimizer=optimizer), time.monotonic()
+for step in session.steps(STEPS if case != "long" else 1_000_000):
     generator = torch.Generator().manual_seed(session.data_step)
     inputs = torch.randn(8, width, generator=generator).to(device)
     loss = model(inputs).square().mean()
@@ -190,12 +201,11 @@ for step in session.steps(STEPS):
     if case == "healthy":
         kernels(1.5 if step % 10 == 9 else 0.15)
         if step >= AT and step - AT < len(HEALTHY):
-            name = HEALTHY[step - AT].__name__
-            try:
-                HEALTHY[step - AT]()
-                note("done", f"{name} on rank {rank}")
-            except Exception as error:
-                note("done", f"{name} FAILED on rank {rank}: {error!r}"[:600].replace("\n", " "))
+            shows(HEALTHY[step - AT])
+    elif case == "long":
+        kernels(0.1 * 10 ** torch.rand((), generator=generator).item())
+        if step % BETWEEN == AT:
+            shows(HEALTHY[step // BETWEEN % len(HEALTHY)])
     else:
         time.sleep(0.1)
     for parameter in model.parameters():
@@ -204,5 +214,10 @@ for step in session.steps(STEPS):
     session.report(loss=loss.item())
     if rank == 0:
         note("steps", str(step))
+    if case == "long":
+        over = torch.tensor(float(time.monotonic() - began_s > LONG_S), device=device)
+        distributed.broadcast(over, 0)
+        if over.item():
+            break
 time.sleep(0.2)
 distributed.destroy_process_group()
