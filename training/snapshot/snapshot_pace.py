@@ -57,7 +57,7 @@ class Pace:
             self._without = 0
         self._after = beside
         self._since, self._since_s = self._since + 1, self._since_s + took_s
-        if self._since_s >= self._worth_s:  # steps are longer than before the snapshot, as when a script begins to learn
+        if self._since_s >= self._worth_s:  # steps have become longer, as when a script begins to learn
             self.stride = min(self.stride, self._since)
 
     def recorded(self, held_s: float) -> None:
@@ -91,8 +91,8 @@ class Pace:
         costs = [statistics.median(each) for each in (longer_s, self._waited_s) if len(each) >= _ENOUGH]
         return stride(statistics.median(self._held_s) + max(0.0, *costs, 0.0), step_s)
 
-
     def _worth(self) -> float:
+        """Return the seconds of training that are worth a snapshot; infinity if that is not known."""
         if self._fixed != AUTO or len(self._free_s) < _ENOUGH:
             return math.inf
         return self.stride * statistics.median(self._free_s)
