@@ -150,6 +150,8 @@ def _advanced(level: Level, figures: Sequence[Figure], policy: SpikePolicy) -> L
     if level.counted < _FIRST_LOSSES:
         level = level._replace(begun=level.begun + loss, counted=level.counted + 1)
     last = [figure.loss for figure in figures[-policy.patience_steps :] if figure.loss is not None]
+    if len(last) < policy.patience_steps:  # a loss scaler has skipped a step, or the script does not report each one
+        last = [figure.loss for figure in figures if figure.loss is not None][-policy.patience_steps :]
     if len(last) < policy.patience_steps:
         return level._replace(well=step)
     now, noise, best = median_low(last), level.noise, level.best

@@ -35,8 +35,14 @@ _COMPUTED_AGAIN = {
     Repeated.SAME: "computed again, with the same loss as before",
     Repeated.OTHER: "computed again, with another loss than before",
 }
-_OTHER = "either this training is not reproducible, or its snapshots lack a part of its state (docs/state.md lists what they hold)"
-_OTHER_DATA = "the data of this loop could not be put back: from there on it may use other data than without the fault"
+_OTHER = (
+    "either this training is not reproducible, or its state was damaged before the fault (as by a flipped bit), "
+    "or its snapshots lack a part of its state (docs/state.md lists what they hold)"
+)
+_OTHER_DATA = (
+    "unless the data of this loop comes from what a snapshot holds, it could not be put back: "
+    "from there on the loop may use other data than without the fault"
+)
 
 
 def _computed_again(incident: Incident) -> str:

@@ -145,7 +145,7 @@ def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path:
     assert job.finish() == 0, job.said()
     said = job.said()
     cure = "take the batches from session.batches(loader), or by session.data_step"
-    assert said.count(f"Which data this loop uses is not known, so no recovery can put it back: {cure}") == 1
+    assert said.count(f"no recovery can put it back: {cure}") == 1
     assert said.count(f"was restored; which data this loop uses from here on is not known: {cure}") == 1
     first = next(i for i in job.faults() if i.cause == "non_finite")
     assert (first.remedy, first.origin) == ("rewind", "undecided")

@@ -27,7 +27,7 @@ def played(losses: Losses, norms: Losses | None = None) -> tuple[list[Finding], 
         norm = None if norms is None else float(norms[step])
         figures = [
             *figures[-POLICY.baseline_steps - POLICY.run_steps - POLICY.patience_steps :],
-            Figure(Step(step), loss, norm),
+            Figure(Step(step), None if np.isnan(loss) else loss, norm),
         ]
         watched = level.watch
         finding, level = judge(figures, level, POLICY)
@@ -98,6 +98,20 @@ def test_a_loss_that_stays_high_is_found_and_its_onset_too(name: str) -> None:
         assert found[-1].kind is Kind.LOSS_DIVERGENCE
         assert found[-1].seen <= AT + until
         assert AT - 10 <= found[-1].onset <= AT + 1 + late
+
+
+@pytest.mark.parametrize(
+    ("unknown", "until"),
+    [(lambda steps: steps % 20 == 0, 40), (lambda steps: steps % 3 > 0, 110)],
+    ids=["a loss scaler skips a step now and then", "the script reports every third step"],
+)
+def test_a_loss_that_stays_high_is_found_though_some_steps_have_no_loss(
+    unknown: Callable[[Losses], NDArray[np.bool_]], until: int
+) -> None:
+    losses = training(0)
+    found, _ = played(np.where(unknown(np.arange(len(losses))), np.nan, losses + 2.0 * (after(losses) > 0)))
+    assert found[-1].kind is Kind.LOSS_DIVERGENCE
+    assert AT - 10 <= found[-1].onset <= found[-1].seen <= AT + until
 
 
 def test_a_rise_that_is_too_small_to_act_is_told_and_its_end_too() -> None:

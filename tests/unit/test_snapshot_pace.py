@@ -59,6 +59,20 @@ def test_all_that_steps_take_longer_counts_and_stays_below_one_percent(figures: 
     assert measured(Pace(AUTO), step_s=0.093, **figures) == expected
 
 
+@pytest.mark.parametrize(("first_s", "later_s", "expected"), [(0.0005, 0.03, 73), (0.03, 0.03, 73)])
+def test_a_script_that_begins_to_learn_gets_its_snapshots_as_often_as_its_longer_steps_afford(
+    first_s: float, later_s: float, expected: int
+) -> None:
+    """The first steps of a reinforcement learner only fill its replay buffer."""
+    pace = Pace(AUTO)
+    for step in range(1, 2000):
+        pace.stepped(first_s if step <= 100 else later_s)
+        if pace.due(step, pace.stride):
+            pace.recorded(0.02)
+            pace.last = step
+    assert 1999 - pace.last <= expected
+
+
 def test_while_every_step_runs_beside_copies_some_are_left_free_to_compare_with() -> None:
     pace = Pace(AUTO)
     for stride in (1, 2, 4, 8):

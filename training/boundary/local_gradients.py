@@ -10,13 +10,17 @@ collective), and instead of it. If a bucket has neither, Megatron's own check st
 check raises on the one rank that sees a NaN, while its peers already wait in the collective. A session judges the same figures on all ranks
 instead. Without Megatron, a hook measures each parameter's gradient after its accumulation; DistributedDataParallel reduces later. (A
 communication hook of DistributedDataParallel would have to do the reduction itself. It would divide where DistributedDataParallel
-multiplies, which gives other bits on three ranks.) Sharded parameters are left out: their gradient is reduced before it is accumulated.
-Parameters on devices are left out, too: such hooks take 16 us of host time per parameter (H200). A pass over Megatron's buckets takes 1.2
-ms for 4.2 GB, the memory's bandwidth.
+multiplies, which gives other bits on three ranks.) A step may have several backward passes, and DistributedDataParallel reduces after each
+of them unless the script uses `no_sync`. Then a gradient after a later pass contains what was reduced before, which is alike on all ranks.
+So two norms are kept: after the first pass, and after the last.
+
+Sharded parameters are left out: their gradient is reduced before it is accumulated. Parameters on devices are left out, too: such hooks
+take 16 us of host time per parameter (H200). A pass over Megatron's buckets takes 1.2 ms for 4.2 GB, the memory's bandwidth.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable
@@ -47,7 +51,9 @@ class OwnGradients:
     def __init__(self, chunks: Iterable[torch.nn.Module], noted: bool) -> None:
         """noted: there are other ranks to compare with. Megatron's own check is replaced in any case."""
         self._now: dict[Any, torch.Tensor] = {}
-        self._steps: deque[tuple[int, list[torch.Tensor]]] = deque(maxlen=_KEPT)
+        self._first: dict[Any, torch.Tensor] = {}
+        self._steps: deque[tuple[int, list[torch.Tensor], list[torch.Tensor]]] = deque(maxlen=_KEPT)
+        """The step, and the norms after its first and its last backward pass."""
         self._noted = noted
         for chunk in chunks:
             groups = [*getattr(chunk, "bucket_groups", []), *getattr(chunk, "expert_parallel_bucket_groups", [])]
@@ -80,23 +86,24 @@ class OwnGradients:
 
     def _note(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None and parameter.grad.layout is torch.strided:
-            self._now[id(parameter)] = _norm_of(parameter.grad)
+            self._now[id(parameter)] = norm = _norm_of(parameter.grad)
+            self._first.setdefault(id(parameter), norm)
 
     def stepped(self, step: int) -> None:
         """Record that step `step` is done."""
         if self._now:
-            self._steps.append((step, list(self._now.values())))
-            self._now = {}
+            self._steps.append((step, list({**self._now, **self._first}.values()), list(self._now.values())))
+            self._now, self._first = {}, {}
 
     def went_back(self, step: int) -> None:
-        self._now = {}
+        self._now, self._first = {}, {}
         while self._steps and self._steps[-1][0] > step:
             self._steps.pop()
 
-    def times_usual(self, step: int) -> float:
+    def times_usual(self, step: int, *, first: bool = False) -> float:
         """Return this rank's norm at that step, in units of its usual earlier norm. Return inf if the norm was not finite, 0 if it is
-        unknown."""
-        of = {at: math.hypot(*map(float, parts)) for at, parts in self._steps if at <= step}
+        unknown. first: after the step's first backward pass, otherwise after its last."""
+        of = {at: math.hypot(*map(float, norms[not first])) for at, *norms in self._steps if at <= step}
         if step not in of:
             return 0.0
         if not math.isfinite(of[step]):
@@ -110,8 +117,9 @@ def culprits(finding: Finding, own: OwnGradients, sentinel: Sentinel, rank: int,
     """Return the ranks whose own gradient deviated at the onset, ascending. Return none if these are more than `RANKS_NAMED`, or more than
     half of all ranks. A loss spike may originate in the step before the onset, so that step is examined first. Collective, but only in the
     rare case that a step is wrong, with a few numbers. Must be called before the ranks go back."""
-    for step in range(finding.onset - (finding.kind is Kind.LOSS_SPIKE), finding.onset + 1):
-        mine = own.times_usual(step)
+    steps = range(finding.onset - (finding.kind is Kind.LOSS_SPIKE), finding.onset + 1)
+    for step, first in itertools.product(steps, (False, True)):
+        mine = own.times_usual(step, first=first)
         least, worst = sentinel.extremes(mine)
         out = mine > _FACTOR * max(1.0, least) if math.isfinite(worst) else mine == math.inf
         found: list[Rank] = []

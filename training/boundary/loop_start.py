@@ -173,7 +173,10 @@ def first_boundary(at: Attachment, windows: Collection[Window], cure: str, puts_
         )
     if cure and not puts_back:
         step = at.handoff.resume_step
-        said = "Which data this loop uses is not known, so no recovery can put it back"
+        said = (
+            "Which data this loop uses is not known. Unless it comes from what a snapshot holds, as a replay buffer of the Session "
+            "or a random generator, no recovery can put it back"
+        )
         if step >= 0:
             said = f"Step {step} was restored; which data this loop uses from here on is not known"
         tell(at, f"{said}: {cure}")

@@ -7,6 +7,7 @@ wait for the copies, and what the copies take of the memory's and the link's spe
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ class Pace:
         many steps."""
         self._without = 0
         """The snapshots since the last step without copies."""
+        self._since, self._since_s, self._worth_s = 0, 0.0, math.inf
+        """The steps since the last snapshot, their seconds, and the seconds that the last measurement allows between two snapshots."""
         self.last = -1
         """The step of the last snapshot that all ranks have begun."""
 
@@ -53,6 +56,9 @@ class Pace:
             self._free_s.append(took_s)
             self._without = 0
         self._after = beside
+        self._since, self._since_s = self._since + 1, self._since_s + took_s
+        if self._since_s >= self._worth_s:  # steps have become longer, as when a script begins to learn
+            self.stride = min(self.stride, self._since)
 
     def recorded(self, held_s: float) -> None:
         """Record the seconds for which one snapshot has delayed the loop at its boundary."""
@@ -64,6 +70,7 @@ class Pace:
             self._apart *= 2
         self._without += 1
         self.stride = self._affordable()
+        self._since, self._since_s, self._worth_s = 0, 0.0, self._worth()
         self._beside_s.append([])
 
     def waited(self, seconds: float) -> None:
@@ -83,6 +90,12 @@ class Pace:
         longer_s = [sum(each) - len(each) * step_s for each in beside]
         costs = [statistics.median(each) for each in (longer_s, self._waited_s) if len(each) >= _ENOUGH]
         return stride(statistics.median(self._held_s) + max(0.0, *costs, 0.0), step_s)
+
+    def _worth(self) -> float:
+        """Return the seconds of training that are worth a snapshot; infinity if that is not known."""
+        if self._fixed != AUTO or len(self._free_s) < _ENOUGH:
+            return math.inf
+        return self.stride * statistics.median(self._free_s)
 
 
 @contextmanager
