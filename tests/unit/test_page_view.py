@@ -13,7 +13,7 @@ from mt_resilient.resilience.report.page_view import NO_AGENT, Seen
 from .worlds import incident
 
 NOW = 10_000.0
-LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "nodes": {"trains": 2}}
+LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "etcd_s": 0.002, "nodes": {"trains": 2}}
 OVER = incident(at_s=NOW - 60, resume_step=Step(8), phases_s={"step": 2.0}, open=False)
 UNCURED = incident(2, rung=1, cause="loss_divergence", remedy="continue", resume_step=Step(8), open=False)
 NODE = {"several": True}
@@ -104,6 +104,7 @@ NOTHING = "Nothing to do."
             "Training",
             NOTHING,
         ),
+        (said(etcd_s=None), "warn", "Training", "etcd does not answer: training goes on, but no fault can be answered."),
         (said(quarantined=1), "warn", "Training", "Nodes in quarantine: 1."),
         (said(spares=1), "warn", "Training", "No spare is left"),
         (
