@@ -28,7 +28,9 @@ def doubts(
     why, trains = unwritten(last), line.get("nodes", {}).get("trains", 0)
     found = [f"The last snapshot could not be written to disk: {why}."] if why else []
     if line.get("etcd_s") is None:
-        found.append(f"etcd does not answer: training goes on, but no fault can be answered. Read {RUNBOOKS}etcd-unreachable.md.")
+        found.append(
+            f"etcd does not answer: training goes on, but no fault can be answered. Read {RUNBOOKS}etcd-unreachable.md."
+        )
     answered = [(number, i) for number, i in incidents.items() if i.rung not in (OBSERVE, STOP) and not i.open]
     uncured = [(n, i) for n, i in answered if explain.result(i) == "not cured"]
     for number, incident in uncured[-1:]:

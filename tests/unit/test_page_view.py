@@ -104,7 +104,12 @@ NOTHING = "Nothing to do."
             "Training",
             NOTHING,
         ),
-        (said(etcd_s=None), "warn", "Training", "etcd does not answer: training goes on, but no fault can be answered."),
+        (
+            said(etcd_s=None),
+            "warn",
+            "Training",
+            "etcd does not answer: training goes on, but no fault can be answered.",
+        ),
         (said(quarantined=1), "warn", "Training", "Nodes in quarantine: 1."),
         (said(spares=1), "warn", "Training", "No spare is left"),
         (
