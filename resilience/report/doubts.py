@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model.incident import Incident
+from ..model.types import NodeId
 from ..plan.escalation import OBSERVE, STOP
 from ..text import formatting
 from . import explain
@@ -86,7 +87,7 @@ def _storm(recent: Sequence[Incident], nodes: int) -> list[str]:
     if len(recent) <= STORM:
         return []
     [(cause, alike)] = Counter(i.cause for i in recent).most_common(1)
-    [(node, began)] = Counter(node for i in recent for node in i.nodes).most_common(1) or [("", 0)]
+    [(node, began)] = Counter(node for i in recent for node in i.nodes).most_common(1) or [(NodeId(""), 0)]
     told = f"Too many recoveries: {len(recent)} within an hour, of which {alike} of the cause {cause.replace('_', ' ')}"
     if nodes > 1 and 2 * began > len(recent):
         return [f"{told}, and {began} began on {node}. Check that machine; mt-resilient drain {node} takes it out."]
