@@ -20,8 +20,13 @@ class Parser(argparse.ArgumentParser):
         from .agent.policies import SECTIONS
         from .resilience.text.configuration_table import overview
 
+        sections = dict(SECTIONS)
+        if self.prog.endswith(" simulate"):
+            from .simulator.scenario.costs import Costs
+
+            sections["costs"] = Costs
         heading = "configuration sections (--set SECTION.KEY=VALUE; docs/configuration.md has the keys):"
-        return f"{super().format_help()}\n{heading}\n{overview(SECTIONS)}"
+        return f"{super().format_help()}\n{heading}\n{overview(sections)}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -190,7 +195,7 @@ def _simulate_options(commands: Any) -> None:
     add("--seed", type=_count, default=0, help="seed of the random draws (default: %(default)s)")
     configuration_options(
         simulate,
-        ", as for run (docs/scaling.md says which keys count), with a section [costs]",
+        ", as for run (docs/scaling.md says which keys count), and the section [costs]",
         "set one configuration value, such as costs.step_s=3",
     )
     add("--sensitivity", action="store_true", help="also print a table: restart time x snapshot interval x faults")

@@ -22,6 +22,15 @@ def opened(url: str, timeout_s: float) -> Any:
     return (_DIRECT.open if here else urllib.request.urlopen)(url, timeout=timeout_s)
 
 
+def silent(address: str) -> str:
+    """Return a sentence if no Prometheus answers at `address`; empty: one does."""
+    try:
+        opened(f"{address}/-/ready", _DEADLINE_S).close()
+    except (OSError, HTTPException, ValueError) as error:
+        return f"no Prometheus answers at {address} now ({error}): its panels come when it does. The rest is drawn from the journals"
+    return ""
+
+
 def panels(address: str, job: str, since_s: float, now: float) -> dict[str, Any]:
     """Return each panel with its series since `since_s`, or the reason for which there are none. Times are wall-clock seconds."""
     span_s = max(60, int(now - since_s))

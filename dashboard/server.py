@@ -7,7 +7,8 @@ import hmac
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from errno import EADDRINUSE
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -178,15 +179,21 @@ def application(given: Sequence[Path], address: str, token: str) -> Starlette:
 
 
 def serve(given: Sequence[Path], host: str, port: int | None, address: str) -> int:
-    """Serve the page until Ctrl-C. port: None: the first free one from PORT on. Raises UsageError if there is no run, and MachineError if
-    the address cannot be had."""
+    """Serve the page until Ctrl-C. port: None: the first free one from PORT on. Raises UsageError if there is no run or
+    `address` is none, and MachineError if the dashboard cannot listen."""
     roots = run_roots(given)
+    if address not in ("", NONE) and not address.startswith(("http://", "https://")):
+        raise UsageError(f"--prometheus {address} is no address; give http://HOST:PORT, or none")
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     listening = _listening(host, range(PORT, PORT + 16) if port is None else (port,))
-    with nullcontext((address, "")) if address else local_prometheus.running(given) as (asked, about):
-        return _run(
-            application(given, "" if asked == NONE else asked, token), len(roots), (host, listening), token, about
-        )
+    if address == NONE:
+        source: AbstractContextManager[tuple[str, str]] = nullcontext(("", ""))
+    elif address:
+        source = nullcontext((address, prometheus.silent(address)))
+    else:
+        source = local_prometheus.running(given)
+    with source as (asked, about):
+        return _run(application(given, asked, token), len(roots), (host, listening), token, about)
 
 
 def _listening(host: str, ports: Sequence[int]) -> socket.socket:
@@ -194,10 +201,13 @@ def _listening(host: str, ports: Sequence[int]) -> socket.socket:
     for port in ports:
         try:
             return socket.create_server((host, port), family=family)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # Overflow: there is no such port
             why = error
+            if getattr(error, "errno", 0) != EADDRINUSE:
+                break
+    reason = str(getattr(why, "strerror", "") or why).partition(" (while")[0]
     raise MachineError(
-        f"the dashboard cannot listen on {host}, port {port} ({why.strerror}); name others with --host and --port"
+        f"the dashboard cannot listen on {host}, port {port} ({reason}); name others with --host and --port"
     ) from why
 
 

@@ -35,7 +35,9 @@ def find_directory(given: Path | None) -> RunDirectory:
         return RunDirectory(given)
     found = [path for path in Path("mt-runs").glob("*") if (path / "journal.jsonl").exists()]
     if not found:
-        raise UsageError(f"there is no run under {Path('mt-runs').absolute()}; name its directory with --run-dir")
+        raise UsageError(
+            f"there is no run under {Path('mt-runs').absolute()}; name its directory with --run-dir (for report: without that word)"
+        )
     return RunDirectory(max(found, key=lambda path: (path / "journal.jsonl").stat().st_mtime))
 
 

@@ -73,10 +73,10 @@ def _lines(directory: RunDirectory, reader: RunReader) -> int:
     before, told = "", 0
     while True:
         now = look_at(directory, reader)
-        incidents = [f"incident {number}: {i.summary}" for number, i in now.seen.incidents.items()]
+        incidents = [(i.at_s, f"incident {number}: {i.summary}") for number, i in now.seen.incidents.items()]
         words = f"{now.state['words']}. {now.state['act']} {', '.join(page_view.figures(now.line, None))}".rstrip()
-        for line in (*incidents[told:], *([words] if words != before else ())):
-            print(f"{time_of(now.at_s)} {printable(line)}", flush=True)
+        for at_s, line in (*incidents[told:], *([(now.at_s, words)] if words != before else ())):
+            print(f"{time_of(at_s)} {printable(line)}", flush=True)
         before, told = words, len(incidents)
         if now.over:
             return now.code

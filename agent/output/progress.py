@@ -62,6 +62,8 @@ class Progress:
         if now < self._next_s:
             return
         told = overview(world, wall) if world and (world.record or world.spec) else None
+        if told:  # the ranks of a spare are none of the job's: its pages are empty, or of an earlier generation
+            pages = [page for page in pages if page.generation == told.generation]
         passed_s, self._looked_s = now - self._looked_s, now
         loss = next((page.loss for page in pages if page.stepped_ns and math.isfinite(page.loss)), math.nan)
         step = max((page.step for page in pages), default=told.step if told else -1)

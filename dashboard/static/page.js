@@ -7,8 +7,9 @@ let run = null, span = 0, open = new Set(), all = false, told = null, plotly = n
 
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const when = s => new Date(s * 1000);
-const badge = state => SYMBOL[state.mood] + (state.mood !== "info" ? "" : state.act === "Nothing to do." ? " no action" : " waits for you");
+const badge = ({ mood, act }) => act.startsWith("Nothing to do yet") ? "▲ no action yet" : SYMBOL[mood] + (mood !== "info" ? "" : act === "Nothing to do." ? " no action" : " waits for you");
 const number = n => n.toLocaleString("en");
+const again = n => `${number(n)} step${n === 1 ? "" : "s"} computed again`;
 const clock = s => { const d = when(s), two = n => String(n).padStart(2, "0");
   const day = `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
   return `${day === new Date().toISOString().slice(0, 10) ? "" : day + " "}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
@@ -70,9 +71,9 @@ function showState(state) {
   $("state").className = state.mood;
   for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["act", state.act]])
     if ($(id).textContent !== words) $(id).textContent = words;
-  const steps = n => `${number(n)} step${n === 1 ? "" : "s"} computed again`;
-  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : last.result === "stopped" ? "the job stopped" : `${last.result} after ${took(last.seconds)}, ${steps(last.lost_steps)}`);
-  $("last").textContent = last ? `Last incident, ${clock(last.at_s)}: ${last.summary} – ${outcome}.` : "No incident so far.";
+  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : last.result === "stopped" ? "the job stopped" : `${last.result} after ${took(last.seconds)}, ${again(last.lost_steps)}`);
+  const what = last && `${state.words} ${state.act}`.includes(last.summary) ? "" : `${last?.summary} – `; // told above
+  $("last").textContent = last ? `Last incident, ${clock(last.at_s)}: ${what}${outcome}.` : "No incident so far.";
   document.title = `${state.words} – ${told.job}`;
 }
 
@@ -80,7 +81,7 @@ function showCosts(costs) {
   const figures = [
     ["effective", `${(100 * costs.effective).toFixed(1)} %`, "of the time spent on steps that count"],
     ["answered", number(costs.answered), costs.answered === 1 ? "incident answered" : "incidents answered"],
-    ["lost_steps", number(costs.lost_steps), "steps computed again"],
+    ["lost_steps", number(costs.lost_steps), costs.lost_steps === 1 ? "step computed again" : "steps computed again"],
     ["lost_s", took(costs.lost_s), "spent on recoveries"],
   ];
   $("figures").replaceChildren(...figures.map(([key, value, words]) => {
@@ -235,7 +236,7 @@ function showJobs(jobs) {
   jobs.sort((a, b) => order.indexOf(a.state.mood) - order.indexOf(b.state.mood));
   $("jobs").replaceChildren(...jobs.map(job => {
     const line = make("li"), link = make("a", "", { href: `#run=${job.run}`, class: job.state.mood });
-    const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incident${job.costs.answered === 1 ? "" : "s"} answered, ${number(job.costs.lost_steps)} steps computed again`;
+    const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incident${job.costs.answered === 1 ? "" : "s"} answered, ${again(job.costs.lost_steps)}`;
     link.append(make("b", `${job.job} `), make("span", badge(job.state), { class: "badge" }), make("div", job.state.words), make("small", costs));
     line.append(link);
     return line;

@@ -118,7 +118,7 @@ class Page:
     """Number of findings of this generation on which the ranks did not act; `sighting(ordinal)` returns the last two."""
     repeated = _Int(_SIGHTINGS_COUNT_AT // 8 + 5)
     """A `Repeated`: whether this rank got the same figures when it computed steps again."""
-    total = _Int(_SIGHTINGS_COUNT_AT // 8 + 6)
+    total = _Int((_PLACES[1] + _SAID.size) // 8)
     """Number of steps after which the loop ends; 0: not known."""
     device_queued = _Int(_DEVICE_AT)
     """Number of the last mark that the rank has put behind the work of its stream on the device."""

@@ -10,6 +10,8 @@ PAGE, TICKET = "page", "ticket"
 RUNBOOKS = "docs/runbooks/"
 STORM = 5
 """More recoveries than this within an hour are too many."""
+COPIED_S = 1800
+"""Seconds that the newest copy on another node may be old."""
 STABLE_S = 7200
 """Seconds for which the newest stable snapshot may be older than this many seconds."""
 
@@ -59,7 +61,7 @@ RULES = (
     Rule(
         name="MtResilientNoCopyOnAnotherNode",
         slug="no-copy-on-another-node",
-        expr='(time() - max by (job) (mt_resilient_snapshot_timestamp_seconds{tier="other node"}) > 1800) '
+        expr=f'(time() - max by (job) (mt_resilient_snapshot_timestamp_seconds{{tier="other node"}}) > {COPIED_S}) '
         'and on (job) max by (job) (mt_resilient_nodes{part="trains"}) > 1',
         lasts="15m",
         severity=TICKET,

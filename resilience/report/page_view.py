@@ -77,8 +77,8 @@ def state(seen: Seen, now: float) -> dict[str, str]:
         stopped = [i for i in seen.incidents.values() if i.at_s >= start.get("at_s", 0.0)][-1:]
         if not stopped or stopped[0].rung != STOP:
             return _said("bad", words, f"Why: {why}. Correct that. {_AGAIN}.")
-        act = needs(stopped[0]).act
-        return _said("bad", words, f"Why: {stopped[0].summary}; {why}. {act[0].upper()}{act[1:]}.")
+        act, first = needs(stopped[0]).act, "" if stopped[0].summary in why else f"{stopped[0].summary}; "
+        return _said("bad", words, f"Why: {first}{why}. {act[0].upper()}{act[1:]}.")
     if seen.gone or (not seen.alive and ago_s > SILENT_S and (line or not (here or seen.launched))):
         return _said("bad", f"Not training{here}: its agent is gone without a word since {at}", again)
     if not line and (here or seen.launched):
@@ -122,19 +122,18 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
         START_S if doing is State.STARTING else max(STILL_S, 20 * line.get("step_s", 0.0))
     ):
         unwatched = "" if line.get("step", -1) >= 0 else " A script without a loop that is watched reports no steps."
-        words = f"No step for {formatting.duration(still_s)}, at {at}, {doing}"
+        words = f"No step for {formatting.duration(still_s)}, at {at}; the agent says: {doing}"
         return _said("warn", words, f"Read mt-resilient explain, and the stacks in logs/stacks-*.txt.{unwatched}")
     match doing:
         case State.RECOVERING:
-            since = "".join(f", for {formatting.duration(now - i.at_s)}: {i.summary}" for i in under_way[-1:])
-            return _said(
-                "warn", f"Recovering{since}", "Nothing to do yet: the program is at it. It takes seconds to minutes."
-            )
+            why = "".join(f" for {formatting.duration(now - i.at_s)}: {i.summary}" for i in under_way[-1:])
+            at_it = "Nothing to do yet: the program is at it. It takes seconds to minutes."
+            return _said("warn", f"Not training yet, recovering{why}", at_it)
         case State.WAITING:
             since = "".join(f" for {formatting.duration(now - i.at_s)}" for i in under_way[-1:])
             lost = "".join(f" Lost: {formatting.listed(i.nodes)}." for i in under_way[-1:] if i.nodes)
             missing = f"Start the missing nodes, or others: mt-resilient status says how many.{lost}"
-            return _said("bad", f"Waiting for nodes{since}, at {at}", missing)
+            return _said("bad", f"Not training: waiting for nodes{since}, at {at}", missing)
         case State.PAUSED:
             return _said("info", f"Paused at {at}, as ordered", "To continue: mt-resilient resume.")
         case State.STARTING:

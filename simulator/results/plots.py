@@ -26,9 +26,10 @@ def of(outcome: Outcome, cells: Sequence[Cell]) -> dict[str, Figure]:
 def _effective(outcome: Outcome) -> Figure:
     figure, axes = _empty(f"{EFFECTIVE} so far: {100 * outcome.effective:.2f} % in the end", "days")
     axes.set_xlim(0, outcome.setting.days)
-    axes.plot(*zip(*outcome.seen, strict=True)) if outcome.seen else None
-    later = [share for day, share in outcome.seen if day >= 1]  # the first day shows only the start
-    axes.set_ylim(bottom=max(0.0, min(later, default=0.0) - 0.005))
+    points = [*outcome.seen, (outcome.setting.days, outcome.effective)]
+    axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 3 else "", clip_on=False)
+    later = [share for day, share in points if day >= 1]  # the first day shows only the start
+    axes.set_ylim(max(0.0, min(later, default=0.005) - 0.005), 1.0)
     axes.yaxis.set_major_formatter(PERCENT)
     return figure
 

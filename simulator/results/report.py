@@ -39,7 +39,8 @@ def told(outcome: Outcome, faults: str) -> list[RenderableType]:
         lines.append(f"nodes in quarantine: {outcome.shut_out} times")
     for ending in outcome.endings:
         lines.append(f"day {ending.at_s / 86400:.1f}: the job gave up (exit code {ending.code}): {ending.reason}")
-    return [first, *lines, _accounts(outcome), _recoveries(outcome), _phases(outcome)]
+    tables = (_accounts(outcome), _recoveries(outcome), _phases(outcome))
+    return [first, *lines, *(table for table in tables if table.row_count)]
 
 
 def _table(*headings: str) -> Table:

@@ -18,6 +18,10 @@ from ...resilience.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
+    """For `simulate` alone: how long each part of a recovery and of a snapshot takes.
+
+    `policies` knows this section only there."""
+
     step_s: float = 6.2
     """Seconds of a step without our overhead. Llama 3 405B with 16 M tokens at 380 TFLOP/s per GPU on 16,384 (arXiv:2407.21783, table 4):
     6 x 405e9 x 16e6 / (16384 x 380e12)."""

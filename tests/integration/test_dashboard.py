@@ -188,6 +188,10 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
     with dashboard(root) as address:
         taken = cli("dashboard", root, "--port", address.strip("/").rpartition(":")[2])
     assert (taken.returncode, "name others with --host and --port" in taken.stderr) == (3, True)
+    nowhere = cli("dashboard", root, "--port", "99999")
+    assert (nowhere.returncode, "port 99999 (bind(): port must be 0-65535.)" in nowhere.stderr) == (3, True)
+    unnamed = cli("dashboard", root, "--prometheus", "gpu-01")
+    assert (unnamed.returncode, "give http://HOST:PORT, or none" in unnamed.stderr) == (2, True)
 
 
 def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.inprocess.tally import ROW
-from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, REWINDS, Rewound
+from mt_resilient.resilience.ipc.board_events import PAGE_BYTES, REWINDS, Rewound, Sighted
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.cause import Kind
 from mt_resilient.resilience.model.data_windows import Window
@@ -94,10 +94,15 @@ def test_a_message_leaves_the_fields_alone() -> None:
     written = page()
     written.speak(1, [5.0] * ROW)
     written.rewound(rewound(3))
+    found = {"window": Window(3, 4), "value": 7.0, "expected": 7.0, "at_ns": 8, "remedy": Remedy.SKIP}
+    sighted = [Sighted(kind=Kind.LOSS_SPIKE, onset=at, seen=9, last=9, to=6, **found) for at in (4, 5)]
+    for each in sighted:
+        written.sighted(each)
     for name in INTS:
         setattr(written, name, -7)
     written.say_farewell(error="x" * 5000, traceback="y" * 5000)
     assert (written.hear(1), written.rewind(1)) == ((5.0,) * ROW, rewound(3))
+    assert [written.sighting(1), written.sighting(2)] == sighted
     assert {getattr(written, name) for name in INTS} == {-7}
 
 

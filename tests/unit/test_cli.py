@@ -128,11 +128,13 @@ def test_the_help_of_every_command_has_an_example(command: str, capfd: Capture) 
     assert f"Example: mt-resilient {command}" in out
 
 
-def test_the_help_of_run_lists_the_sections_of_the_configuration(capfd: Capture) -> None:
+@pytest.mark.parametrize(("command", "more"), [("run", []), ("simulate", ["costs"])])
+def test_help_lists_the_sections_of_the_configuration(command: str, more: list[str], capfd: Capture) -> None:
     with pytest.raises(SystemExit):
-        main(["run", "--help"])
+        main([command, "--help"])
     out = capfd.readouterr().out
-    assert [line.split()[0] for line in out.partition("configuration sections")[2].splitlines()[1:]] == [*SECTIONS]
+    named = [line.split()[0] for line in out.partition("configuration sections")[2].splitlines()[1:]]
+    assert named == [*SECTIONS, *more]
     assert "\n  nodes       How many nodes train\n" in out
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from mt_resilient.agent.policies import SECTIONS
 from mt_resilient.resilience.text.configuration_table import field_docstrings, tables
+from mt_resilient.simulator.scenario.costs import Costs
 
+ALL: dict[str, type] = {**SECTIONS, "costs": Costs}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
@@ -45,7 +47,7 @@ def test_a_row_has_the_key_its_default_and_the_first_paragraph_of_its_docstring(
 
 
 def test_each_field_of_each_policy_has_a_docstring() -> None:
-    for policy in SECTIONS.values():
+    for policy in ALL.values():
         fields = policy.__dataclass_fields__
         assert set(fields) == set(field_docstrings(policy)), policy
         assert policy.__doc__
@@ -53,9 +55,9 @@ def test_each_field_of_each_policy_has_a_docstring() -> None:
 
 
 def test_no_docstring_breaks_its_table() -> None:
-    for policy in SECTIONS.values():
+    for policy in ALL.values():
         assert not any("|" in text for text in field_docstrings(policy).values())
 
 
 def test_the_tables_in_the_documents_are_the_present_ones() -> None:
-    assert DOCUMENT.read_text().endswith(f"\n{tables(SECTIONS)}\n"), "scripts/configuration prints them"
+    assert DOCUMENT.read_text().endswith(f"\n{tables(ALL)}\n"), "scripts/configuration prints them"

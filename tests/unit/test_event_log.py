@@ -75,7 +75,7 @@ def test_the_leader_alone_writes_the_course_of_the_training(tmp_path: Path) -> N
     journal = Journal(tmp_path / "journal.jsonl")
     page = Page(memoryview(bytearray(PAGE_BYTES)))
     page.beat(12, 0.5, 1.0, 1)
-    page.stepped_ns = 1
+    page.stepped_ns = page.generation = 1
     telling = Telling(Terminal(True), journal, Metrics("job"))
     telling.count([page], None, None)
     assert [*journal.read()] == [], "it does not lead"
@@ -121,6 +121,14 @@ def test_a_snapshot_is_as_old_as_its_first_sight_in_any_tier(tmp_path: Path, mon
         "disk": NOW,
         "certified": NOW,
     }
+
+
+def test_a_spare_that_leads_reports_the_step_of_the_members(tmp_path: Path) -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    seen = world(status={A: status(min_step=110, max_step=110, alive=2, stepped_s=NOW)})
+    Progress(Journal(tmp_path / "journal.jsonl"), Metrics("job")).look(seen, [page])
+    [line] = Journal(tmp_path / "journal.jsonl").read()
+    assert line["step"] == 110
 
 
 def test_the_loss_is_that_of_the_first_rank_that_knows_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mt_resilient.resilience.report.page_view import NO_AGENT, Seen
 from .worlds import incident
 
 NOW = 10_000.0
-LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "nodes": {"trains": 2}}
+LINE = {"at_s": NOW - 1, "state": "training", "step": 70, "step_s": 0.25, "etcd_s": 0.002, "nodes": {"trains": 2}}
 OVER = incident(at_s=NOW - 60, resume_step=Step(8), phases_s={"step": 2.0}, open=False)
 UNCURED = incident(2, rung=1, cause="loss_divergence", remedy="continue", resume_step=Step(8), open=False)
 NODE = {"several": True}
@@ -47,17 +47,39 @@ NOTHING = "Nothing to do."
     [
         (said(), "good", "Training: step 70, 250 ms a step", NOTHING),
         (said(OVER), "good", "Training: step 70, 250 ms a step", NOTHING),
-        (said(UNCURED), "warn", "Training: step 70", "Look at the loss: incident 1 was not cured."),
+        (
+            said(UNCURED),
+            "warn",
+            "Training: step 70",
+            "Incident 1 was not cured: rank 0 on a was killed by signal 9. Look at the loss. If it is bad: mt-resilient rewind",
+        ),
         (said(UNCURED, OVER), "good", "Training: step 70", NOTHING),
-        (said(SLOW), "warn", "Training: step 70", "Incident 1 lasts: rank 3 is slow."),
+        (
+            said(replace(UNCURED, at_s=NOW - 90), OVER),
+            "warn",
+            "Training: step 70",
+            "Incident 1 was not cured: rank 0 on a was killed by signal 9. Look at the loss. If it is bad: mt-resilient rewind",
+        ),
+        (
+            said(SLOW),
+            "warn",
+            "Training: step 70",
+            "Incident 1 lasts: rank 3 is slow. Look at what else runs on that node",
+        ),
         (
             said(*STORM),
             "warn",
             "Training",
-            "Too many recoveries: 6 within an hour. All of them began on gpu-05. Check that machine",
+            "Too many recoveries: 6 within an hour, of which 6 of the cause rank killed, and 6 began on gpu-05. Check that machine",
         ),
+        (said(*STORM, nodes={"trains": 1}), "warn", "Training", "See what they have in common: mt-resilient explain;"),
         (said(*STORM[1:]), "good", "Training", NOTHING),
-        (said(*SPREAD), "warn", "Training", "6 within an hour. See what they have in common: mt-resilient explain."),
+        (
+            said(*SPREAD),
+            "warn",
+            "Training",
+            "of the cause rank killed. See what they have in common: mt-resilient explain;",
+        ),
         (said(*(replace(i, at_s=NOW - 4000) for i in STORM)), "good", "Training", NOTHING),
         (said(snapshots={"certified": (7, NOW - 14_000)}), "good", "Training", NOTHING),
         (
@@ -68,6 +90,26 @@ NOTHING = "Nothing to do."
         ),
         (said(snapshots={"certified": (-1, 0.0)}, start={"at_s": NOW - 15_000}), "warn", "Training", "(there is none)"),
         (said(snapshots={"certified": (-1, 0.0)}), "good", "Training", NOTHING),
+        (
+            said(snapshots={"other node": (7, NOW - 3000)}),
+            "warn",
+            "Training",
+            "No new copy on another node for 50.0 min (the newest is that of step 7): the loss of a node would go back that far.",
+        ),
+        (said(snapshots={"other node": (7, NOW - 2000)}), "good", "Training", NOTHING),
+        (said(snapshots={"other node": (-1, 0.0)}, nodes={"trains": 1}), "good", "Training", NOTHING),
+        (
+            said(snapshots={"other node": (-1, 0.0)}, start={"configuration": {"copies.every_s": 0.0}}),
+            "good",
+            "Training",
+            NOTHING,
+        ),
+        (
+            said(etcd_s=None),
+            "warn",
+            "Training",
+            "etcd does not answer: training goes on, but no fault can be answered.",
+        ),
         (said(quarantined=1), "warn", "Training", "Nodes in quarantine: 1."),
         (said(spares=1), "warn", "Training", "No spare is left"),
         (
@@ -82,21 +124,32 @@ NOTHING = "Nothing to do."
         (
             said(incident(at_s=NOW - 9), state="recovering"),
             "warn",
-            "Recovering, for 9.0 s: rank 0",
+            "Not training yet, recovering for 9.0 s: rank 0",
             "Nothing to do yet",
         ),
         (said(state="starting", step=-1), "info", "Starting", NOTHING),
         (
             said(replace(OVER, open=True, nodes=(NodeId("gpu-11"),)), state="waiting for nodes"),
             "bad",
-            "Waiting for nodes for 60.0 s, at step 70",
+            "Not training: waiting for nodes for 60.0 s, at step 70",
             "Lost: gpu-11.",
         ),
-        (said(state="waiting for nodes"), "bad", "Waiting for nodes, at step 70", "Start the missing nodes"),
+        (
+            said(state="waiting for nodes"),
+            "bad",
+            "Not training: waiting for nodes, at step 70",
+            "Start the missing nodes",
+        ),
         (said(state="paused"), "info", "Paused at step 70", "mt-resilient resume"),
         (said(at_s=NOW - 900), "warn", "Silent: the last word is 15.0 min old", "mt-resilient status"),
         (said(at_s=NOW - 900, alive=False), "bad", "Not training: its agent is gone", "Give the same command again"),
         (said(alive=False), "good", "Training", NOTHING),  # the agents of a hostfile run on other machines
+        (
+            said(replace(OVER, rung=6, summary="the disk is full"), alive=False, end={"code": 93}),
+            "bad",
+            "Not training: the job has stopped with exit code 93",
+            "Why: the disk is full. Correct the cause, and give the same command again.",
+        ),
         (
             said(replace(OVER, rung=6), alive=False, end={"code": 93}),
             "bad",
@@ -107,13 +160,18 @@ NOTHING = "Nothing to do."
         (said(alive=False, end={"code": 130}), "info", "ended by Ctrl-C after step 70", "Give the same command again"),
         (said(alive=False, finished=True, end={"code": 0}), "good", "Finished after step 70", NOTHING),
         (said(end={"code": 93}), "good", "Training", NOTHING),  # it has been started again
-        (said(stepped_s=NOW - 700), "warn", "No step for 11.7 min, at step 70, training", "logs/stacks-"),
+        (
+            said(stepped_s=NOW - 700),
+            "warn",
+            "No step for 11.7 min, at step 70; the agent says: training",
+            "logs/stacks-",
+        ),
         (said(stepped_s=NOW - 700, step_s=40.0), "good", "Training", NOTHING),
         (said(stepped_s=NOW - 700, state="paused"), "info", "Paused", "mt-resilient resume"),
         (
             said(stepped_s=NOW - 700, state="recovering"),
             "warn",
-            "No step for 11.7 min, at step 70, recovering",
+            "No step for 11.7 min, at step 70; the agent says: recovering",
             "explain",
         ),
         (said(stepped_s=NOW - 700, state="starting", step=-1), "info", "Starting", NOTHING),
@@ -121,7 +179,7 @@ NOTHING = "Nothing to do."
         (
             said(state="recovering"),
             "warn",
-            "Recovering",
+            "recovering",
             "Nothing to do yet",
         ),  # another node's journal has the incident
         (said(alive=False, gone=True), "bad", "Not training: its agent is gone", "Give the same command again"),

@@ -462,3 +462,14 @@ def test_a_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [picture.stem for picture in pictures] == ["away", "effective", "losses"]
     assert all(ElementTree.parse(picture).getroot().tag.endswith("svg") for picture in pictures)
     assert all(picture.with_suffix(".png").read_bytes().startswith(b"\x89PNG") for picture in pictures)
+
+
+def test_the_picture_of_a_run_without_incidents_shows_its_effective_time() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra: plots)")
+    from mt_resilient.simulator.results import plots
+
+    outcome = played(setting(days=3.0), fault_models.none())
+    [axes] = plots.of(outcome, [])["effective"].axes
+    day, share = axes.lines[0].get_xydata()[-1]
+    assert (day, share) == (3.0, outcome.effective)
+    assert axes.get_ylim()[0] < share <= axes.get_ylim()[1] == 1.0

@@ -1,4 +1,4 @@
-"""Puts the CPU shim and the nemesis into every Python process of a launch: PYTHONPATH=<this directory>, MCORE_CPU_SHIM=1; and the
+"""Puts the nemesis and, on a machine without NVIDIA's driver, the CPU shim into every Python process of a launch: PYTHONPATH=<this directory>, MCORE_CPU_SHIM=1; and the
 stand-ins that Megatron-Bridge needs: BRIDGE_STAND_INS=1.
 
 Nothing is imported or patched before torch is, so processes that never import torch pay nothing; and nothing depends on RANK, since a
@@ -26,11 +26,12 @@ def load(name, directory):
 
 def install_shim():
     imports = load("after_import", EXAMPLE)
-    shim = load("cpu_shim", EXAMPLE)
-    load("cpu_shim_gloo", EXAMPLE)
-    load("cpu_shim_megatron", EXAMPLE)
     load("nemesis", HERE)
-    imports.after_import("torch")(lambda torch: shim.install())
+    if not os.path.exists("/dev/nvidiactl"):
+        shim = load("cpu_shim", EXAMPLE)
+        load("cpu_shim_gloo", EXAMPLE)
+        load("cpu_shim_megatron", EXAMPLE)
+        imports.after_import("torch")(lambda torch: shim.install())
     imports.watch()
 
 
