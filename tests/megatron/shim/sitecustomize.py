@@ -1,5 +1,5 @@
-"""Puts the nemesis and, on a machine without NVIDIA's driver, the CPU shim into every Python process of a launch: PYTHONPATH=<this directory>, MCORE_CPU_SHIM=1; and the
-stand-ins that Megatron-Bridge needs: BRIDGE_STAND_INS=1.
+"""Puts the nemesis into every Python process of a launch: PYTHONPATH=<this directory>, MCORE_CPU_SHIM=1. On a machine without
+NVIDIA's driver, also the CPU shim. With BRIDGE_STAND_INS=1, also the stand-ins that Megatron-Bridge needs.
 
 Nothing is imported or patched before torch is, so processes that never import torch pay nothing; and nothing depends on RANK, since a
 rank may be forked from a process that imported torch before there was one. At the end the next sitecustomize.py on the path runs.
