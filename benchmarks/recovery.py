@@ -17,8 +17,9 @@ two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5 s, torchrun 13.1 s.
 With `--device`, the training is `device_loop.py` on two devices: warm, then under torchrun for as many steps. The losses of the steps after
 the fault must have the bits of torchrun's before its fault.
 
-Measured on two H100s (torch 2.11, one fault): 3.28 s, torchrun 13.4 s, the script's own first start 16.8 s, the same bits in 215 steps. The
-parts are in docs/architecture.md. Before this, two faults took 5.2 and 7.4 s.
+Measured on two H200s (torch 2.11, two faults): 2.86 s (stop 0.95, start 0.09, build 1.15, restore 0.36, step 0.31), torchrun 8.4 s, the
+script's own first start 12.6 s, the same bits in 367 steps. On two H100s, before: 3.28 s, torchrun 13.4 s. The parts are in
+docs/architecture.md.
 """
 
 from __future__ import annotations
