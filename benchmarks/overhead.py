@@ -22,8 +22,8 @@ after the other, in the order ABBA, each for `--seconds` after its first steps. 
 devices.) All step times of both kinds are compared.
 
 Measured on two H200s (torch 2.11, 60 s each): mean 93.1 ms against 91.9 (1.013), median 92.1 against 91.9, 99th percentile 108.2 against
-93.8 (1.15), longest 204 against 95. In the second of the two jobs, the longest was 114. On two H100s, before: mean 1.016, 99th percentile 1.10,
-longest 248 against 99. Before the copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289.
+93.8 (1.15), longest 204 against 95. In the second of the two jobs, the longest was 114. On two H100s, before: mean 1.016, 99th percentile
+1.10, longest 248 against 99. Before the copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289.
 
 The benchmark does not set CUDA_DEVICE_MAX_CONNECTIONS, and these figures are without it. With 1, as Megatron wants it, all streams share
 one queue, and copies may disturb steps more (not measured).
