@@ -8,7 +8,7 @@ from typing import Any
 
 from ..agent.cli.run_reader import RunReader
 from ..resilience.clock import wall_s
-from ..resilience.report import page_view
+from ..resilience.report import page_view, time_ledger
 from ..resilience.text.formatting import printable
 
 HERE = Path(__file__).parent / "static"
@@ -21,12 +21,16 @@ FILES = {
 
 def summary(reader: RunReader) -> dict[str, Any]:
     """Return the state of the job and what it has cost."""
-    seen = reader.seen()
+    seen, now = reader.seen(), wall_s()
+    state, ended = page_view.state(seen, now), seen.last.get("end")
+    down_s = now - ended["at_s"] if ended and state["mood"] == "bad" else 0.0
     return {
         "job": printable(reader.job),
         "directory": printable(", ".join(str(each.root) for each in reader.directories)),
-        "state": {**page_view.state(seen, wall_s()), "last": page_view.last_incident(seen.incidents)},
-        "costs": page_view.costs(reader.lives, seen.incidents),
+        "state": {**state, "last": page_view.last_incident(seen.incidents)},
+        "costs": time_ledger.costs(
+            reader.lives, seen.incidents, now, down_s, seen.last.get("progress", {}).get("step_s") or 0.0
+        ),
         "runs": seen.alive,
     }
 

@@ -7,14 +7,20 @@ falls, as a counter's must not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ..model.incident import PHASES
+from ..model.incident import PHASES, Incident
+from ..plan.escalation import OBSERVE
+from . import explain
 from .overview import State
 
 TRAINING, FIRST_START, STALL = "training", "first start", "stall"
 WHERE = (TRAINING, FIRST_START, *PHASES, STALL, str(State.WAITING), str(State.PAUSED))
 """What a second can be booked as. The phases are those of recoveries; `stall`: the slowest rank was in our code between two steps."""
+
+NO_AGENT = "no agent ran"
 
 
 class Ledger:
@@ -61,3 +67,49 @@ def effective(spent: Mapping[str, float]) -> float:
     """Return the share of the time, without pauses, that was spent on steps that count; 0 if no time has passed."""
     total = sum(seconds for where, seconds in spent.items() if where != State.PAUSED)
     return spent.get(TRAINING, 0.0) / total if total else 0.0
+
+
+def costs(
+    lives: Sequence[Mapping[str, Any]],
+    incidents: Mapping[str, Incident],
+    now: float = 0.0,
+    down_s: float = 0.0,
+    step_s: float = 0.0,
+) -> dict[str, Any]:
+    """Return where the time went, in seconds, over all starts of agents (lives, in order of time); what became of the incidents, and
+    what they cost until now. down_s: seconds for which the job has been stopped by a fault. step_s: of a step, for rewinds in place: they time no replay."""
+    spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
+    reached_s = lives[0]["from_s"] if lives else 0.0
+    for life in lives:
+        for where, seconds in life["spent"].items():
+            spent[where] = spent.get(where, 0.0) + seconds
+        spent[NO_AGENT] += max(0.0, life["from_s"] - reached_s)
+        reached_s = max(reached_s, life["until_s"])
+    known = [*incidents.values()]
+    took = [
+        max(0.0, now - i.at_s)
+        if i.open and i.rung != OBSERVE
+        else sum({"replay": i.lost_steps * step_s, **i.phases_s}.values())
+        for i in known
+    ]
+    return {
+        "effective": effective(spent),
+        "spent": {where: round(seconds, 3) for where, seconds in spent.items() if seconds},
+        "trained_s": spent[TRAINING],
+        "counted_s": sum(spent.values()) - spent[State.PAUSED],
+        "incidents": len(incidents),
+        "results": Counter(_became(i, known[at:]) for at, i in enumerate(known, 1)),
+        "lost_steps": sum(i.lost_steps for i in known),
+        "lost_s": round(sum(took) + down_s, 3),
+    }
+
+
+def _became(incident: Incident, later: Sequence[Incident]) -> str:
+    """Return what became of an incident, for the count. later: the incidents after it."""
+    if incident.rung == OBSERVE:
+        return "only reported"
+    result = "open" if incident.open else explain.result(incident)
+    alike = (incident.cause, incident.step_at_fault)
+    if result == "recovered" and any((i.cause, i.step_at_fault) == alike for i in later):
+        return "came back"
+    return {"recovered": "repaired", "in vain": "not cured", "stopped": "stopped the job"}.get(result, result)
