@@ -38,6 +38,7 @@ def summary(reader: RunReader) -> dict[str, Any]:
 def details(reader: RunReader, since_s: float) -> dict[str, Any]:
     """Return the rest. since_s: from when on the curve is wanted."""
     now, start, incidents = wall_s(), reader.last.get("start", {}), reader.incidents
+    back = time_ledger.came_back(incidents)
     return {
         "now": now,
         "command": printable(" ".join(start.get("command", ()))),
@@ -45,6 +46,6 @@ def details(reader: RunReader, since_s: float) -> dict[str, Any]:
         "until_s": now if reader.alive else max((life["until_s"] for life in reader.lives), default=now),
         "curve": page_view.curve(reader.progress, since_s),
         "present": page_view.present(reader.last.get("progress", {}), now) if reader.alive else None,
-        "incidents": [page_view.row(number, each) for number, each in incidents.items()],
+        "incidents": [page_view.row(number, each, number in back) for number, each in incidents.items()],
         "further": page_view.further(start, reader.written, incidents),
     }

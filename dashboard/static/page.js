@@ -17,7 +17,7 @@ const clock = s => { const d = when(s), two = n => String(n).padStart(2, "0");
   return `${day === new Date().toISOString().slice(0, 10) ? "" : day + " "}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
 const took = s => s >= 7200 ? `${(s / 3600).toFixed(1)} h` : s >= 120 ? `${(s / 60).toFixed(1)} min` : s >= 1 ? `${s.toFixed(1)} s` : `${Math.round(s * 1000)} ms`;
 const kind = result => result.split(" ")[0];
-const colour = result => ({ recovered: ink("good"), not: ink("bad"), did: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
+const colour = result => ({ recovered: ink("good"), not: ink("bad"), did: ink("bad"), came: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
 
 function make(tag, words = "", attributes = {}) {
   const found = document.createElement(tag);
@@ -69,6 +69,12 @@ function fill(table, rows) {
   }));
 }
 
+function command(words) {
+  const whole = make("code");
+  whole.append(...words.split(" ").flatMap((word, at) => [at ? " " : "", make("span", word)])); // no line ends behind a hyphen
+  return whole;
+}
+
 function showState(state, now) {
   $("state").className = state.mood;
   for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["now", state.figures ?? ""]])
@@ -77,7 +83,7 @@ function showState(state, now) {
     $("act").dataset.told = JSON.stringify(state.act);
     $("act").replaceChildren(...state.act.map(each => {
       const item = make("li");
-      item.append(...each.split("`").map((words, at) => make(at % 2 ? "code" : "span", words)));
+      item.append(...each.split("`").map((words, at) => at % 2 ? command(words) : make("span", words)));
       return item;
     }));
   }
@@ -90,9 +96,9 @@ function showState(state, now) {
 
 function showCosts(costs) {
   const figures = [
-    ["effective", `${(100 * costs.effective).toFixed(1)} %`, `useful training time: ${took(costs.trained_s)} of ${took(costs.counted_s)}, starts included`],
+    ["effective", `${(100 * costs.effective).toFixed(1)} %`, `useful training time: ${took(costs.trained_s)} of ${took(costs.counted_s)}, starts included`.replace(/(\d) /g, "$1\u00a0")],
     ["incidents", number(costs.incidents), `incident${costs.incidents === 1 ? "" : "s"}${costs.incidents ? `: ${count(costs)}` : ""}`],
-    ["lost_steps", number(costs.lost_steps), `step${costs.lost_steps === 1 ? "" : "s"} ${costs.results.open ? "to compute again" : "computed again"}`],
+    ["lost_steps", number(costs.lost_steps), `step${costs.lost_steps === 1 ? "" : "s"} computed again${costs.results.open ? ", or still to be" : ""}`],
     ["lost_s", took(costs.lost_s), costs.lost_s ? "lost to incidents, until now" : "lost to incidents"],
   ];
   $("figures").replaceChildren(...figures.map(([key, value, words]) => {

@@ -89,8 +89,8 @@ def _act(incident: Incident) -> str:
     if result == "not cured":
         step = incident.resume_step if incident.resume_step is not None and incident.resume_step >= 0 else "STEP"
         return (
-            f"look at the loss. If it is bad, go back to step {step}, from before the fault: `mt-resilient rewind --to {step} --skip N` "
-            "leaves out the next N batches, while the job runs"
+            f"look at the loss. If it is bad, go back to step {step}, from before the fault, and leave out the next N batches: "
+            f"`mt-resilient rewind --to {step} --skip N`. The job runs on meanwhile"
         )
     if incident.repeated is Repeated.OTHER:
         return "see why the same steps gave another loss: docs/guarantees.md, The same bits"

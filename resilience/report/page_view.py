@@ -162,7 +162,7 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
         case State.RECOVERING:
             resumes = "".join(f", from step {i.resume_step}" for i in under_way if (i.resume_step or -1) >= 0)
             why = "".join(f": {i.summary}" for i in under_way)
-            alone = f"It recovers by itself, mostly within minutes. After {formatting.duration(STILL_S)} without a step, act."
+            alone = f"It recovers by itself, mostly within minutes. Look again if it takes more than {STILL_S / 60:.0f} min."
             return _said("info", f"Recovering{since}{resumes or f', at {at}'}{why}", alone)
         case State.WAITING:
             nodes = [node for i in under_way for node in i.nodes]
@@ -267,9 +267,15 @@ def further(
     }
 
 
-def row(number: str, incident: Incident) -> dict[str, Any]:
-    """Return an incident as the table shows it."""
-    over = "under way" if incident.open else explain.result(incident).replace("in vain", "did not help")
+def row(number: str, incident: Incident, back: bool = False) -> dict[str, Any]:
+    """Return an incident as the table shows it. back: whether it came back (`time_ledger.came_back`)."""
+    over = (
+        "came back"
+        if back
+        else "under way"
+        if incident.open
+        else explain.result(incident).replace("in vain", "did not help")
+    )
     return {
         "number": number,
         "at_s": incident.at_s,

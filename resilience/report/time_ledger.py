@@ -77,7 +77,8 @@ def costs(
     step_s: float = 0.0,
 ) -> dict[str, Any]:
     """Return where the time went, in seconds, over all starts of agents (lives, in order of time); what became of the incidents, and
-    what they cost until now. down_s: seconds for which the job has been stopped by a fault. step_s: of a step, for rewinds in place: they time no replay."""
+    what they cost until now. down_s: seconds for which the job has been stopped by a fault. step_s: seconds of a step, for the steps
+    after a rewind in place, whose time is not measured."""
     spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
     reached_s = lives[0]["from_s"] if lives else 0.0
     for life in lives:
@@ -85,7 +86,7 @@ def costs(
             spent[where] = spent.get(where, 0.0) + seconds
         spent[NO_AGENT] += max(0.0, life["from_s"] - reached_s)
         reached_s = max(reached_s, life["until_s"])
-    known = [*incidents.values()]
+    known, back = [*incidents.values()], came_back(incidents)
     took = [
         max(0.0, now - i.at_s)
         if i.open and i.rung != OBSERVE
@@ -98,18 +99,27 @@ def costs(
         "trained_s": spent[TRAINING],
         "counted_s": sum(spent.values()) - spent[State.PAUSED],
         "incidents": len(incidents),
-        "results": Counter(_became(i, known[at:]) for at, i in enumerate(known, 1)),
+        "results": Counter(_became(i, number in back) for number, i in incidents.items()),
         "lost_steps": sum(i.lost_steps for i in known),
         "lost_s": round(sum(took) + down_s, 3),
     }
 
 
-def _became(incident: Incident, later: Sequence[Incident]) -> str:
-    """Return what became of an incident, for the count. later: the incidents after it."""
-    if incident.rung == OBSERVE:
-        return "only reported"
-    result = "open" if incident.open else explain.result(incident)
-    alike = (incident.cause, incident.step_at_fault)
-    if result == "recovered" and any((i.cause, i.step_at_fault) == alike for i in later):
-        return "came back"
-    return {"recovered": "repaired", "in vain": "not cured", "stopped": "stopped the job"}.get(result, result)
+def came_back(incidents: Mapping[str, Incident]) -> set[str]:
+    """Return the numbers of the incidents that were recovered but not repaired: the same fault struck again at the same step."""
+    found: set[str] = set()
+    later: set[tuple[str, int]] = set()
+    for number, incident in reversed([*incidents.items()]):
+        alike = (incident.cause, incident.step_at_fault)
+        if alike in later and not incident.open and explain.result(incident) == "recovered":
+            found.add(number)
+        later.add(alike)
+    return found
+
+
+def _became(incident: Incident, back: bool) -> str:
+    """Return what became of an incident, for the count. back: whether it came back."""
+    if incident.open:
+        return "only reported" if incident.rung == OBSERVE else "open"
+    names = {"recovered": "repaired", "in vain": "not cured", "stopped": "stopped the job", "reported": "only reported"}
+    return "came back" if back else names.get(result := explain.result(incident), result)

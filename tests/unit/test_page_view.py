@@ -174,7 +174,7 @@ NOTHING = ""
             ),
             "bad",
             "Not training for 10.0 min: rank 0 on a was killed by signal 9",
-            "The job has stopped with exit code 93 after step 70: it gives up. Correct the cause. Give the same command again. It continues",
+            "The job has stopped with exit code 93 after step 70: it gives up. Correct the cause. Give the same command again.",
         ),
         (
             said(alive=False, end={"code": 93}),
@@ -306,6 +306,8 @@ def test_a_long_curve_is_thinned_and_keeps_its_end() -> None:
 def test_an_incident_in_the_table() -> None:
     assert page_view.row("1", OVER)["result"] == "recovered"
     assert page_view.row("1", UNCURED)["result"] == "not cured"
+    assert page_view.row("1", OVER, back=True)["result"] == "came back"
+    assert page_view.row("1", replace(UNCURED, remedy="replay", origin="again"))["result"] == "did not help"
     assert page_view.row("1", incident())["result"] == "under way"
     assert page_view.row("1", SLOW)["result"] == "still lasts"
     assert page_view.story("1", OVER, "then")["phases"] == {"step": 2.0}
