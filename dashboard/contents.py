@@ -22,15 +22,14 @@ FILES = {
 def summary(reader: RunReader) -> dict[str, Any]:
     """Return the state of the job and what it has cost."""
     seen, now = reader.seen(), wall_s()
-    state, ended = page_view.state(seen, now), seen.last.get("end")
-    down_s = now - ended["at_s"] if ended and state["mood"] == "bad" else 0.0
+    state, lives, step_s = page_view.state(seen, now), reader.lives, seen.last.get("progress", {}).get("step_s")
+    reached_s = now if seen.alive or not lives else max(life["until_s"] for life in lives)
+    down_s = now - reached_s if state["mood"] == "bad" else 0.0
     return {
         "job": printable(reader.job),
         "directory": printable(", ".join(str(each.root) for each in reader.directories)),
         "state": {**state, "last": page_view.last_incident(seen.incidents)},
-        "costs": time_ledger.costs(
-            reader.lives, seen.incidents, now, down_s, seen.last.get("progress", {}).get("step_s") or 0.0
-        ),
+        "costs": time_ledger.costs(lives, seen.incidents, reached_s, down_s, step_s or 0.0),
         "runs": seen.alive,
     }
 

@@ -108,7 +108,7 @@ class Runs:
             return self._summary(number, reader)
         except Exception as error:  # what one journal holds must not hide the other jobs
             why = f"Cannot be read: {type(error).__name__}, {error}"
-            state = {
+            state: dict[str, Any] = {
                 "mood": "warn",
                 "urgency": page_view.URGENCY["warn"],
                 "words": printable(why),

@@ -77,8 +77,8 @@ def costs(
     step_s: float = 0.0,
 ) -> dict[str, Any]:
     """Return where the time went, in seconds, over all starts of agents (lives, in order of time); what became of the incidents, and
-    what they cost until now. down_s: seconds for which the job has been stopped by a fault. step_s: seconds of a step, for the steps
-    after a rewind in place, whose time is not measured."""
+    what they cost. now: when an agent last ran. down_s: seconds for which the job has been stopped by a fault. step_s: seconds of a step,
+    for the steps after a rewind in place, whose time is not measured."""
     spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
     reached_s = lives[0]["from_s"] if lives else 0.0
     for life in lives:
