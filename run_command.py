@@ -33,6 +33,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         clean = handover.cleaned(os.environ)
         os.environ.clear()
         os.environ.update(clean)
+        del sys.argv[1:]  # a person who gives the command again gives the script's
     script = is_script(command)
     flags = values(options.set)
     if options.label:

@@ -63,7 +63,7 @@ from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
 from .preflight import kernel_features
-from .run_directory import RunDirectory, next_directory, take_one
+from .run_directory import RunDirectory, command_again, next_directory, take_one
 
 
 def default_directory(launch: Launch, below: str = "", base: str = "mt-runs/", busy: Collection[Path] = ()) -> Path:
@@ -146,6 +146,7 @@ def run_job(
         identity.one_cluster(store, keys)
         begun = {
             "command": list(command),
+            "again": command_again(),
             "arguments": list(spec.command),
             "snapshots": root.address,
             "pid": os.getpid(),

@@ -6,6 +6,8 @@ import errno
 import fcntl
 import json
 import os
+import shlex
+import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -251,6 +253,12 @@ def take_one(
                 say(f"{error}. Waiting {wait_s:.0f} s for it to exit; after that, this run begins in another directory")
                 told = True
             sleep(0.2)
+
+
+def command_again() -> str:
+    """Return the words for a shell that start this program again, in any folder; empty: a script gave them, not a person."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}" if words[1:] else ""
 
 
 def _text(file: Path) -> str:

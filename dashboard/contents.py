@@ -8,7 +8,7 @@ from typing import Any
 
 from ..agent.cli.run_reader import RunReader
 from ..resilience.clock import wall_s
-from ..resilience.report import page_view
+from ..resilience.report import page_view, time_ledger
 from ..resilience.text.formatting import printable
 
 HERE = Path(__file__).parent / "static"
@@ -21,12 +21,15 @@ FILES = {
 
 def summary(reader: RunReader) -> dict[str, Any]:
     """Return the state of the job and what it has cost."""
-    seen = reader.seen()
+    seen, now = reader.seen(), wall_s()
+    state, lives, step_s = page_view.state(seen, now), reader.lives, seen.last.get("progress", {}).get("step_s")
+    reached_s = now if seen.alive or not lives else max(life["until_s"] for life in lives)
+    down_s = now - reached_s if state["mood"] == "bad" else 0.0
     return {
         "job": printable(reader.job),
         "directory": printable(", ".join(str(each.root) for each in reader.directories)),
-        "state": {**page_view.state(seen, wall_s()), "last": page_view.last_incident(seen.incidents)},
-        "costs": page_view.costs(reader.lives, seen.incidents),
+        "state": {**state, "last": page_view.last_incident(seen.incidents)},
+        "costs": time_ledger.costs(lives, seen.incidents, reached_s, down_s, step_s or 0.0),
         "runs": seen.alive,
     }
 
@@ -34,6 +37,7 @@ def summary(reader: RunReader) -> dict[str, Any]:
 def details(reader: RunReader, since_s: float) -> dict[str, Any]:
     """Return the rest. since_s: from when on the curve is wanted."""
     now, start, incidents = wall_s(), reader.last.get("start", {}), reader.incidents
+    back = time_ledger.came_back(incidents)
     return {
         "now": now,
         "command": printable(" ".join(start.get("command", ()))),
@@ -41,6 +45,6 @@ def details(reader: RunReader, since_s: float) -> dict[str, Any]:
         "until_s": now if reader.alive else max((life["until_s"] for life in reader.lives), default=now),
         "curve": page_view.curve(reader.progress, since_s),
         "present": page_view.present(reader.last.get("progress", {}), now) if reader.alive else None,
-        "incidents": [page_view.row(number, each) for number, each in incidents.items()],
+        "incidents": [page_view.row(number, each, number in back) for number, each in incidents.items()],
         "further": page_view.further(start, reader.written, incidents),
     }

@@ -28,7 +28,7 @@ from ..agent.cli.explain import run_roots, time_of
 from ..agent.cli.run_reader import RunReader, by_job
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, UsageError
-from ..resilience.report import page_view
+from ..resilience.report import page_view, time_ledger
 from ..resilience.text.formatting import printable
 from . import local_prometheus, prometheus
 from .contents import FILES, HERE, details, summary
@@ -108,12 +108,18 @@ class Runs:
             return self._summary(number, reader)
         except Exception as error:  # what one journal holds must not hide the other jobs
             why = f"Cannot be read: {type(error).__name__}, {error}"
-            state = {"mood": "warn", "words": printable(why), "act": "Ask: mt-resilient status.", "last": None}
+            state: dict[str, Any] = {
+                "mood": "warn",
+                "urgency": page_view.URGENCY["warn"],
+                "words": printable(why),
+                "act": [],
+                "last": None,
+            }
             return {
                 "run": number,
                 "job": printable(reader.directory.root.name),
                 "state": state,
-                "costs": page_view.costs((), {}),
+                "costs": time_ledger.costs((), {}),
             }
 
     def _of(self, request: Request) -> RunReader:

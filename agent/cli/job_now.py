@@ -30,7 +30,7 @@ class JobNow:
     seen: Seen
     line: Mapping[str, Any]
     """The figures, as a `progress` line has them."""
-    state: Mapping[str, str]
+    state: Mapping[str, Any]
     """The sentence of state (`page_view.state`)."""
     up_s: float | None
     at_s: float

@@ -29,6 +29,7 @@ class Start:
 
     at_s: float
     command: list[str] = field(default_factory=list)
+    again: str = ""
     configuration: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -50,6 +51,7 @@ class Told:
     etcd_s: float | None = None
     spares: int = 0
     quarantined: int = 0
+    missing: int = 0
     leader: str = ""
     nodes: dict[str, int] = field(default_factory=dict)
     snapshots: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class RunReader:
         """Return what is known of the job now."""
         last = {kind: line for kind, line in self.last.items() if kind != "end" or self.over}
         return Seen(
+            directory=str(self.directory.root),
             finished=self.finished,
             alive=self.alive,
             gone=self.gone,

@@ -42,7 +42,7 @@ def status(directory: RunDirectory, as_json: bool) -> int:
 
 def heading(directory: RunDirectory, now: JobNow) -> list[str]:
     """Return the job's name and run directory, the sentence of state with what to do, and the figures."""
-    words = [formatting.printable(f"{now.job}, in {directory.root}"), f"{now.state['words']}. {now.state['act']}"]
+    words = [formatting.printable(f"{now.job}, in {directory.root}"), page_view.sentence(now.state)]
     figures = page_view.figures(now.line, now.up_s)
     return words + ([", ".join(figures)] if figures else [])
 
@@ -111,7 +111,8 @@ def _object(directory: RunDirectory, now: JobNow) -> StatusObject:
         finished=now.finished,
         mood=now.state["mood"],
         words=now.state["words"],
-        act=now.state["act"],
+        urgency=now.state["urgency"],
+        act=" ".join(now.state["act"]),
         state=line.get("state"),
         step=line.get("step"),
         total=line.get("total"),

@@ -74,7 +74,7 @@ def _lines(directory: RunDirectory, reader: RunReader) -> int:
     while True:
         now = look_at(directory, reader)
         incidents = [(i.at_s, f"incident {number}: {i.summary}") for number, i in now.seen.incidents.items()]
-        words = f"{now.state['words']}. {now.state['act']} {', '.join(page_view.figures(now.line, None))}".rstrip()
+        words = f"{page_view.sentence(now.state)} {', '.join(page_view.figures(now.line, None))}".rstrip()
         for at_s, line in (*incidents[told:], *([(now.at_s, words)] if words != before else ())):
             print(f"{time_of(at_s)} {printable(line)}", flush=True)
         before, told = words, len(incidents)

@@ -1,13 +1,15 @@
 // Draws what /api says. Every text goes into the page as text, never as HTML.
 const $ = id => document.getElementById(id);
-const SYMBOL = { good: "✔ no action", info: "ℹ", warn: "▲ look", bad: "✖ act now" };
+const SYMBOL = { good: "✔", info: "ℹ", warn: "▲", bad: "✖" };
 const SPANS = [["all", 0], ["last 10 min", 600], ["last hour", 3600], ["last 6 h", 21600], ["last day", 86400]];
 const drawn = new WeakMap(), FIRST = 50, MARKED = 400, EVERY_MS = 3000, PANELS_MS = 30000;
 let run = null, span = 0, open = new Set(), all = false, told = null, plotly = null, busy = false, panelsAsked = [];
 
 const ink = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const when = s => new Date(s * 1000);
-const badge = ({ mood, act }) => act.startsWith("Nothing to do yet") ? "▲ no action yet" : SYMBOL[mood] + (mood !== "info" ? "" : act === "Nothing to do." ? " no action" : " waits for you");
+const badge = ({ mood, urgency }) => `${SYMBOL[mood]} ${urgency}`;
+const SPENT = { stall: "snapshots and checks between steps", detect: "noticing the fault", stop: "ending the ranks", start: "starting processes", build: "imports, building the model", restore: "restoring the state", step: "first step after a restart", replay: "computing steps again" };
+const count = ({ results }) => Object.entries(results).map(([what, n]) => `${number(n)} ${what}`).join(", ");
 const number = n => n.toLocaleString("en");
 const again = n => `${number(n)} step${n === 1 ? "" : "s"} computed again`;
 const clock = s => { const d = when(s), two = n => String(n).padStart(2, "0");
@@ -15,7 +17,7 @@ const clock = s => { const d = when(s), two = n => String(n).padStart(2, "0");
   return `${day === new Date().toISOString().slice(0, 10) ? "" : day + " "}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
 const took = s => s >= 7200 ? `${(s / 3600).toFixed(1)} h` : s >= 120 ? `${(s / 60).toFixed(1)} min` : s >= 1 ? `${s.toFixed(1)} s` : `${Math.round(s * 1000)} ms`;
 const kind = result => result.split(" ")[0];
-const colour = result => ({ recovered: ink("good"), not: ink("bad"), in: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
+const colour = result => ({ recovered: ink("good"), not: ink("bad"), did: ink("bad"), came: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
 
 function make(tag, words = "", attributes = {}) {
   const found = document.createElement(tag);
@@ -67,22 +69,37 @@ function fill(table, rows) {
   }));
 }
 
-function showState(state) {
+function command(words) {
+  const whole = make("code");
+  whole.append(...words.split(" ").flatMap((word, at) => [at ? " " : "", make("span", word)])); // no line ends behind a hyphen
+  return whole;
+}
+
+function showState(state, now) {
   $("state").className = state.mood;
-  for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["act", state.act]])
+  for (const [id, words] of [["badge", badge(state)], ["words", state.words], ["now", state.figures ?? ""]])
     if ($(id).textContent !== words) $(id).textContent = words;
-  const last = state.last, outcome = last && (last.result === "under way" ? "under way" : last.result === "stopped" ? "the job stopped" : `${last.result} after ${took(last.seconds)}, ${again(last.lost_steps)}`);
-  const what = last && `${state.words} ${state.act}`.includes(last.summary) ? "" : `${last?.summary} – `; // told above
-  $("last").textContent = last ? `Last incident, ${clock(last.at_s)}: ${what}${outcome}.` : "No incident so far.";
+  if ($("act").dataset.told !== JSON.stringify(state.act)) { // in place only what is new: it is read aloud
+    $("act").dataset.told = JSON.stringify(state.act);
+    $("act").replaceChildren(...state.act.map(each => {
+      const item = make("li");
+      item.append(...each.split("`").map((words, at) => at % 2 ? command(words) : make("span", words)));
+      return item;
+    }));
+  }
+  const last = state.last, above = last && (last.result === "under way" || last.result === "stopped"); // told above
+  const outcome = last && `${last.result}${last.result === "recovered" ? ` in ${took(last.seconds)}` : ""}, ${again(last.lost_steps)}`;
+  const what = last && state.words.includes(last.summary) ? "" : `${last?.summary}; `;
+  $("last").textContent = above ? "" : last ? `Last incident, ${took(Math.max(0, now - last.at_s))} ago (${clock(last.at_s)}): ${what}${outcome}.` : "No incident so far.";
   document.title = `${state.words} – ${told.job}`;
 }
 
 function showCosts(costs) {
   const figures = [
-    ["effective", `${(100 * costs.effective).toFixed(1)} %`, "of the time spent on steps that count"],
-    ["answered", number(costs.answered), costs.answered === 1 ? "incident answered" : "incidents answered"],
-    ["lost_steps", number(costs.lost_steps), costs.lost_steps === 1 ? "step computed again" : "steps computed again"],
-    ["lost_s", took(costs.lost_s), "spent on recoveries"],
+    ["effective", `${(100 * costs.effective).toFixed(1)} %`, `useful training time: ${took(costs.trained_s)} of ${took(costs.counted_s)}, starts included`.replace(/(\d) /g, "$1\u00a0")],
+    ["incidents", number(costs.incidents), `incident${costs.incidents === 1 ? "" : "s"}${costs.incidents ? `: ${count(costs)}` : ""}`],
+    ["lost_steps", number(costs.lost_steps), `step${costs.lost_steps === 1 ? "" : "s"} computed again${costs.results.open ? ", or still to be" : ""}`],
+    ["lost_s", took(costs.lost_s), costs.lost_s ? "lost to incidents, until now" : "lost to incidents"],
   ];
   $("figures").replaceChildren(...figures.map(([key, value, words]) => {
     const box = make("div");
@@ -90,25 +107,25 @@ function showCosts(costs) {
     return box;
   }));
   const total = Object.values(costs.spent).reduce((sum, each) => sum + each, 0) || 1;
-  const share = s => `${(100 * s / total).toFixed(s / total < .1 ? 2 : 1)} %`;
-  const lost = Object.entries(costs.spent).filter(([where]) => where !== "training").sort((a, b) => b[1] - a[1]);
-  fill("spent-table", Object.entries(costs.spent).sort((a, b) => b[1] - a[1]).map(([where, s]) => [where, s.toFixed(1), share(s)]));
+  const share = s => s / total < .001 ? "< 0.1 %" : `${(100 * s / total).toFixed(s / total < .1 ? 1 : 0)} %`;
+  const lost = Object.entries(costs.spent).filter(([where]) => where !== "training").sort((a, b) => b[1] - a[1]).map(([where, s]) => [SPENT[where] ?? where, s]);
+  fill("spent-table", Object.entries(costs.spent).sort((a, b) => b[1] - a[1]).map(([where, s]) => [SPENT[where] ?? where, s.toFixed(1), share(s)]));
   $("spent").setAttribute("aria-label", `Where the rest of the time went: ${lost.map(([where, s]) => `${where} ${took(s)}`).join(", ") || "nowhere"}`);
   const shown = lost.slice(0, 8).reverse();
   plot("spent", [{ type: "bar", orientation: "h", y: shown.map(([where]) => where), x: shown.map(([, s]) => s), marker: { color: ink("line3") },
     text: shown.map(([, s]) => `${took(s)}, ${share(s)}`), textposition: "auto", insidetextanchor: "end", cliponaxis: false, hoverinfo: "skip" }],
   { height: 46 + 26 * shown.length, xaxis: axis({ visible: false }), yaxis: axis({ ticksuffix: "  ", showgrid: false }),
-    margin: { l: 8, r: 90, t: 26, b: 4 }, title: { text: "Where the rest went", font: { size: 13, color: ink("faint") }, x: 0, xref: "paper", y: .98, yanchor: "top" } });
+    margin: { l: 8, r: 90, t: 26, b: 4 }, title: { text: "Time that was not useful training, and its share of all", font: { size: 13, color: ink("faint") }, x: 0, xref: "paper", y: .98, yanchor: "top" } });
 }
 
 async function showCurve({ curve, incidents, now }) {
   const x = curve.at_s.map(when), from = span ? now - span : curve.at_s[0] ?? 0;
-  const marks = incidents.filter(each => each.at_s >= from).slice(-MARKED);
+  const marks = incidents.filter(each => each.at_s >= from).slice(-MARKED).sort((a, b) => (b.result === "reported") - (a.result === "reported")); // those lie below
   const line = (name, y, colour, axis) => ({ name, x, y, yaxis: axis, mode: "lines", line: { color: colour, width: 2 }, connectgaps: false, hovertemplate: `%{y:.6~g}<extra>${name}</extra>` });
   const shapes = marks.slice(-200).map(each => ({ type: "line", xref: "x", yref: "paper", x0: when(each.at_s), x1: when(each.at_s), y0: 0, y1: 1,
     line: { color: colour(each.result), width: 1.5, dash: "dot" } }));
   const dots = { name: "incidents", x: marks.map(each => when(each.at_s)), y: marks.map(each => Math.max(0, each.step)), yaxis: "y", mode: "markers",
-    marker: { size: 12, symbol: marks.map(each => each.window ? "diamond" : /rewind/.test(each.rung) ? "triangle-down" : "circle"), color: marks.map(each => colour(each.result)), line: { color: ink("card"), width: 2 } }, customdata: marks.map(each => each.number),
+    marker: { size: 12, symbol: marks.map(each => each.window ? "diamond" : /rewind/.test(each.rung) ? "triangle-down" : each.result === "under way" ? "circle-open" : "circle"), color: marks.map(each => colour(each.result)), line: { color: ink("card"), width: 2 } }, customdata: marks.map(each => each.number),
     text: marks.map(each => `incident ${each.number}: ${each.cause}, ${each.result}${each.window ? `, left out ${each.window}` : ""}`), hovertemplate: "%{text}<extra></extra>" };
   const title = words => ({ title: { text: words, font: { size: 12, color: ink("faint") } } });
   const chart = await plot("curve", [line("step", curve.step, ink("line1"), "y"), line("loss", curve.loss, ink("line2"), "y2"),
@@ -221,7 +238,7 @@ async function look() {
       told = await ask(`api/runs/${run}?span=${span}`);
       showOne();
     }
-    $("fresh").textContent = REPORT ? `a report, as of ${clock(REPORT.told.now)}` : `as of ${clock(Date.now() / 1000)}`;
+    $("fresh").textContent = REPORT ? `a report, as of ${clock(REPORT.told.now)}` : `as of ${clock(run === null ? Date.now() / 1000 : told.now)}`;
   } catch (error) {
     $("fresh").textContent = error instanceof TypeError ? "the dashboard's server does not answer; what you see is old" : `what you see is old: the server cannot read this job (${error.message})`;
     if (!(error instanceof TypeError)) console.error(error);
@@ -236,7 +253,7 @@ function showJobs(jobs) {
   jobs.sort((a, b) => order.indexOf(a.state.mood) - order.indexOf(b.state.mood));
   $("jobs").replaceChildren(...jobs.map(job => {
     const line = make("li"), link = make("a", "", { href: `#run=${job.run}`, class: job.state.mood });
-    const costs = `${(100 * job.costs.effective).toFixed(1)} % effective, ${number(job.costs.answered)} incident${job.costs.answered === 1 ? "" : "s"} answered, ${again(job.costs.lost_steps)}`;
+    const costs = `${(100 * job.costs.effective).toFixed(1)} % useful training time, incidents: ${count(job.costs) || "none"}; ${again(job.costs.lost_steps)}`;
     link.append(make("b", `${job.job} `), make("span", badge(job.state), { class: "badge" }), make("div", job.state.words), make("small", costs));
     line.append(link);
     return line;
@@ -246,8 +263,8 @@ function showJobs(jobs) {
 function showOne() {
   $("all").hidden = true;
   $("one").hidden = false;
-  $("job").textContent = `${told.job} · since ${clock(told.from_s)}, ${took(told.until_s - told.from_s)}`;
-  showState(told.state);
+  $("job").textContent = `${told.job} · ${told.runs ? "running for" : "ran for"} ${took(told.until_s - told.from_s)}${told.runs ? "" : `, until ${clock(told.until_s)}`}`;
+  showState(told.state, told.now);
   showCosts(told.costs);
   showCurve(told);
   showIncidents(told.incidents);

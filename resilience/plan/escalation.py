@@ -180,9 +180,9 @@ def plan(
     again = hung_again(verdict, restarts, reached, policy.max_without_progress, max(size.now, size.alive))
     hung = "" if explained(verdict.nodes, shut_out) else again
     if spent >= policy.max_without_progress or hung:
-        newer = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
+        missed = f"did not get beyond the snapshot of step {kept}" if kept >= 0 else "brought no snapshot"
         told = verdicts.tallied([life.cause for life in stuck])
-        said = hung or f"{formatting.count(len(stuck), 'restart')} in a row brought no {newer}: {told}"
+        said = hung or f"{formatting.count(len(stuck), 'restart')} in a row {missed}: {told}"
         if not verdict.started and size.another:
             return _leave(said, restart, size)
         return _give_up(BudgetSpent, ". ".join(filter(None, (said, verdict.advice))))

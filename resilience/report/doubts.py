@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ..model.cause import Cause
 from ..model.incident import Incident
 from ..model.types import NodeId
 from ..plan.escalation import OBSERVE, STOP
@@ -13,6 +15,15 @@ from ..text import formatting
 from . import explain
 from .alert_rules import COPIED_S, RUNBOOKS, STABLE_S, STORM
 from .needs import NOTHING, needs
+
+
+@dataclass(frozen=True)
+class Doubt:
+    urgent: bool
+    """Whether a person should act now, not by day: as the alert's severity."""
+    what: str
+    """A clause behind "Training, but"."""
+    act: str
 
 
 def unwritten(last: Mapping[str, Mapping[str, Any]]) -> str:
@@ -24,47 +35,63 @@ def unwritten(last: Mapping[str, Mapping[str, Any]]) -> str:
 
 def doubts(
     last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], incidents: Mapping[str, Incident], now: float
-) -> list[str]:
-    """Return what a person should look at although the job trains. last: as in `Seen`. line: the newest `progress` line."""
-    why, trains = unwritten(last), line.get("nodes", {}).get("trains", 0)
-    found = [f"The last snapshot could not be written to disk: {why}."] if why else []
+) -> list[Doubt]:
+    """Return what a person should look at although the job trains, the most urgent first. last: as in `Seen`. line: the newest `progress`
+    line."""
+    found: list[Doubt] = []
     if line.get("etcd_s") is None:
-        found.append(
-            f"etcd does not answer: training goes on, but no fault can be answered. Read {RUNBOOKS}etcd-unreachable.md."
-        )
+        page = f"Training goes on meanwhile. The runbook: {RUNBOOKS}etcd-unreachable.md."
+        found.append(Doubt(True, "etcd does not answer, so no fault can be answered", page))
     answered = [(number, i) for number, i in incidents.items() if i.rung not in (OBSERVE, STOP) and not i.open]
     uncured = [(n, i) for n, i in answered if explain.result(i) == "not cured"]
     for number, incident in uncured[-1:]:
         if number == answered[-1][0] or incident.at_s > now - 3600:
-            found.append(f"Incident {number} was not cured: {_told(incident)}")
-    found += _storm([i for _, i in answered if i.at_s > now - 3600], trains)
+            found.append(Doubt(True, incident.summary, f"Incident {number} was not cured. {_act(incident)}".strip()))
+    found += _storm([i for _, i in answered if i.at_s > now - 3600], line.get("nodes", {}).get("trains", 0))
     for number, incident in incidents.items():
-        if incident.open and incident.rung == OBSERVE:
-            found.append(f"Incident {number} lasts: {_told(incident)}")
+        if incident.open and incident.rung == OBSERVE and (_act(incident) or incident.would is not None):
+            lasts = f"Incident {number} lasts, and is only reported. {_act(incident)}".strip()
+            found.append(Doubt(incident.cause == Cause.FROZEN, incident.summary, lasts))
+    if why := unwritten(last):
+        found.append(
+            Doubt(False, f"the last snapshot could not be written to disk: {why}", "Make room, or mend the storage.")
+        )
     found += _old(last, line, now)
     if line.get("quarantined"):
-        found.append(
-            f"Nodes in quarantine: {line['quarantined']}. Not urgent; by day, mt-resilient status names them: repair them, then "
-            "mt-resilient readmit NODE."
-        )
+        nodes = formatting.count(line["quarantined"], "node is", "nodes are")
+        repair = "`mt-resilient status` names them. After the repair: `mt-resilient readmit NODE`."
+        found.append(Doubt(False, f"{nodes} in quarantine", repair))
     if line.get("spares") and not line["nodes"].get("stands by"):
         found.append(
-            "No spare is left: after the next lost node the job waits, or goes on with fewer. Not urgent; by day, start another node."
+            Doubt(
+                False,
+                "no spare is left",
+                "After the next lost node the job waits, or goes on with fewer. Start another node.",
+            )
         )
-    return found
+    return sorted(found, key=lambda each: not each.urgent)
 
 
-def _told(incident: Incident) -> str:
+def _act(incident: Incident) -> str:
     act = needs(incident).act
-    return f"{incident.summary}." + (f" {act[0].upper()}{act[1:]}." if act != NOTHING else "")
+    return f"{act[0].upper()}{act[1:]}." if act != NOTHING else ""
 
 
-def _old(last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], now: float) -> list[str]:
+_STABLE = "A snapshot is stable once its replicas agreed and the steps after it were clean. "
+
+
+def _old(last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], now: float) -> list[Doubt]:
     """Return of which snapshots the newest one is too old. Each time is that after which the alert is raised."""
     start, several = last.get("start", {}), line.get("nodes", {}).get("trains", 0) > 1
     copied = several and start.get("configuration", {}).get("copies.every_s") != 0
     rules = [
-        ("certified", 2 * STABLE_S, "stable snapshot", "a fault that is found late", "stable-snapshot-too-old"),
+        (
+            "certified",
+            2 * STABLE_S,
+            "stable snapshot",
+            "a fault that is found late",
+            "stable-snapshot-too-old",
+        ),
         ("other node", 1.5 * COPIED_S, "copy on another node", "the loss of a node", "no-copy-on-another-node"),
     ]
     found = []
@@ -74,21 +101,31 @@ def _old(last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], now: fl
         step, at_s = line["snapshots"][tier]
         age_s = now - (at_s if step >= 0 else start.get("at_s", now))
         if age_s > limit_s:
-            newest = f"the newest is that of step {step}" if step >= 0 else "there is none"
-            found.append(
-                f"No new {what} for {formatting.duration(age_s)} ({newest}): {fault} would go back that far. "
-                f"Not urgent; by day, read {RUNBOOKS}{page}.md."
-            )
+            back = max(0, line.get("step", 0) - max(0, step))
+            cost = formatting.steps(back)
+            cost += f", about {formatting.duration(back * line['step_s'])}" if line.get("step_s") else ""
+            newest = f"would go back to step {step}" if step >= 0 else "would go back to the beginning"
+            act = f"{_STABLE * (tier == 'certified')}Now, {fault} {newest} and cost {cost}. The runbook: {RUNBOOKS}{page}.md."
+            found.append(Doubt(False, f"no new {what} for {formatting.duration(age_s)}", act))
     return found
 
 
-def _storm(recent: Sequence[Incident], nodes: int) -> list[str]:
+def _storm(recent: Sequence[Incident], nodes: int) -> list[Doubt]:
     """recent: the recoveries of the last hour. nodes: number of those that train."""
     if len(recent) <= STORM:
         return []
     [(cause, alike)] = Counter(i.cause for i in recent).most_common(1)
     [(node, began)] = Counter(node for i in recent for node in i.nodes).most_common(1) or [(NodeId(""), 0)]
-    told = f"Too many recoveries: {len(recent)} within an hour, of which {alike} of the cause {cause.replace('_', ' ')}"
+    of = "all" if alike == len(recent) else f"{alike} of them"
+    told = f"it recovered {len(recent)} times within an hour, {of} from {cause.replace('_', ' ')}"
     if nodes > 1 and 2 * began > len(recent):
-        return [f"{told}, and {began} began on {node}. Check that machine; mt-resilient drain {node} takes it out."]
-    return [f"{told}. See what they have in common: mt-resilient explain; then read {RUNBOOKS}recovery-storm.md."]
+        return [
+            Doubt(True, f"{told}, {began} on {node}", f"Check that machine; `mt-resilient drain {node}` takes it out.")
+        ]
+    return [
+        Doubt(
+            True,
+            told,
+            f"See what they have in common: `mt-resilient explain`. The runbook: {RUNBOOKS}recovery-storm.md.",
+        )
+    ]

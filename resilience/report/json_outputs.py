@@ -96,11 +96,13 @@ class StatusObject:
     """Whether an agent runs, here or on another node."""
     finished: bool
     mood: str
-    """Whether a person must act: good, info, warn or bad."""
+    """good, info, warn or bad."""
+    urgency: str
+    """Whether a person must act: act now, look by day, or no action."""
     words: str
     """What the job does, in one sentence."""
     act: str
-    """What a person should do now."""
+    """What a person should do, the most urgent first. Empty: nothing."""
     state: str | None
     """`mt_resilient_state` of the metrics. null: not known."""
     step: int | None

@@ -13,15 +13,15 @@ from . import explain
 
 NOTHING = "nothing"
 _REPORTED: dict[str, str] = {
-    Cause.STRAGGLER: "look at what else runs on that node; if it stays slow: mt-resilient drain NODE",
+    Cause.STRAGGLER: "look at what else runs on that node; if it stays slow: `mt-resilient drain NODE`",
     Cause.MEMORY_SHORT: "give the machine more memory, or fewer ranks",
-    Cause.DEVICE_SICK: "let somebody look at that device; mt-resilient drain NODE takes the node out first",
+    Cause.DEVICE_SICK: "let somebody look at that device; `mt-resilient drain NODE` takes the node out first",
     Cause.CUT_OFF: "look at that node's way to etcd; its ranks go on meanwhile",
     Cause.FROZEN: "read the script: its optimizer no longer changes the parameters",
 }
 _STOPPED: dict[str, str] = {
-    Cause.SCRIPT_RAISED: "read the script's traceback, correct the script, and give the same command again",
-    Cause.SNAPSHOT_UNUSABLE: "see which snapshots are good: mt-resilient snapshots verify",
+    Cause.SCRIPT_RAISED: "read the traceback (`mt-resilient explain`) and correct the script or the data, and give the same command again",
+    Cause.SNAPSHOT_UNUSABLE: "see which snapshots are good: `mt-resilient snapshots verify`",
     Cause.SNAPSHOT_UNREADABLE: "see that the storage of the snapshots answers, and give the same command again",
     Cause.FINGERPRINT_MISMATCH: "take that machine out of service, and give the same command again without it",
 }
@@ -85,9 +85,13 @@ def _act(incident: Incident) -> str:
         lasts = incident.open or incident.cause == Cause.DEVICE_SICK
         return _REPORTED.get(incident.cause, NOTHING) if lasts else NOTHING
     if incident.open:
-        return "nothing yet: the program is at it"
+        return "nothing yet: the job recovers by itself"
     if result == "not cured":
-        return "look at the loss. If it is bad: mt-resilient rewind --to STEP --skip N, to a step before the fault"
+        step = incident.resume_step if incident.resume_step is not None and incident.resume_step >= 0 else "STEP"
+        return (
+            f"look at the loss. If it is bad, go back to step {step}, from before the fault, and leave out the next N batches: "
+            f"`mt-resilient rewind --to {step} --skip N`. The job runs on meanwhile"
+        )
     if incident.repeated is Repeated.OTHER:
         return "see why the same steps gave another loss: docs/guarantees.md, The same bits"
     return NOTHING

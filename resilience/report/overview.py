@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..incidents import membership_changes
-from ..membership import buddy_sources, quarantine
+from ..membership import buddy_sources, quarantine, rank_assignment
 from ..membership.node_roles import leader, roles
 from ..model.cluster_state import World, once
 from ..model.state_machine import Phase
@@ -48,6 +48,8 @@ class Overview:
     spares: int = 0
     """Number of spares that the job was told to expect."""
     quarantined: int = 0
+    missing: int = 0
+    """Number of nodes that must join before the job begins, or begins again."""
     snapshots: dict[str, int] = field(default_factory=dict)
     """By tier: the newest step that the whole job can restore; -1: none."""
     at_risk: dict[str, int] = field(default_factory=dict)
@@ -60,7 +62,7 @@ def overview(world: World, now: float) -> Overview:
     found = roles(world, now)
     counts = {str(role): [*found.values()].count(role) for role in dict.fromkeys(found.values())}
     said = [world.status[node] for node in world.members if node in world.status]
-    step = max((status.max_step for status in said), default=-1)
+    step, doing = max((status.max_step for status in said), default=-1), _state(world, now)
     kept = {
         "memory": _common(buddy_sources.own(world).values()),
         "other node": _common(_copied(world).values()),
@@ -70,16 +72,24 @@ def overview(world: World, now: float) -> Overview:
     memory, disk = max(kept["memory"], kept["disk"]), kept["disk"]
     back_to = dict(zip(LOSSES, (memory, max(kept["other node"], disk), disk), strict=True))
     return Overview(
-        state=_state(world, now),
+        state=doing,
         step=step,
         generation=world.record.number if world.record else 0,
         leader=leader(world) or "",
         nodes=counts,
         spares=world.spec.spares if world.spec else 0,
         quarantined=len(quarantine.in_force(world, now)),
+        missing=_missing(world, now) if doing is State.WAITING else 0,
         snapshots=kept,
         at_risk={loss: max(0, step - max(0, to)) for loss, to in back_to.items()},
     )
+
+
+def _missing(world: World, now: float) -> int:
+    """Return how many nodes the job waits for."""
+    fewest = min(rank_assignment.allowed(world, now), default=0)
+    lost = membership_changes.missed(world, now)
+    return len(lost) or max(0, fewest - len(rank_assignment.usable(world, now)))
 
 
 def _copied(world: World) -> dict[NodeId, set[int]]:

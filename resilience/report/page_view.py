@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +18,6 @@ from . import explain
 from .doubts import doubts
 from .needs import needs, told
 from .overview import LOSSES, TIERS, Overview, State
-from .time_ledger import TRAINING, WHERE, effective
 
 POINTS = 1500
 """The most points of a curve that are sent; of more, every n-th."""
@@ -24,7 +25,6 @@ SILENT_S = 200.0
 """Seconds after which a leader's `progress` line is missing: it writes one at least every minute."""
 STILL_S, START_S = 600.0, 1800.0
 """Seconds without a step, and without the first step of a start, after which a person should look."""
-NO_AGENT = "no agent ran"
 _QUIET = {
     0: "in order",
     129: "by SIGHUP",
@@ -35,7 +35,6 @@ _QUIET = {
     143: "by SIGTERM, a preemption",
     152: "by its scheduler's SIGXCPU",
 }
-_AGAIN = "Give the same command again: it continues from the newest snapshot on disk"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,43 +53,77 @@ class Seen:
     last: Mapping[str, Mapping[str, Any]]
     """The newest line of each kind (`RunReader.last`)."""
     incidents: Mapping[str, Incident]
+    directory: str = ""
+    """The run directory, for the commands that are advised; empty: none is named."""
 
 
-def state(seen: Seen, now: float) -> dict[str, str]:
-    """Return the sentence of state. mood: good, info, warn or bad; act: what a person should do now."""
+URGENCY = {"good": "no action", "info": "no action", "warn": "look by day", "bad": "act now"}
+"""Whether a person must act, by mood."""
+
+
+def state(seen: Seen, now: float) -> dict[str, Any]:
+    """Return the sentence of state. mood: a key of URGENCY. act: what a person should do, the most urgent first; commands in backticks."""
+    told = _state(seen, now)
+    where = f" --run-dir {shlex.quote(seen.directory)}" if seen.directory else ""
+    acts = [re.sub(r"`(mt-resilient [^`]*)`", lambda found: f"`{found[1]}{where}`", act) for act in told["act"]]
+    return {**told, "urgency": URGENCY[told["mood"]], "act": acts}
+
+
+def sentence(state: Mapping[str, Any]) -> str:
+    """Return the state in one line, for a terminal."""
+    urgent = f"{state['urgency'].capitalize()}: " if URGENCY[state["mood"]] != "no action" else ""
+    return f"{state['words']}. {urgent}{' '.join(state['act']) or 'Nothing to do.'}"
+
+
+def _state(seen: Seen, now: float) -> dict[str, Any]:
     line, start = seen.last.get("progress", {}), seen.last.get("start", {})
     at = _step(line) if line.get("step", -1) >= 0 else "its first step"
     ago_s = abs(now - max(line.get("at_s", 0.0), start.get("at_s", 0.0)))  # the clock of another machine may be ahead
     here = " here" if start.get("several") and not seen.launched else ""
-    again = f"Does it go on elsewhere? mt-resilient status. If not: {_AGAIN}." if here else f"{_AGAIN}."
-    code = _ended(seen)
     if seen.finished:
-        return _said("good", f"Finished after {at}" if line.get("step", -1) >= 0 else "Finished", "Nothing to do.")
-    if code is not None:
-        quiet = code in _QUIET
-        how = f"ended {_QUIET[code]}" if quiet else f"has stopped with exit code {code}"
-        words = f"Not training{here}: the {'agent' if here else 'job'} {how} after {at}"
-        bad = seen.last.get("bad")
-        if quiet or not bad:
-            return _said("info" if quiet else "bad", words, again)
-        why = str(bad["sentence"]).removeprefix("stopped: ").partition(". Everything is kept")[0].rstrip(".")
-        stopped = [i for i in seen.incidents.values() if i.at_s >= start.get("at_s", 0.0)][-1:]
-        if not stopped or stopped[0].rung != STOP:
-            return _said("bad", words, f"Why: {why}. Correct that. {_AGAIN}.")
-        act, first = needs(stopped[0]).act, "" if stopped[0].summary in why else f"{stopped[0].summary}; "
-        return _said("bad", words, f"Why: {first}{why}. {act[0].upper()}{act[1:]}.")
+        return _said("good", f"Finished after {at}" if line.get("step", -1) >= 0 else "Finished")
+    if (code := _ended(seen)) is not None:
+        return _stopped(seen, code, at, here, now)
     if seen.gone or (not seen.alive and ago_s > SILENT_S and (line or not (here or seen.launched))):
-        return _said("bad", f"Not training{here}: its agent is gone without a word since {at}", again)
+        words = f"Not training{here}: its agent is gone without a word since {at}, for {formatting.duration(ago_s)}"
+        return _said("bad", words, *_again(seen, here))
     if not line and (here or seen.launched):
-        elsewhere = "Look into the run directory of that node: mt-resilient status names it."
-        return _said("info", "Not known: the node that leads the job has its course in its own journal", elsewhere)
+        elsewhere = "Look into the run directory of that node: `mt-resilient status` names it."
+        return _said("warn", "Not known: the node that leads the job has its course in its own journal", elsewhere)
     if ago_s > SILENT_S:
-        return _said(
-            "warn", f"Silent: the last word is {formatting.duration(ago_s)} old, from {at}", "Ask: mt-resilient status."
-        )
+        words = f"Silent: the last word is {formatting.duration(ago_s)} old, from {at}"
+        return _said("warn" if here else "bad", words, "Does it still train? `mt-resilient status`.")
     if not line:
-        return _said("info", "Starting: no agent that leads has written a line yet", "Nothing to do.")
+        return _said("info", "Starting: no agent that leads has written a line yet")
     return _running(seen, State(line["state"]), at, line, now)
+
+
+def _stopped(seen: Seen, code: int, at: str, here: str, now: float) -> dict[str, Any]:
+    what, since = "agent" if here else "job", f" for {formatting.duration(max(1.0, now - seen.last['end']['at_s']))}"
+    start, bad, again = seen.last.get("start", {}), seen.last.get("bad"), _again(seen, here)
+    if code in _QUIET:
+        return _said("warn", f"Not training{here}{since}: the {what} ended {_QUIET[code]} after {at}", *again)
+    stopped = f"the {what} has stopped with exit code {code} after {at}"
+    if not bad:
+        return _said("bad", f"Not training{here}{since}: {stopped}", *again)
+    why = str(bad["sentence"]).removeprefix("stopped: ").partition(". Everything is kept")[0].rstrip(".")
+    last = [(n, i) for n, i in seen.incidents.items() if i.at_s >= start.get("at_s", 0.0)][-1:]
+    if not last or last[0][1].rung != STOP:
+        return _said("bad", f"Not training{here}{since}: {why}", f"T{stopped[1:]}. Correct that.", *again)
+    (number, incident) = last[0]
+    act = (
+        needs(incident).act.replace("explain`", f"explain {number}`").removesuffix(", and give the same command again")
+    )
+    first = f"T{stopped[1:]}: {incident.plan}."
+    return _said("bad", f"Not training{here}{since}: {incident.summary}", first, f"{act[0].upper()}{act[1:]}.", *again)
+
+
+def _again(seen: Seen, here: str) -> list[str]:
+    """Return how to start the job again. here: empty if the job cannot run on elsewhere."""
+    command = seen.last.get("start", {}).get("again", "")
+    known = f": `{command}`" if command and not seen.launched else ""
+    asked = ["Does it go on elsewhere? `mt-resilient status`. If not:"] if here else []
+    return [" ".join([*asked, f"Give the same command again{known}. It continues from the newest snapshot."])]
 
 
 def _step(line: Mapping[str, Any]) -> str:
@@ -115,34 +148,47 @@ def present_line(line: Mapping[str, Any], told: Overview, now: float) -> dict[st
     return {**line, **asdict(told), "snapshots": kept, "at_s": now}
 
 
-def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, str]:
-    under_way = [i for i in seen.incidents.values() if i.open and OBSERVE < i.rung < STOP]
+def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, Any]:
+    under_way = [i for i in seen.incidents.values() if i.open and OBSERVE < i.rung < STOP][-1:]
+    since = "".join(f" for {formatting.duration(max(0.0, now - i.at_s))}" for i in under_way)
     still_s = line["at_s"] - seen.stepped_s
     if doing in (State.TRAINING, State.RECOVERING, State.STARTING) and still_s > (
         START_S if doing is State.STARTING else max(STILL_S, 20 * line.get("step_s", 0.0))
     ):
         unwatched = "" if line.get("step", -1) >= 0 else " A script without a loop that is watched reports no steps."
         words = f"No step for {formatting.duration(still_s)}, at {at}; the agent says: {doing}"
-        return _said("warn", words, f"Read mt-resilient explain, and the stacks in logs/stacks-*.txt.{unwatched}")
+        return _said("bad", words, f"Read `mt-resilient explain`, and the stacks in logs/stacks-*.txt.{unwatched}")
     match doing:
         case State.RECOVERING:
-            why = "".join(f" for {formatting.duration(now - i.at_s)}: {i.summary}" for i in under_way[-1:])
-            at_it = "Nothing to do yet: the program is at it. It takes seconds to minutes."
-            return _said("warn", f"Not training yet, recovering{why}", at_it)
+            resumes = "".join(f", from step {i.resume_step}" for i in under_way if (i.resume_step or -1) >= 0)
+            why = "".join(f": {i.summary}" for i in under_way)
+            alone = f"It recovers by itself, mostly within minutes. Look again if it takes more than {STILL_S / 60:.0f} min."
+            return _said("info", f"Recovering{since}{resumes or f', at {at}'}{why}", alone)
         case State.WAITING:
-            since = "".join(f" for {formatting.duration(now - i.at_s)}" for i in under_way[-1:])
-            lost = "".join(f" Lost: {formatting.listed(i.nodes)}." for i in under_way[-1:] if i.nodes)
-            missing = f"Start the missing nodes, or others: mt-resilient status says how many.{lost}"
-            return _said("bad", f"Not training: waiting for nodes{since}, at {at}", missing)
+            nodes = [node for i in under_way for node in i.nodes]
+            lost = f"{formatting.listed(nodes)} {'are' if nodes[1:] else 'is'} lost, " if nodes else ""
+            missing = formatting.count(line.get("missing") or 1, "node") if line.get("missing") else "nodes"
+            command = seen.last.get("start", {}).get("again", "")
+            how = (
+                f", with the command of the others and its own name and address: `{command}`"
+                if command and not seen.launched
+                else ""
+            )
+            start = f"Start {f'{formatting.listed(nodes)} again, or another machine' if nodes else missing}{how}."
+            resumes = f"The job waits at {at}. It resumes by itself as soon as {missing} {'has' if missing == '1 node' else 'have'} joined."
+            return _said("bad", f"Not training{since}: {lost}waiting for {missing}", start, resumes)
         case State.PAUSED:
-            return _said("info", f"Paused at {at}, as ordered", "To continue: mt-resilient resume.")
+            return _said("info", f"Paused at {at}, as ordered", "To continue: `mt-resilient resume`.")
         case State.STARTING:
-            return _said("info", "Starting: the ranks have reported no step yet", "Nothing to do.")
+            return _said("info", "Starting: the ranks have reported no step yet")
         case State.ENDED:
-            return _said("info", f"Ending, at {at}", "Nothing to do.")
+            return _said("info", f"Ending, at {at}")
     pace = f", {formatting.duration(line['step_s'])} a step" if line.get("step_s") else ""
-    found = doubts(seen.last, line, seen.incidents, now)
-    return _said("warn" if found else "good", f"Training: {at}{pace}", " ".join(found) or "Nothing to do.")
+    if not (found := doubts(seen.last, line, seen.incidents, now)):
+        return _said("good", f"Training: {at}{pace}")
+    acts = [found[0].act, *(f"{each.what[0].upper()}{each.what[1:]}. {each.act}" for each in found[1:])]
+    said = _said("bad" if found[0].urgent else "warn", f"Training, but {found[0].what}", *acts)
+    return {**said, "figures": ", ".join(figures(line, None))}
 
 
 def last_incident(incidents: Mapping[str, Incident]) -> dict[str, Any] | None:
@@ -157,30 +203,8 @@ def _ended(seen: Seen) -> int | None:
     return int(end["code"]) if end and not seen.alive and end["at_s"] >= start["at_s"] else None
 
 
-def _said(mood: str, words: str, act: str) -> dict[str, str]:
-    return {"mood": mood, "words": printable(words), "act": printable(act)}
-
-
-def costs(lives: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]) -> dict[str, Any]:
-    """Return where the time went, in seconds, over all starts of agents (lives, in order of time); and how many incidents were
-    answered, at what cost."""
-    spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
-    reached_s = lives[0]["from_s"] if lives else 0.0
-    for life in lives:
-        for where, seconds in life["spent"].items():
-            spent[where] = spent.get(where, 0.0) + seconds
-        spent[NO_AGENT] += max(0.0, life["from_s"] - reached_s)
-        reached_s = max(reached_s, life["until_s"])
-    answered = [i for i in incidents.values() if i.rung != OBSERVE]
-    return {
-        "effective": effective(spent),
-        "spent": {where: round(seconds, 3) for where, seconds in spent.items() if seconds},
-        "trained_s": spent[TRAINING],
-        "incidents": len(incidents),
-        "answered": len(answered),
-        "lost_steps": sum(i.lost_steps for i in incidents.values()),
-        "lost_s": round(sum(sum(i.phases_s.values()) for i in incidents.values()), 3),
-    }
+def _said(mood: str, words: str, *act: str) -> dict[str, Any]:
+    return {"mood": mood, "words": printable(words), "act": [printable(each) for each in act]}
 
 
 def present(line: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -243,9 +267,15 @@ def further(
     }
 
 
-def row(number: str, incident: Incident) -> dict[str, Any]:
-    """Return an incident as the table shows it."""
-    over = "under way" if incident.open else explain.result(incident)
+def row(number: str, incident: Incident, back: bool = False) -> dict[str, Any]:
+    """Return an incident as the table shows it. back: whether it came back (`time_ledger.came_back`)."""
+    over = (
+        "came back"
+        if back
+        else "under way"
+        if incident.open
+        else explain.result(incident).replace("in vain", "did not help")
+    )
     return {
         "number": number,
         "at_s": incident.at_s,

@@ -7,14 +7,20 @@ falls, as a counter's must not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ..model.incident import PHASES
+from ..model.incident import PHASES, Incident
+from ..plan.escalation import OBSERVE
+from . import explain
 from .overview import State
 
 TRAINING, FIRST_START, STALL = "training", "first start", "stall"
 WHERE = (TRAINING, FIRST_START, *PHASES, STALL, str(State.WAITING), str(State.PAUSED))
 """What a second can be booked as. The phases are those of recoveries; `stall`: the slowest rank was in our code between two steps."""
+
+NO_AGENT = "no agent ran"
 
 
 class Ledger:
@@ -61,3 +67,59 @@ def effective(spent: Mapping[str, float]) -> float:
     """Return the share of the time, without pauses, that was spent on steps that count; 0 if no time has passed."""
     total = sum(seconds for where, seconds in spent.items() if where != State.PAUSED)
     return spent.get(TRAINING, 0.0) / total if total else 0.0
+
+
+def costs(
+    lives: Sequence[Mapping[str, Any]],
+    incidents: Mapping[str, Incident],
+    now: float = 0.0,
+    down_s: float = 0.0,
+    step_s: float = 0.0,
+) -> dict[str, Any]:
+    """Return where the time went, in seconds, over all starts of agents (lives, in order of time); what became of the incidents, and
+    what they cost. now: when an agent last ran. down_s: seconds for which the job has been stopped by a fault. step_s: seconds of a step,
+    for the steps after a rewind in place, whose time is not measured."""
+    spent = dict.fromkeys((*WHERE, NO_AGENT), 0.0)
+    reached_s = lives[0]["from_s"] if lives else 0.0
+    for life in lives:
+        for where, seconds in life["spent"].items():
+            spent[where] = spent.get(where, 0.0) + seconds
+        spent[NO_AGENT] += max(0.0, life["from_s"] - reached_s)
+        reached_s = max(reached_s, life["until_s"])
+    known, back = [*incidents.values()], came_back(incidents)
+    took = [
+        max(0.0, now - i.at_s)
+        if i.open and i.rung != OBSERVE
+        else sum({"replay": i.lost_steps * step_s, **i.phases_s}.values())
+        for i in known
+    ]
+    return {
+        "effective": effective(spent),
+        "spent": {where: round(seconds, 3) for where, seconds in spent.items() if seconds},
+        "trained_s": spent[TRAINING],
+        "counted_s": sum(spent.values()) - spent[State.PAUSED],
+        "incidents": len(incidents),
+        "results": Counter(_became(i, number in back) for number, i in incidents.items()),
+        "lost_steps": sum(i.lost_steps for i in known),
+        "lost_s": round(sum(took) + down_s, 3),
+    }
+
+
+def came_back(incidents: Mapping[str, Incident]) -> set[str]:
+    """Return the numbers of the incidents that were recovered but not repaired: the same fault struck again at the same step."""
+    found: set[str] = set()
+    later: set[tuple[str, int]] = set()
+    for number, incident in reversed([*incidents.items()]):
+        alike = (incident.cause, incident.step_at_fault)
+        if alike in later and not incident.open and explain.result(incident) == "recovered":
+            found.add(number)
+        later.add(alike)
+    return found
+
+
+def _became(incident: Incident, back: bool) -> str:
+    """Return what became of an incident, for the count. back: whether it came back."""
+    if incident.open:
+        return "only reported" if incident.rung == OBSERVE else "open"
+    names = {"recovered": "repaired", "in vain": "not cured", "stopped": "stopped the job", "reported": "only reported"}
+    return "came back" if back else names.get(result := explain.result(incident), result)

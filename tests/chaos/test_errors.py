@@ -187,7 +187,7 @@ def test_a_crash_loop_without_progress_stops(tmp_path: Path) -> None:
     script.write_text(source)
     job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "9"])
     assert job.finish() == 93
-    assert "3 restarts in a row brought no newer snapshot than that of step 3: 3 × script raised" in job.said()
+    assert "3 restarts in a row did not get beyond the snapshot of step 3: 3 × script raised" in job.said()
     assert [incident.rung for incident in job.faults()] == [2, 2, 2, 6]
 
 

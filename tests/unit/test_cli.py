@@ -233,5 +233,7 @@ def test_what_a_script_said_does_not_reach_the_terminal_as_control_characters(pl
         assert main([*words, "--run-dir", str(place)]) == 1
         said = capfd.readouterr().out
         assert "\x1b" not in said
-        assert "has stopped with exit code 5 after step 7 of 9. Why: the script raised: \\x1b[2J\\x07." in said
+        assert (
+            "the script raised: \\x1b[2J\\x07. Act now: The job has stopped with exit code 5 after step 7 of 9." in said
+        )
         assert "step 7 of 9, 250 ms a step, loss 0.5" in said

@@ -132,8 +132,8 @@ def test_restarts_without_progress_are_counted(resumed: tuple[int, ...], kept: i
     assert (answer.event is Event.FAULT) is goes_on
     if not goes_on:
         assert (answer.event, answer.rung, answer.exit_code) == (Event.GIVE_UP, STOP, 93)
-        what = f"newer snapshot than that of step {kept}" if kept >= 0 else "snapshot"
-        assert answer.reason == f"3 restarts in a row brought no {what}: 3 × rank killed"
+        what = f"did not get beyond the snapshot of step {kept}" if kept >= 0 else "brought no snapshot"
+        assert answer.reason == f"3 restarts in a row {what}: 3 × rank killed"
 
 
 def earlier(origin: str, *onsets: int, ranks: tuple[Rank, ...] = (), remedy: Remedy = Remedy.SKIP) -> list[Incident]:
@@ -183,7 +183,7 @@ def test_the_end_names_the_causes_of_the_restarts() -> None:
     past = killed(10, 10, 10)
     past[1] = replace(past[1], cause=Cause.RANK_HUNG)
     answer = plan(verdict(Cause.SCRIPT_RAISED), 200, 10, past, POLICY)
-    assert answer.reason.endswith("than that of step 10: 1 × script raised, 1 × rank killed, 1 × rank hung")
+    assert answer.reason.endswith("the snapshot of step 10: 1 × script raised, 1 × rank killed, 1 × rank hung")
 
 
 def test_only_lives_that_ended_in_a_fault_are_counted() -> None:

@@ -20,7 +20,7 @@ RECOVERED: dict[str, Any] = {"open": False, "resume_step": Step(8), "phases_s": 
     ("fields", "cost", "act"),
     [
         (RECOVERED, "2 steps computed again, 2.50 s", "nothing"),
-        ({}, "not known yet: 0 steps computed again, 0 ms so far", "nothing yet: the program is at it"),
+        ({}, "not known yet: 0 steps computed again, 0 ms so far", "nothing yet: the job recovers by itself"),
         (
             {**RECOVERED, "repeated": Repeated.OTHER},
             "2 steps computed again",
@@ -29,11 +29,11 @@ RECOVERED: dict[str, Any] = {"open": False, "resume_step": Step(8), "phases_s": 
         (
             {**RECOVERED, "rung": 1, "remedy": "continue"},
             "2 steps",
-            "look at the loss. If it is bad: mt-resilient rewind",
+            "look at the loss. If it is bad, go back to step 8, from before the fault, and leave",
         ),
         ({"rung": 0, "cause": "straggler"}, "nothing so far", "look at what else runs on that node"),
         ({"rung": 0, "cause": "straggler", "open": False}, "nothing so far", "nothing"),
-        ({"rung": 6, "cause": "script_raised", "open": False}, "the job ended", "read the script's traceback"),
+        ({"rung": 6, "cause": "script_raised", "open": False}, "the job ended", "read the traceback"),
         ({"rung": 6, "cause": "a cause of a newer version", "open": False}, "the job ended", "correct the cause"),
     ],
 )

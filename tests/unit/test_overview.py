@@ -40,6 +40,14 @@ def test_what_the_job_does(given: World, state: State) -> None:
     assert overview(given, NOW).state is state
 
 
+def test_it_says_how_many_nodes_are_missing() -> None:
+    spec = Spec(command=("torchrun",), sizes=(3, 4))
+    assert overview(training(), NOW).missing == 0
+    assert overview(world(record=None, spec=spec), NOW).missing == 2
+    lost = world(record=record(Phase.GATHER, members=("a", "b")), spec=Spec(command=("torchrun",), sizes=(2,)))
+    assert (overview(lost, NOW).state, overview(lost, NOW).missing) == (State.WAITING, 1)
+
+
 def test_of_one_node_a_lost_node_costs_what_is_not_on_disk() -> None:
     told = overview(training(memory_steps=steps(8, 9), durable_steps=steps(4), certified_steps=steps(2, 4)), NOW)
     assert told.snapshots == {"memory": 9, "other node": -1, "disk": 4, "certified": 4}

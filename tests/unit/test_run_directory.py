@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.run_directory import RunDirectory, writable
+from mt_resilient.agent.run_directory import RunDirectory, command_again, writable
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.report.journal import Journal
@@ -24,6 +25,14 @@ def test_all_files_lie_under_an_absolute_root(tmp_path: Path, monkeypatch: pytes
     run = RunDirectory(Path("train"))
     assert run.root == tmp_path / "train"
     assert {path.parent for path in (run.etcd, run.logs, run.journal, run.endpoint, run.modules)} == {run.root}
+
+
+def test_the_command_that_starts_a_job_again_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/mt-resilient", "run", "--", "torchrun", "a b.py"])
+    assert command_again() == f"cd {tmp_path} && mt-resilient run -- torchrun 'a b.py'"
+    monkeypatch.setattr(sys, "argv", sys.argv[:1])
+    assert command_again() == "", "a script has started the torchrun"
 
 
 def test_the_lock_refuses_a_second_agent_until_the_first_has_released_it(run: RunDirectory) -> None:

@@ -148,7 +148,7 @@ def test_what_is_damaged_hides_nothing_and_new_jobs_appear(tmp_path: Path) -> No
 
     def listed() -> list[tuple[str, str]]:
         told = json.loads(runs.all(Request({"type": "http"})).body)
-        return [(each["job"], each["state"]["words"].split(":")[0]) for each in told]
+        return [(each["job"], each["state"]["words"].split(":")[0].partition(" for ")[0]) for each in told]
 
     assert listed() == [("m", "Not known"), ("n", "Not training here")]
     journal(tmp_path / "a", (0.0, "start", START), (60.0, "end", {"code": 0}))
