@@ -85,12 +85,6 @@ def healthy(chance: np.random.Generator, steps: int) -> Iterator[tuple[str, Curv
         50 * np.exp(-at / 100) + 0.5 + 4 * (1 - np.exp(-np.maximum(0, at - 3000) / 1500)) + 2 * np.sin(at / 700) ** 2
     )
     yield "the loss of a value function rises", Curve(value * np.exp(chance.normal(0, 0.3, steps)), np.ones(steps))
-    copied = (at + 20) % 125
-    target = 0.6 * np.exp(-at / 15) + (0.008 + 0.03 * np.exp(-copied / 60)) * (1 + at / 3000)
-    yield (
-        "the error of a Q network rises at each copy of its target",
-        Curve(target * np.exp(chance.normal(0, 0.4, steps)), np.ones(steps)),
-    )
     epochs = 1.8 - 0.25 * np.minimum(at // 400, 4) + chance.normal(0, 0.25, steps)
     yield "fine-tuning over epochs", Curve(epochs, np.exp(chance.normal(0, 0.3, steps)))
     waves = 1.2 + 0.4 * np.sin(at / 180) + 0.2 * np.sin(at / 37) + chance.normal(0, 0.2, steps)

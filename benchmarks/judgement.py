@@ -70,7 +70,7 @@ def played(curve: Curve, patient: bool = True, first: bool = False) -> tuple[Cou
             del data[window.start : window.stop]
         if answer.remedy is Remedy.CONTINUE:
             paid["jobs ended"] += not patient  # before, this was the end
-            figures, levels = [], [levels[to].anew()] * (to + 1)
+            figures, levels = [], [Level()] * (to + 1)
             data = data[to:]
         turns.append(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=answer.remedy, window=window))
         if len(turns) > 1000:

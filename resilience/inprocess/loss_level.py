@@ -9,19 +9,14 @@ where the loss does not come down (PaLM, arXiv:2204.02311, section 5.1; OPT-175B
     progress   the mean of the first 16 losses, minus `best`
     noise      σ of the losses around their level, from the differences between neighbours, when `best` was last reached
     diverged   level > best + `lost_progress` · progress, and also > best + 4 noise. If the progress is at most 20 noise, the level must be
-               30 noise above the start. In both cases, the level was near `best` within the last 1000 steps, and the rise is twice the
-               largest one from which the loss has come back
+               30 noise above the start. In both cases, the loss was near `best` within the last 1000 steps
 
 A loss that wanders (adversarial training, a policy's loss) makes little progress and stays near its start. The loss of a value function
-rises over thousands of steps. The error of a Q network rises at each copy of its target, and comes back. None is judged diverged. Nor is a
-loss that has been below zero: it is a difference, as of a critic (in wgan-gp's toy example it falls to -5.4 within 80 steps, and rises to
--2.7 while the generator learns).
+rises over thousands of steps. Neither is judged diverged. Nor is a loss that has been below zero: it is a difference, as of a critic (in
+wgan-gp's toy example it falls to -5.4 within 80 steps, and rises to -2.7 while the generator learns).
 
 The default of `lost_progress` is 0.1. In six public trainings (FineWeb, 124 M to 1 B parameters, 66,740 steps), the level over 64 steps
 never rose above `best` by more than 0.023 of the progress; over 16 steps, by 0.054. `benchmarks/judgement.py` plays such curves.
-
-If no remedy has helped against a loss (`Remedy.CONTINUE`), it may be of a kind that rises. It is then compared anew, and judged diverged
-only after 512 steps without another such rise.
 
 A spike opens a *watch*. The watch ends when the mean of `run_steps` losses is back near the expected loss, or after `patience_steps`. The
 steps of a watch do not count as a baseline for later spikes.
@@ -45,12 +40,6 @@ _LEAST_PROGRESS = 20.0
 """In `noise`. The six public trainings made a progress of 32 noise and more."""
 _LEAST_RISE, _RISE_WITHOUT_PROGRESS = 4.0, 30.0
 """In `noise`."""
-_SWING = 2.0
-"""How many times as high as the largest rise from which the loss has come back a divergence is at least."""
-_BACK = 0.7
-"""A loss comes back from a rise when its level is lower than this share of it."""
-_CALM = 8
-"""How many times `patience_steps` levels that are not high make a training calm again, after no remedy has helped against a loss."""
 _MOST_STEPS = 1000
 """A divergence takes fewer steps than this."""
 _NORMAL_STEP = 0.954
@@ -95,14 +84,6 @@ class Level(NamedTuple):
     """The last step whose loss was near the best level."""
     largest_norm: float = 0.0
     """The largest gradient norm of any step. A smaller norm did no harm before."""
-    low: Step = Step(-1)
-    """The last step whose level was near the best one."""
-    calm: float = math.inf
-    """How many levels have not been high since no remedy helped. Infinite: that has not happened."""
-    peak: float = 0.0
-    """The largest rise above the best level from which the level has not come back yet."""
-    swing: float = 0.0
-    """The largest rise from which the level has come back."""
     watch: Watch | None = None
     outcome: Outcome = Outcome.OPEN
     """How the last watch ended; OPEN: there is a watch, or there was none."""
@@ -116,30 +97,19 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Level:
-        if len(numbers) != len(Level().numbers()):  # in a snapshot of an earlier version
-            return cls()
-        begun, count, best, noise, now, well, norm, low, *others = numbers
-        calm, peak, swing, onset, seen, expected, scale, outcome, first, after = others
+        begun, count, best, noise, now, well, norm, onset, seen, expected, scale, outcome, first, after = numbers
         watch = Watch(Step(int(onset)), Step(int(seen)), expected, scale) if onset >= 0 else None
-        known = cls(begun, int(count), best, noise, now, Step(int(well)), norm, Step(int(low)), calm, peak, swing)
-        return known._replace(watch=watch, outcome=Outcome(int(outcome)), hard=(Step(int(first)), Step(int(after))))
+        hard = Step(int(first)), Step(int(after))
+        return cls(begun, int(count), best, noise, now, Step(int(well)), norm, watch, Outcome(int(outcome)), hard)
 
-    def anew(self) -> Level:
-        """Return what is known if the losses before are no longer compared: no remedy has helped against them."""
-        return Level(largest_norm=self.largest_norm, calm=0)
-
-    def high(self, policy: SpikePolicy) -> bool:
-        """Return whether the level has lost too much of the training's progress."""
+    def diverged(self, step: Step, policy: SpikePolicy) -> bool:
+        """Return whether the training has lost too much progress at `step`."""
         progress = self.begun / max(1, self.counted) - self.best
         if progress > _LEAST_PROGRESS * self.noise:
             rise = max(policy.lost_progress * progress, _LEAST_RISE * self.noise)
         else:
             rise = max(0.0, progress) + _RISE_WITHOUT_PROGRESS * self.noise
-        return self.now > self.best + max(rise, _SWING * self.swing)
-
-    def diverged(self, step: Step, policy: SpikePolicy) -> bool:
-        """Return whether the training has lost its progress at `step`."""
-        return self.best >= 0 and step - self.low < _MOST_STEPS and self.high(policy)
+        return self.best >= 0 and self.now > self.best + rise and step - self.well < _MOST_STEPS
 
 
 def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple[Finding | None, Level]:
@@ -149,8 +119,6 @@ def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple
     level = _advanced(level, figures, policy)
     if not policy.enabled:
         return None, level
-    if level.diverged(newest.step, policy) and level.calm < _CALM * policy.patience_steps:
-        level = level.anew()._replace(watch=level.watch, hard=level.hard)
     if level.diverged(newest.step, policy):
         onset = min(level.well + 1, level.watch.onset if level.watch else newest.step)
         found = Finding(
@@ -191,11 +159,7 @@ def _advanced(level: Level, figures: Sequence[Figure], policy: SpikePolicy) -> L
         best = now
         noise = median(abs(one - other) for one, other in pairwise(last)) / _NORMAL_STEP
     near = math.isinf(level.best) or loss <= best + 2 * noise
-    low = step if now <= best + 2 * noise else level.low
-    level = level._replace(now=now, best=best, noise=noise, well=step if near else level.well, low=low)
-    peak, back = max(level.peak, now - best), now - best < level.peak * 0.8
-    swing = max(level.swing, peak) if back else level.swing
-    return level._replace(peak=now - best if back else peak, swing=swing, calm=level.calm + (not level.high(policy)))
+    return level._replace(now=now, best=best, noise=noise, well=step if near else level.well)
 
 
 def _watched(level: Level, watch: Watch, figures: Sequence[Figure], policy: SpikePolicy) -> Level:

@@ -57,11 +57,6 @@ HEALTHY: dict[str, Callable[[Losses], Losses]] = {
     "harder data for 30 steps, 7 sigma": lambda losses: losses + 0.56 * (np.arange(len(losses)) % 700 > 670),
     "other data from here on": lambda losses: losses + 0.4 * (after(losses) > 0),
     "a jump that comes back": lambda losses: losses + 2 * np.exp(-after(losses) / 15) * (after(losses) > 0),
-    "a Q network's error, at each copy of its target": lambda losses: (
-        (0.6 * np.exp(-np.arange(len(losses)) / 15) + 0.008 + 0.03 * np.exp(-(np.arange(len(losses)) % 125) / 60))
-        * (1 + np.arange(len(losses)) / 1000)
-        * np.exp((losses - training(0, len(losses))) * 5)
-    ),
     "a loss near zero": lambda losses: (
         1e-6 + 1.5 * np.exp(-np.arange(len(losses)) / 100) * np.exp(losses - losses.mean())
     ),

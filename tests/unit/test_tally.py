@@ -110,7 +110,7 @@ def test_what_is_known_of_the_losses_comes_back_from_its_numbers() -> None:
     watch = Watch(Step(3), Step(5), 1.5, 0.25)
     for level in (
         LEVEL._replace(now=0.0),
-        Level(7.5, 16, 2.5, 0.1, 2.6, Step(9), 3.5, Step(8), 4.0, 0.5, 0.25, watch, Outcome.BACK, (Step(1), Step(2))),
+        Level(7.5, 16, 2.5, 0.1, 2.6, Step(9), 3.5, watch, Outcome.BACK, (Step(1), Step(2))),
     ):
         assert Level.of(level.numbers()) == level
 

@@ -117,7 +117,7 @@ class Course:
         if self.turns and (self.turns[-1].to, self.turns[-1].remedy) == (step, Remedy.CONTINUE):
             self._rows.fill(math.nan)  # no remedy has brought the loss back: what it was is no longer compared
             self.figures.clear()
-            self._unwritten, self.level = 0, self.level.anew()
+            self._unwritten, self.level = 0, Level()
 
 
 def _figure(row: Sequence[float]) -> Figure:
