@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...resilience.clock import wall_s
+from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.model.cluster_state import World
 from ...resilience.report import page_view
 from ...resilience.report.overview import overview
@@ -44,13 +44,15 @@ class JobNow:
 def look_at(directory: RunDirectory, reader: RunReader) -> JobNow:
     """Return the job as it is now. reader: of this directory; it reads only what is new."""
     reader.look()
-    world, agent, now = look(directory), directory.agent() is not None, wall_s()
+    began_s = monotonic_s()
+    world, took_s = look(directory), monotonic_s() - began_s
+    agent, now = directory.agent() is not None, wall_s()
     if world and not world.nodes and not agent:  # etcd has outlived the job
         world = None
     seen = reader.seen()
     line = seen.last.get("progress", {})
     if world and (world.record or world.spec):
-        told = page_view.present_line(line, overview(world, now), now)
+        told = page_view.present_line(line, overview(world, now), now) | {"etcd_s": took_s}
         moved = (told["state"], told["step"]) != (line.get("state"), line.get("step"))
         stepped_s = now if moved else seen.stepped_s
         # On a node that does not lead, no journal says when the ranks made a step.

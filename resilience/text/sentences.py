@@ -129,8 +129,8 @@ def waits(kept: int) -> str:
 
 
 LEFT_ALONE = (
-    "a replay gave it again, the next step is finite, and so are the parameters, the gradients and the optimizers' state: it does no "
-    "harm, so training continues with the same data"
+    "a rewind did not cure it or one like it, the next step is finite, and so are the parameters, the gradients and the optimizers' state: "
+    "it does no harm, so training continues"
 )
 """What the ranks do about a NaN that does no harm."""
 

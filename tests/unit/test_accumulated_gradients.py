@@ -262,9 +262,10 @@ def test_an_ordinary_loop_keeps_no_gradient_once_it_is_known(lives: Callable[[Lo
         assert not any(kept[-1].get("sums") for kept in life.kept[2:])
 
 
-@pytest.mark.parametrize("where", ["nothing", "parameter", "gradient", "moment"])
+@pytest.mark.parametrize("where", ["nothing", "parameter", "buffer", "gradient", "moment"])
 def test_nan_anywhere_in_the_state_does_harm(where: str) -> None:
     model = nn.Linear(2, 1)
+    model.register_buffer("mean", torch.zeros(1))
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     accumulation = Accumulation([Modules([model])], [Optimizers(optimizer)], [], print)
     backward(model, 0)
@@ -273,6 +274,7 @@ def test_nan_anywhere_in_the_state_does_harm(where: str) -> None:
         spoiled = {
             "nothing": torch.zeros(1),
             "parameter": model.bias,
+            "buffer": model.mean,
             "gradient": model.bias.grad,
             "moment": optimizer.state[model.bias]["exp_avg_sq"],
         }[where]

@@ -257,7 +257,7 @@ class Boundaries:
     def _turn_back(self) -> int:
         reached, step, turn = self._page.step, self._council.turn_back(), self._course.turns[-1]
         self._repetition.went_back(step, turn.onset if turn.remedy in REPLAYS else step)
-        marks.due("The ranks rewound in place", reached, step)
+        marks.due("The ranks rewound in place", max(reached, step), step)
         return step
 
     def resume(self) -> None:

@@ -197,7 +197,8 @@ class Council:
         """Return whether a NaN that a replay has given again is gone in the following step, and has left the state of all ranks finite.
         Collective."""
         assert finding is not None
-        past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
+        same = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
+        past = any(turn.kind == finding.kind for turn in same)
         if finding.kind is not Kind.NON_FINITE or finding.expected or not (past or self._harmless):
             return False
         gone = following is not None and following.finite and not following.skipped

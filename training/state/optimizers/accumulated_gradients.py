@@ -90,14 +90,16 @@ class Accumulation:
         return self._parameters_finite()
 
     def finite(self) -> bool:
-        """Return whether the parameters, their gradients and the optimizers' states are finite, as far as they are known."""
+        """Return whether the parameters, buffers, gradients and the optimizers' states are known to be finite."""
         parts = [optimizer for source in self._optimizers for _, _, optimizer in source.parts()]
         parameters = chain(*map(_parameters_of, parts))
         gradients = (_values(_parts(each.grad)) for each in parameters if each.grad is not None)
         states = (each for optimizer in parts for state in optimizer.state.values() for each in state.values())
-        with torch.no_grad():
+        with torch.no_grad(), suppress(SnapshotError, RuntimeError, NotImplementedError, TypeError):
             moments = (local(each) for each in states if torch.is_tensor(each))
-            return self._parameters_finite() and finite(sums(chain(gradients, moments)))
+            modules = chain(*(model.tensors().values() for model in self._models))
+            return self._parameters_finite() and finite(sums(chain(modules, gradients, moments)))
+        return False
 
     def _parameters_finite(self) -> bool:
         with torch.no_grad(), suppress(SnapshotError):  # of a model that can't be read, nothing is known
