@@ -98,7 +98,7 @@ function showCosts(costs) {
   const figures = [
     ["effective", `${(100 * costs.effective).toFixed(1)} %`, `useful training time: ${took(costs.trained_s)} of ${took(costs.counted_s)}, starts included`.replace(/(\d) /g, "$1\u00a0")],
     ["incidents", number(costs.incidents), `incident${costs.incidents === 1 ? "" : "s"}${costs.incidents ? `: ${count(costs)}` : ""}`],
-    ["lost_steps", number(costs.lost_steps), `step${costs.lost_steps === 1 ? "" : "s"} computed again${costs.results.open ? ", or still to be" : ""}`],
+    ["lost_steps", number(costs.lost_steps), `step${costs.lost_steps === 1 ? "" : "s"} computed again${costs.results.open ? " or to compute again" : ""}`],
     ["lost_s", took(costs.lost_s), costs.lost_s ? "lost to incidents, until now" : "lost to incidents"],
   ];
   $("figures").replaceChildren(...figures.map(([key, value, words]) => {

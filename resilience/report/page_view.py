@@ -168,13 +168,8 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
             nodes = [node for i in under_way for node in i.nodes]
             lost = f"{formatting.listed(nodes)} {'are' if nodes[1:] else 'is'} lost, " if nodes else ""
             missing = formatting.count(line.get("missing") or 1, "node") if line.get("missing") else "nodes"
-            command = seen.last.get("start", {}).get("again", "")
-            how = (
-                f", with the command of the others and its own name and address: `{command}`"
-                if command and not seen.launched
-                else ""
-            )
-            start = f"Start {f'{formatting.listed(nodes)} again, or another machine' if nodes else missing}{how}."
+            which = f"{formatting.listed(nodes)} again, or another machine" if nodes else missing
+            start = f"Start {which}, with the command of the other nodes, but with its own --node and --address."
             resumes = f"The job waits at {at}. It resumes by itself as soon as {missing} {'has' if missing == '1 node' else 'have'} joined."
             return _said("bad", f"Not training{since}: {lost}waiting for {missing}", start, resumes)
         case State.PAUSED:

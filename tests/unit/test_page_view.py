@@ -153,13 +153,14 @@ NOTHING = ""
             said(replace(OVER, open=True, nodes=(NodeId("gpu-11"),)), state="waiting for nodes", missing=1),
             "bad",
             "Not training for 60.0 s: gpu-11 is lost, waiting for 1 node",
-            "Start gpu-11 again, or another machine. The job waits at step 70. It resumes by itself as soon as 1 node has joined.",
+            "Start gpu-11 again, or another machine, with the command of the other nodes, but with its own --node and --address. "
+            "The job waits at step 70. It resumes by itself as soon as 1 node has joined.",
         ),
         (
-            said(state="waiting for nodes", missing=2, start={"again": "cd /x && mt-resilient run"}),
+            said(state="waiting for nodes", missing=2),
             "bad",
             "Not training: waiting for 2 nodes",
-            "Start 2 nodes, with the command of the others and its own name and address: `cd /x && mt-resilient run`.",
+            "Start 2 nodes, with the command of the other nodes, but with its own --node and --address.",
         ),
         (said(state="paused"), "info", "Paused at step 70", "`mt-resilient resume`"),
         (said(at_s=NOW - 900), "bad", "Silent: the last word is 15.0 min old", "`mt-resilient status`"),
