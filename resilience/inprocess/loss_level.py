@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
@@ -149,9 +149,9 @@ def _advanced(level: Level, figures: Sequence[Figure], policy: SpikePolicy) -> L
         return level
     if level.counted < _FIRST_LOSSES:
         level = level._replace(begun=level.begun + loss, counted=level.counted + 1)
-    last = [figure.loss for figure in figures[-policy.patience_steps :] if figure.loss is not None]
-    if len(last) < policy.patience_steps:  # a loss scaler has skipped a step, or the script does not report each one
-        last = [figure.loss for figure in figures if figure.loss is not None][-policy.patience_steps :]
+    # A step has no loss if a loss scaler has skipped it, or the script does not report it.
+    losses = (figure.loss for figure in reversed(figures) if figure.loss is not None)
+    last = list(islice(losses, policy.patience_steps))
     if len(last) < policy.patience_steps:
         return level._replace(well=step)
     now, noise, best = median_low(last), level.noise, level.best

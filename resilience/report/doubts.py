@@ -74,7 +74,7 @@ def doubts(
 
 def _act(incident: Incident) -> str:
     act = needs(incident).act
-    return f"{act[0].upper()}{act[1:]}." if act != NOTHING else ""
+    return formatting.sentence(act) if act != NOTHING else ""
 
 
 _STABLE = "A snapshot is stable once its replicas agreed and the steps after it were clean. "

@@ -115,7 +115,7 @@ def _stopped(seen: Seen, code: int, at: str, here: str, now: float) -> dict[str,
         needs(incident).act.replace("explain`", f"explain {number}`").removesuffix(", and give the same command again")
     )
     first = f"T{stopped[1:]}: {incident.plan}."
-    return _said("bad", f"Not training{here}{since}: {incident.summary}", first, f"{act[0].upper()}{act[1:]}.", *again)
+    return _said("bad", f"Not training{here}{since}: {incident.summary}", first, formatting.sentence(act), *again)
 
 
 def _again(seen: Seen, here: str) -> list[str]:
@@ -167,7 +167,7 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
         case State.WAITING:
             nodes = [node for i in under_way for node in i.nodes]
             lost = f"{formatting.listed(nodes)} {'are' if nodes[1:] else 'is'} lost, " if nodes else ""
-            missing = formatting.count(line.get("missing") or 1, "node") if line.get("missing") else "nodes"
+            missing = formatting.count(line["missing"], "node") if line.get("missing") else "nodes"
             which = f"{formatting.listed(nodes)} again, or another machine" if nodes else missing
             start = f"Start {which}, with the command of the other nodes, but with its own --node and --address."
             resumes = f"The job waits at {at}. It resumes by itself as soon as {missing} {'has' if missing == '1 node' else 'have'} joined."
@@ -181,7 +181,7 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
     pace = f", {formatting.duration(line['step_s'])} a step" if line.get("step_s") else ""
     if not (found := doubts(seen.last, line, seen.incidents, now)):
         return _said("good", f"Training: {at}{pace}")
-    acts = [found[0].act, *(f"{each.what[0].upper()}{each.what[1:]}. {each.act}" for each in found[1:])]
+    acts = [found[0].act, *(f"{formatting.sentence(each.what)} {each.act}" for each in found[1:])]
     said = _said("bad" if found[0].urgent else "warn", f"Training, but {found[0].what}", *acts)
     return {**said, "figures": ", ".join(figures(line, None))}
 

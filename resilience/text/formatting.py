@@ -63,6 +63,11 @@ def listed(things: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def sentence(clause: str) -> str:
+    """Return the clause as a sentence: it begins with a capital letter, and ends with a full stop."""
+    return f"{clause[0].upper()}{clause[1:]}."
+
+
 def batches(window: Window) -> str:
     last = window.stop - 1
     return f"batch {window.start}" if window.start == last else f"batches {window.start} to {last}"

@@ -45,9 +45,6 @@ _SETTLED = Held.WHOLE, Held.WHOLE
 """What a rank reports of its snapshots once all ranks know their outcome. The value is then ignored."""
 
 
-_ACTS = Directive.REWIND, Directive.GIVE_UP
-
-
 class Incurable(BudgetSpent):
     """The same fault recurred after every remedy."""
 
@@ -128,7 +125,9 @@ class Council:
         judgement = judge(said, course.figures if self._stepped else None, course.level, course.turns, self._policy)
         if judgement.waits and not self._policy.observe and self._culprits(judgement.finding):
             judgement = blamed(judgement, said, course.turns, self._policy.ladder)
-        if judgement.directive in _ACTS and self._does_no_harm(judgement.finding, following):
+        if judgement.directive in (Directive.REWIND, Directive.GIVE_UP) and self._does_no_harm(
+            judgement.finding, following
+        ):
             judgement = left_alone(said, judgement)
         self._tape.settle(judgement)
         self.paused, self._fixed_data = judgement.pause, said.fixed_data
@@ -197,9 +196,10 @@ class Council:
         """Return whether a NaN that a replay has given again is gone in the following step, and has left the state of all ranks finite.
         Collective."""
         assert finding is not None
-        same = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
-        past = any(turn.kind == finding.kind for turn in same)
-        if finding.kind is not Kind.NON_FINITE or finding.expected or not (past or self._harmless):
+        if finding.kind is not Kind.NON_FINITE or finding.expected:
+            return False
+        past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
+        if not (self._harmless or any(turn.kind == finding.kind for turn in past)):
             return False
         gone = following is not None and following.finite and not following.skipped
         self._harmless = self._sentinel.extremes(gone and self._accumulation.finite())[0] > 0
