@@ -3,7 +3,7 @@
 torch plans the checkpoint and writes its metadata. This module writes the files, a few tensors at a time. torch's own writer keeps all
 tensors in memory until the end. (With torch 2.13, it takes 1.9 GB for a snapshot of 1.6 GB; this module takes 0.7 GB, half of it for torch
 itself.) The state dict is the one that torch's `get_state_dict` would give: `model.<name>`, `optimizer.state.<name>.exp_avg`,
-`optimizer.param_groups`; everything else has the path of its source (the saved object) and key.
+`optimizer.param_groups`. The path of any other value consists of its source (the saved object) and its key.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..checkpoint.durable.snapshot_view import Contents, Tensor, batches
 from ..resilience.errors import ResilientError, SnapshotError
 
 FILE_BYTES = 5_000_000_000
-"""Once a file has this many bytes, the next file is begun."""
+"""Once a file has this many bytes, the writer begins the next file."""
 
 
 def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, Any], target: Path) -> None:
-    """Write a checkpoint into the empty directory `target`. Raises OSError if it cannot be written, and the errors of reading the
-    snapshot."""
+    """Write a checkpoint into the empty directory `target`. Raises OSError if it cannot be written, and the errors that reading the
+    snapshot raises."""
     state: dict[str, Any] = {}
     by_path: dict[tuple[str, ...], Tensor] = {}
     models = {
@@ -44,12 +44,12 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
             group["params"] = [name.removeprefix(model) for name in group["params"]]
     for path, leaf in (*_leaves((), values), *((path_of(t, models), t) for t in tensors)):
         into = _within(state, path[:-1])
-        if into is None:  # the tensor is in a list, and a list is one value
+        if into is None:  # the tensor is in a list, and torch stores a list as one value
             path = (path[0], "/".join(path[1:]))
             into = _within(state, path[:-1])
         if into is None:
             raise SnapshotError(
-                f"{contents.saved.snapshot}: {path[0]} has a tensor, and is a plain value; it is damaged"
+                f"{contents.saved.snapshot}: {path[0]} contains a tensor, but is a plain value; it is damaged"
             )
         if isinstance(leaf, Tensor):
             by_path[path] = leaf
@@ -64,8 +64,8 @@ def write(contents: Contents, tensors: Sequence[Tensor], values: Mapping[str, An
 
 
 def _model_of(optimizer: Mapping[str, Any]) -> str:
-    """Return the prefix of the names of all parameters of `optimizer`, such as `model/`. torch leaves it out. Empty: they belong to several
-    models."""
+    """Return the prefix that the names of all parameters of `optimizer` have in common, such as `model/`. torch's names omit it. Empty: the
+    parameters belong to several models."""
     models = {f"{name.partition('/')[0]}/" for group in optimizer["param_groups"] for name in group["params"]}
     return models.pop() if len(models) == 1 else ""
 
@@ -82,7 +82,7 @@ def path_of(tensor: Tensor, models: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the dict at `path`, and make it if it is missing. Return None if something else is at that path."""
+    """Return the dict at `path`; create it if it is missing. Return None if something other than a dict is at that path."""
     for key in path:
         inner = state.setdefault(key, {})
         if not isinstance(inner, dict):
@@ -92,7 +92,7 @@ def _within(state: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any] | No
 
 
 class _Streaming(dcp.DefaultSavePlanner):
-    """Gives torch each tensor only when it is to be written. torch writes in the plan's order, and the tensors are read in the same
+    """Gives torch each tensor only when torch is about to write it. torch writes in the plan's order, and the tensors are read in the same
     order."""
 
     def __init__(self, contents: Contents, by_path: Mapping[tuple[str, ...], Tensor]) -> None:
@@ -161,8 +161,8 @@ def _leaves(path: tuple[str, ...], values: Any) -> Iterator[tuple[tuple[str, ...
 
 
 def _native(value: Any) -> Any:
-    """Return the value with text for keys, as torch makes them, and with Python's own types alone. So programs that do not trust numpy's
-    types can load it."""
+    """Return the value with its keys as text, as in torch's own checkpoints, and with only Python's own types, so that programs that refuse
+    numpy's types can load the checkpoint."""
     if isinstance(value, Mapping):
         return {str(key): _native(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -171,8 +171,8 @@ def _native(value: Any) -> Any:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error that torch has wrapped. If reading or writing failed, return that original error, and not what torch's zip writer
-    made of it."""
+    """Return the error that torch has wrapped. If reading or writing failed, return that original error, and not the later error of torch's
+    zip writer."""
     wrapped: BaseException = next(iter(error.failures.values()))[0]
     cause: BaseException | None = wrapped
     while cause is not None and not isinstance(cause, (ResilientError, OSError)):

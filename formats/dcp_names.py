@@ -1,8 +1,8 @@
 """Maps checkpoints of torch's DCP to the names that our own snapshots have for the same model.
 
-Such a checkpoint is the state dict that torch's `get_state_dict` gives, and that our own export writes: `model.<name>`,
-`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`; everything else has the path of its source (the saved
-object) and key. Only small values are read here.
+The checkpoint must be the state dict that torch's `get_state_dict` returns, and that our own export writes: `model.<name>`,
+`optimizer.state.<name>.exp_avg`, `optimizer.param_groups`. The path of any other value consists of its source (the saved object) and its
+key. This module reads only small values; the tensors are read later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .dcp_reader import Chunk, Chunked, Dcp, open_dcp
 MODEL = "model"
 OPTIMIZER = "optimizer"
 _OWN = re.compile(r"rank-\d{5}")
-"""The source, in our own exports, that belongs to one rank alone. It has random generators, which have no place in another layout."""
+"""The source, in our own exports, that belongs to one rank only. This source contains random generators, which cannot be used in another
+layout."""
 _ALIASES = {"optim": OPTIMIZER}
 
 
@@ -44,7 +45,7 @@ class Found:
     also: tuple[str, ...] = ()
     """Other names for the same elements."""
     padded: bool = False
-    """As in `sharding.Part`. The checkpoint does not say which tensors are padded; the run that restores it knows."""
+    """As in `sharding.Part`. The checkpoint does not say which tensors are padded; the run that restores them knows it."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +62,7 @@ class Foreign:
 
 
 def from_torch(path: Path) -> Foreign:
-    """Return the checkpoint. Raises UsageError if `path` is no checkpoint of DCP, SnapshotError if it is damaged."""
+    """Return the checkpoint. Raises UsageError if `path` is not a DCP checkpoint, SnapshotError if it is damaged."""
     dcp = open_dcp(path)
     nested = _values(dcp)
     ours = nested.pop("mt_resilient", None)
@@ -72,14 +73,14 @@ def from_torch(path: Path) -> Foreign:
     for source, value in plain.items():
         if _OWN.fullmatch(source):
             foreign.left_out.append(
-                f"{source}: what this rank had for itself (generators of random numbers, which a run seeds anew)"
+                f"{source}: state of this rank alone (random generators, which start from the script's seed)"
             )
         elif source == MODEL:
-            foreign.left_out.append(f"{source}: what of it is no tensor (_extra_state)")
+            foreign.left_out.append(f"{source}: values that are not tensors (_extra_state)")
         elif isinstance(value, dict):
             foreign.values[source] = value
         elif source not in ("step", "iteration"):
-            foreign.left_out.append(f"{source}: a value beside the parts of the state")
+            foreign.left_out.append(f"{source}: a value outside of the parts of the state")
     paths = {key: tuple(map(str, dcp.paths.get(key, (key,)))) for key in dcp.tensors}
     models = {f"{path[0]}/{'.'.join(path[1:])}" for path in paths.values() if len(path) > 1}
     for key, tensor in dcp.tensors.items():
@@ -102,7 +103,7 @@ def from_torch(path: Path) -> Foreign:
     if isinstance(optimizer, dict):
         foreign.groups = _groups(optimizer.get("param_groups", []), models)
         if optimizer.get("state"):
-            foreign.left_out.append(f"{OPTIMIZER}: what of its parameters' state is no tensor")
+            foreign.left_out.append(f"{OPTIMIZER}: values in its parameters' state that are not tensors")
         if "scaler" in optimizer:
             foreign.values[OPTIMIZER] = {"scaler": optimizer["scaler"]}
     return foreign
@@ -154,17 +155,18 @@ def found_as(name: str, tensor: Chunked, also: tuple[str, ...] = ()) -> Found:
 
 
 def reader(tensor: Chunked, chunk: Chunk, layer: int | None = None) -> Callable[[], Words]:
-    """Return a function that reads a chunk, or only the index `layer` of its first axis."""
+    """Return a function that reads a chunk. layer: read only this index of the chunk's first axis; None: read all."""
     if layer is None:
         return lambda: tensor.content(chunk)
     return lambda: tensor.content(chunk).reshape(chunk.shape[0], -1)[layer]
 
 
 def _held(tensor: Chunked) -> Any:
-    """Return a tensor of a scheduler or a similar object. It must be in one chunk, because such tensors are small."""
+    """Return a tensor of a scheduler or a similar object. The tensor must be in one chunk, because the tensors of such objects are
+    small."""
     if len(tensor.chunks) != 1:
         raise SnapshotError(
-            f"{tensor.key} is cut into {len(tensor.chunks)} chunks beside plain values, which is not supported"
+            f"{tensor.key} is cut into {len(tensor.chunks)} chunks. This is not supported for a tensor among plain values"
         )
     stored = tensor.chunks[0].stored
     tensor.content(tensor.chunks[0])  # raises unless it is what the metadata says

@@ -1,8 +1,8 @@
 """Reads a torch.distributed.checkpoint directory without torch: `.metadata` shows the chunks of each tensor, and where each value is.
 
-`.metadata` is a pickle of a few known classes, torch's and those that Megatron adds. Every chunk of a tensor is written by its own
-`torch.save`, somewhere in another file of the directory. A checkpoint is accepted only if the chunks make up their tensors and the files
-are large enough for them.
+`.metadata` is a pickle of a few known classes of torch and Megatron. Each chunk of a tensor was written by a separate `torch.save`, at some
+position in another file of the directory. A checkpoint is accepted only if the chunks contain each element of their tensors exactly once,
+and the files are large enough for them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLASSES = {
 
 
 def _size(shape: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Stand in for torch.Size. Returns the tuple itself: for copies, a hostile file could ask again and again."""
+    """Stand in for torch.Size. Returns the tuple itself and no copy, because a hostile file could request copies without end."""
     if type(shape) is not tuple:
         raise SnapshotError("a size that is no tuple")
     return shape
@@ -84,8 +84,8 @@ class Chunked:
     chunks: tuple[Chunk, ...]
 
     def content(self, chunk: Chunk) -> NDArray[np.generic]:
-        """Return a chunk's elements, row-major, as uninterpreted words of an element's size. Raises SnapshotError if the chunk is not what
-        the metadata says."""
+        """Return a chunk's elements, row-major, as integers that have an element's size and bits. Raises SnapshotError if the chunk does
+        not match the metadata."""
         found = torch_zip.load(chunk.stored.path, chunk.stored.offset, chunk.stored.length)
         if not isinstance(found, Held) or (found.dtype, math.prod(found.shape)) != (self.dtype, math.prod(chunk.shape)):
             raise SnapshotError(
@@ -103,11 +103,11 @@ class Dcp:
     values: Mapping[str, Stored]
     """By key: where each value that is not a tensor is stored."""
     paths: Mapping[str, tuple[str | int, ...]]
-    """By key that torch made from nested keys: these nested keys."""
+    """By flat key: the nested keys from which torch made it."""
 
     def value(self, key: str) -> Any:
-        """Return the value of `key` as `torch_zip.load` loads it, with a Record for anything that is not plain. Raises the errors of
-        `torch_zip.load`."""
+        """Return the value of `key` as `torch_zip.load` loads it, with a Record in place of each object that is not a plain value. Raises
+        the errors of `torch_zip.load`."""
         stored = self.values[key]
         return torch_zip.load(stored.path, stored.offset, stored.length, lenient=True)
 
@@ -121,7 +121,7 @@ def open_dcp(path: Path) -> Dcp:
         sizes = {each.name: each.stat().st_size for each in path.iterdir() if each.is_file()}
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
-            f"{path} is no torch.distributed.checkpoint directory: it has no {METADATA}; nothing was imported"
+            f"{path} is not a torch.distributed.checkpoint directory: it has no {METADATA}; nothing was imported"
         ) from None
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}") from error
@@ -141,7 +141,9 @@ def _opened(path: Path, metadata: Any, sizes: Mapping[str, int]) -> Dcp:
     for index, info in metadata.field("storage_data").items():
         name, at, length = info.field("relative_path"), info.field("offset"), info.field("length")
         if (info.state or {}).get("transform_descriptors"):
-            raise SnapshotError("its files are transformed (compressed), which is not supported; save it without")
+            raise SnapshotError(
+                "its files are transformed (such as compressed), which is not supported; save it without that"
+            )
         if (
             name not in sizes
             or type(at) is not int
@@ -159,7 +161,7 @@ def _opened(path: Path, metadata: Any, sizes: Mapping[str, int]) -> Dcp:
             tensors[key] = _tensor(key, said, stored)
     total = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in tensors.values())
     if total > sum(sizes.values()):
-        raise SnapshotError(f"its tensors are of {total} bytes, and its files are smaller; it is damaged")
+        raise SnapshotError(f"its tensors need {total} bytes, and its files are smaller; it is damaged")
     return Dcp(path=path, tensors=tensors, values=values, paths=_paths(metadata.state.get("planner_data")))
 
 
@@ -177,7 +179,7 @@ def _tensor(key: str, said: Record, stored: Mapping[tuple[str, Any], Stored]) ->
             raise SnapshotError(f"a chunk of {key[:200]} is larger than its bytes")
         chunks.append(Chunk(offset=offset, shape=box, stored=where))
     if not _make_up(shape, [(chunk.offset, chunk.shape) for chunk in chunks]):
-        raise SnapshotError(f"the chunks of {key[:200]} do not make it up, each element once")
+        raise SnapshotError(f"the chunks of {key[:200]} do not contain each of its elements exactly once")
     return Chunked(key=key, dtype=dtype, shape=shape, chunks=tuple(chunk for chunk in chunks if math.prod(chunk.shape)))
 
 

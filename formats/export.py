@@ -1,4 +1,4 @@
-"""Exports a snapshot to another format: selects parts of its state, makes the directory, and returns a message."""
+"""Exports a snapshot to another format: selects parts of its state, writes the directory, and returns a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Write: TypeAlias = Callable[[Contents, Sequence[Tensor], Mapping[str, object], P
 
 
 def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()) -> str:
-    """Make the directory `target` with `write`, and return a sentence about the export. only: the parts of the state to export, such as
+    """Write the directory `target` by `write`, and return a sentence about the export. only: the parts of the state to export, such as
     `model`; empty: all parts.
 
     Raises UsageError if `target` exists or a part does not; MachineError if `target` cannot be written; SnapshotError if the snapshot is
@@ -41,7 +41,7 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
             write(contents, tensors, values | told, directory)
     nbytes = sum(tensor.nbytes for tensor in tensors)
     own = sum(tensor.own is not None for tensor in tensors)
-    aside = f", {own} of them of one rank alone or without a place in a global one" if own else ""
+    aside = f", {own} of them belong to one rank or have no position in a global tensor" if own else ""
     return f"{snapshot.name}: {len(tensors)} tensors ({nbytes / 1e6:.1f} MB{aside}) and the values of {len(values)} parts, in {target}"
 
 

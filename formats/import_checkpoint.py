@@ -1,7 +1,7 @@
-"""Makes another program's checkpoint a committed snapshot of ours, from which `run --start-from` begins in any layout.
+"""Turns another program's checkpoint into a committed snapshot of ours, from which `run --start-from` begins in any layout.
 
-`Foreign` → parts of a bounded size, each as if a rank had saved it → slabs and manifests → COMMIT. Each tensor is one box (a block of its
-elements) or more, each with its offset in the tensor. Every part contains the values that are the same on all ranks.
+`Foreign` → parts of a bounded size, each as if a rank had saved it → slabs and manifests → COMMIT. Each tensor consists of one or more
+boxes (blocks of its elements), each with its offset in the tensor. Every part contains the values that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ class _Leaf:
 
 
 def import_into(root: Place, foreign: Foreign, step: int | None = None, part_bytes: int = PART_BYTES) -> Place:
-    """Import the checkpoint, and return the committed snapshot. step: the checkpoint's step, if the checkpoint does not say it or says a
-    wrong one; None: the step that it says.
+    """Import the checkpoint, and return the committed snapshot. step: the checkpoint's step, if the checkpoint does not contain it or
+    contains a wrong one; None: use the step in the checkpoint.
 
     Raises UsageError if `root` has snapshots already or the step is unknown; SnapshotError if the checkpoint is damaged; MachineError if
     the snapshot cannot be written. After an error, nothing of the snapshot is left.
     """
     step = foreign.step if step is None else step
     if step is None or not 0 <= step < 1 << 60:
-        raise UsageError("the checkpoint does not say which step it is of; nothing was imported. Say it with --step")
+        raise UsageError("the checkpoint does not contain its step; nothing was imported. Give the step with --step")
     if not foreign.found:
         raise UsageError("the checkpoint has no tensors; nothing was imported")
     look = catalog.look(root)
     if look.durable or look.rejected or look.left or (root / paths.SNAPSHOTS).there(paths.JOB):
-        raise UsageError(f"{root} holds snapshots already; nothing was imported. Name a new place for them")
+        raise UsageError(f"{root} already holds snapshots; nothing was imported. Name a new place")
     for left in look.remains:
         raise UsageError(
-            f"{left.under(root)} is what an import has written so far, or had when it was killed; nothing was imported. If none is under "
-            "way, delete it, or name a new place"
+            f"{left.under(root)} belongs to another import, which still runs or was killed; nothing was imported. If no import "
+            "runs, delete it, or name a new place"
         )
     names = Counter(name for found in foreign.found for name in (found.name, *found.also))
     for name, count in names.most_common(1):
@@ -94,11 +94,11 @@ def told(snapshot: Place, foreign: Foreign, where: str) -> str:
     nbytes = sum(math.prod(found.shape) * ITEM_BYTES[found.dtype] for found in foreign.found)
     values = f", the values of {', '.join(sorted(foreign.values))}" if foreign.values else ""
     lines = [
-        f"{snapshot}: {len(foreign.found)} tensors ({nbytes / 1e6:.1f} MB){values}; go on with: mt-resilient run --start-from {where} -- …"
+        f"{snapshot}: {len(foreign.found)} tensors ({nbytes / 1e6:.1f} MB){values}; next: mt-resilient run --start-from {where} -- …"
     ]
     if foreign.left_out:
         more = f" and {len(foreign.left_out) - 5} more" if len(foreign.left_out) > 5 else ""
-        lines.append(f"left out: {'; '.join(foreign.left_out[:5])}{more}")
+        lines.append(f"not imported: {'; '.join(foreign.left_out[:5])}{more}")
     return "\n".join(lines)
 
 
@@ -185,8 +185,8 @@ def _bytes(words: Words) -> memoryview:
 
 
 def _plain(value: Any, where: str, left_out: list[str]) -> Any:
-    """Return the value, as far as a snapshot can hold it. Tensors in it become leaves that are no part of a global tensor. Add the names of
-    all else to `left_out`."""
+    """Return the parts of the value that a snapshot can hold. Tensors in it become leaves that are not part of a global tensor. Add the
+    names of all other parts to `left_out`."""
     if isinstance(value, Held):
         whole = FoundBox(offset=(0,) * len(value.shape), shape=value.shape, read=value.content)
         return _Leaf(value.dtype, whole, ())

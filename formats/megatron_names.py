@@ -1,8 +1,9 @@
 """Maps Megatron's own checkpoints (`dist_checkpointing`, format torch_dist) to the names that our snapshots have for the same model.
 
-Such a checkpoint is a DCP directory (`.metadata`, `__*.distcp`). Its keys are the model's names, with the layers of a block stacked in one
-tensor, and `optimizer.state.exp_avg.<name>`. The directory also has metadata.json, which says the format, and common.pt, which has the
-iteration, the schedule and the values of parameter groups. Nothing in common.pt is run either: stand-ins replace its classes.
+Megatron's own checkpoint is a DCP directory (`.metadata`, `__*.distcp`). The checkpoint's keys are the model's names, with the layers of a
+block stacked in one tensor, and `optimizer.state.exp_avg.<name>`. The directory also has metadata.json, which says the format, and
+common.pt, which has the iteration, the schedule and the values of parameter groups. Nothing in common.pt is executed either, because
+stand-ins replace its classes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_
 
 
 def megatron_directory(path: Path) -> Path:
-    """Return `path` itself, or its subdirectory iter_XXXXXXX/ that was saved last. Raises UsageError if that is no checkpoint of the
+    """Return `path` itself, or its subdirectory iter_XXXXXXX/ that was saved last. Raises UsageError if that is not a checkpoint of this
     format."""
     latest = path / "latest_checkpointed_iteration.txt"
     if latest.is_file():
@@ -41,7 +42,7 @@ def megatron_directory(path: Path) -> Path:
         path = path / (f"iter_{int(said):07d}" if said.isdecimal() else said)
     if not (path / METADATA).is_file():
         raise UsageError(
-            f"{path} is no checkpoint of Megatron's in its format torch_dist (no {METADATA} in it); nothing was imported. Name an iter_… "
+            f"{path} is not a Megatron checkpoint in the format torch_dist (it has no {METADATA}); nothing was imported. Name an iter_… "
             "directory, or the one above them"
         )
     return path
@@ -55,12 +56,12 @@ def from_megatron(given: Path) -> Foreign:
     dcp = open_dcp(path)
     if any(_BUCKETS.match(key) for key in dcp.tensors):
         raise UsageError(
-            f"{path} has the optimizer in Megatron's buckets (dp_reshardable), which do not say whose elements they hold; nothing was "
-            "imported. Save it once more with --dist-ckpt-optim-fully-reshardable"
+            f"{path} has the optimizer in Megatron's buckets (dp_reshardable), which do not say to which "
+            "parameters their elements belong; nothing was imported. Save it again with --dist-ckpt-optim-fully-reshardable"
         )
     common = torch_zip.load(path / "common.pt", lenient=True) if (path / "common.pt").is_file() else {}
     if not isinstance(common, dict):
-        raise SnapshotError(f"{path / 'common.pt'} is no dict; it is damaged")
+        raise SnapshotError(f"{path / 'common.pt'} is not a dict; it is damaged")
     step = common.get("iteration")
     foreign = Foreign(step=step if type(step) is int else _iteration_of(path))
     states = {key: match for key in dcp.tensors if (match := _STATE.fullmatch(key))}
@@ -68,8 +69,8 @@ def from_megatron(given: Path) -> Foreign:
         parameter = dcp.tensors.get(match[2])
         if parameter is not None and parameter.shape != dcp.tensors[key].shape:
             raise UsageError(
-                f"{path} has the optimizer in flat shards (Megatron before 0.15), which are not read; nothing was imported. Load and save "
-                "it once more with a newer Megatron and --dist-ckpt-optim-fully-reshardable"
+                f"{path} has the optimizer in flat shards (Megatron before 0.15), which cannot be imported; nothing was imported. Load "
+                "and save it again with a newer Megatron and --dist-ckpt-optim-fully-reshardable"
             )
     has_main = any(_MAIN.get(match[1]) for match in states.values())
     for key, tensor in dcp.tensors.items():
@@ -98,7 +99,7 @@ def from_megatron(given: Path) -> Foreign:
     if extra:
         foreign.left_out.append(f"{len(extra)} times Transformer Engine's _extra_state (FP8 scales)")
     if any(key.startswith("rng_state") for key in dcp.values):
-        foreign.left_out.append("rng_state: generators of random numbers, which a run seeds anew")
+        foreign.left_out.append("rng_state: random generators, which start from the script's seed")
     return foreign
 
 

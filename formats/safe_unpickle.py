@@ -1,12 +1,12 @@
-"""Reads other programs' pickles without running anything in them.
+"""Reads other programs' pickles without executing anything in them.
 
-A pickle is a program. This reader, which is written in Python, carries out only the instructions that build data. Where the program names a
-class or a function, it gets a stand-in that only remembers its arguments. No module is imported, and no foreign code is called. In
+A pickle is a program. This reader, which is written in Python, carries out only the instructions that build data. If the pickle names a
+class or a function, the reader uses a stand-in that only stores its arguments. No module is imported, and no foreign code is called. In
 `.metadata`, every name must be a known one.
 
-No permitted instruction does more work than in proportion to the bytes that it consumes. So a hostile file costs only as much time and
-memory as its size warrants. These are refused: numbers as text, buffers of a size that the file only claims, copies, and keys whose hash is
-computed.
+The work of each permitted instruction is proportional to the bytes that it consumes. So a hostile file costs only time and memory in
+proportion to its size. The reader refuses numbers as text, buffers whose size the file only states, copies, and keys whose hash takes
+computation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_BYTES = 1 << 30
 
 
 class Record:
-    """Stands for an object: its class, the arguments that it was made with, and its state."""
+    """Represents an object: its class, the arguments with which it was created, and its state."""
 
     named = ""
 
@@ -54,19 +54,17 @@ def read(
     lenient: bool = False,
     persistent: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Return the data in a pickle, without running any of it.
+    """Return the data in a pickle, without executing any of it.
 
-    known: by "module.name", what stands in for it: a Record type, a function of the arguments that copies nothing, or a value. lenient:
-    give any other name a stand-in instead of refusing it. persistent: a function that loads what the pickle only refers to (a storage of
-    torch's).
-
-    Raises SnapshotError, with one sentence that begins with `where`, for any other pickle.
+    known: by "module.name", the stand-in for it: a Record type, a function of the arguments that copies nothing, or a value. lenient: use a
+    stand-in for any other name instead of refusing it. persistent: a function that loads the objects to which the pickle only refers
+    (torch's storages). Raises SnapshotError, with one sentence that begins with `where`, if the pickle does anything else.
     """
     try:
         return _Reader(data, known, lenient, persistent).load()
     except SnapshotError as error:
         raise SnapshotError(f"{where}: {error}; nothing in it was run") from None
-    except Exception as error:  # whatever a broken pickle runs into
+    except Exception as error:  # a broken pickle can cause any exception
         raise SnapshotError(f"{where} is not readable as a pickle ({type(error).__name__}); it is damaged") from None
 
 
@@ -87,12 +85,12 @@ class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for a
         if full in self._known:
             return self._known[full]
         if not self._lenient:
-            raise SnapshotError(f"it names {full[:100]!r}, which a checkpoint's metadata has no use for")
+            raise SnapshotError(f"it names {full[:100]!r}, which does not belong in a checkpoint's metadata")
         return stand_in(full)
 
     def persistent_load(self, pid: Any) -> Any:
         if self._persistent is None:
-            raise SnapshotError("it refers to something outside of it")
+            raise SnapshotError("it refers to something outside of itself")
         return self._persistent(pid)
 
     def _make(self) -> None:
@@ -100,13 +98,13 @@ class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for a
         args, made = self.stack.pop(), self.stack.pop()
         allowed = issubclass(made, Record) if isinstance(made, type) else any(made is each for each in self._functions)
         if type(args) is not tuple or not allowed:
-            raise SnapshotError("it calls something that is no class")
+            raise SnapshotError("it calls something that is not a class")
         self.append(made(*args))
 
     def _build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
         if not isinstance(made, Record):
-            raise SnapshotError("it gives a state to something that is no object")
+            raise SnapshotError("it gives a state to something that is not an object")
         made.state = state
 
     def _set_items(self) -> None:
@@ -120,11 +118,11 @@ class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for a
         into = self.stack[-1]
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not _is_key(key):
-                raise SnapshotError("it has a key that is no name")
+                raise SnapshotError("it has a key that is not a name")
             if isinstance(into, dict):
                 into[key] = value
             elif not isinstance(into, Record):
-                raise SnapshotError("it puts items into something that is no dict")
+                raise SnapshotError("it puts items into something that is not a dict")
 
     def _extend(self) -> None:
         self._add(self.pop_mark())
@@ -136,7 +134,7 @@ class _Reader(pickle._Unpickler):  # in Python: C's unpickler takes memory for a
         if isinstance(self.stack[-1], list):
             self.stack[-1].extend(items)
         elif not isinstance(self.stack[-1], Record):
-            raise SnapshotError("it puts items into something that is no list")
+            raise SnapshotError("it puts items into something that is not a list")
 
     # The instructions that protocols 2 to 5 use to build data. A file with any other instruction is refused.
     dispatch = {  # type: ignore[assignment]

@@ -1,8 +1,8 @@
 """Writes a snapshot's tensors as safetensors, with a few tensors in memory at a time, into as many files as their size requires.
 
-The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors). The format's library can write only
-tensors that are all in memory. The files' names and the index are those that the format's readers expect. `state.json` beside the files has
-everything that is not a tensor.
+The format is eight bytes of length, a JSON header and the bytes (github.com/huggingface/safetensors). The format's own library can write
+tensors only if all of them are in memory. The files have the names and the index that the format's readers expect. `state.json` in the same
+directory contains all values that are not tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..checkpoint.format.tensor_table import ITEM_BYTES
 from ..resilience.errors import UsageError
 
 FILE_BYTES = 5_000_000_000
-"""Maximum bytes of one file, unless one tensor is larger: as on Hugging Face's hub."""
+"""Maximum bytes of one file, unless one tensor is larger. Hugging Face's hub uses the same limit."""
 
 _DTYPES = {
     "bool": "BOOL",
@@ -56,8 +56,8 @@ def write(
     for tensor in tensors:
         if tensor.dtype not in _DTYPES:
             raise UsageError(
-                f"safetensors has no {tensor.dtype}, which {tensor.name} is of; nothing was exported. Take --to dcp, or leave it out "
-                "with --only"
+                f"safetensors has no {tensor.dtype}, the dtype of {tensor.name}; nothing was exported. Use --to dcp, or export "
+                "other parts of the state with --only"
             )
     files = list(batches(tensors, file_bytes)) or [[]]
     names = [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]

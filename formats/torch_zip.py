@@ -1,6 +1,6 @@
-"""Reads what `torch.save` has written, without torch: a zip of one pickle and the bytes of each storage.
+"""Reads files of `torch.save` without torch. A file of `torch.save` is a zip that contains one pickle and the bytes of each storage.
 
-file → window (a byte range) → zip → pickle (`safe_unpickle.py`: nothing in it is run) → plain values and `Held` tensors, whose bytes are
+file → window (a byte range) → zip → pickle (`safe_unpickle.py` executes nothing in it) → plain values and `Held` tensors, whose bytes are
 read on demand.
 """
 
@@ -65,7 +65,7 @@ _KNOWN: Mapping[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A tensor in a zip. Its bytes are read on demand."""
+    """A tensor in a zip, whose bytes are read on demand."""
 
     archive: zipfile.ZipFile
     entry: zipfile.ZipInfo
@@ -77,7 +77,7 @@ class Held:
     strides: Shape
 
     def content(self) -> NDArray[np.generic]:
-        """Return the elements, row-major, as uninterpreted words of an element's size. Raises SnapshotError if they are damaged or cut
+        """Return the elements, row-major, as integers that have an element's size and bits. Raises SnapshotError if they are damaged or cut
         off."""
         size = ITEM_BYTES[self.dtype]
         if not math.prod(self.shape):
@@ -101,10 +101,9 @@ class Held:
 
 
 def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool = False) -> Any:
-    """Return what a file holds from `offset` on: plain values, a `Held` for each tensor and, with `lenient`, a Record for anything else.
-    The file stays open as long as a `Held` from it exists.
-
-    Raises SnapshotError if the file is damaged or not written by torch; MachineError if it cannot be read.
+    """Return the contents of a file from `offset` on: plain values, a `Held` for each tensor and, with `lenient`, a Record for any other
+    object. The file stays open as long as a `Held` from it exists. Raises SnapshotError if the file is damaged or was not written
+    by torch; MachineError if it cannot be read.
     """
     where = f"{path} at byte {offset}" if offset else str(path)
     try:
@@ -116,7 +115,7 @@ def load(path: Path, offset: int = 0, length: int | None = None, lenient: bool =
         raise SnapshotError(f"{path} is missing") from None
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # struct.error and whatever else a broken zip causes
+    except Exception as error:  # a broken zip can cause struct.error and many other exceptions
         what = str(error) or type(error).__name__
         raise SnapshotError(f"{where} is not what torch.save writes ({what}); it is damaged") from None
 
@@ -144,8 +143,8 @@ def _load(archive: zipfile.ZipFile, where: str, lenient: bool) -> Any:
 
 
 class _Resolver:
-    """Replaces each tensor by a Held. Refuses values that are nested deeper than those of any state, or that contain themselves. Also
-    refuses values that refer to the same few values so often that resolving them would never end."""
+    """Replaces each tensor by a Held. Refuses values that are nested deeper than any real state, or that contain themselves. Refuses values
+    that refer to the same few values so often that resolving them would practically never end."""
 
     def __init__(self, archive: zipfile.ZipFile, where: str) -> None:
         self._archive, self._where = archive, where
@@ -182,7 +181,7 @@ def _held(node: Record, archive: zipfile.ZipFile, where: str) -> Held:
         and all(type(n) is int and 0 <= n < 1 << 59 for n in numbers)
     )
     if not good:
-        raise SnapshotError(f"{where} has a tensor that makes no sense; it is damaged")
+        raise SnapshotError(f"{where} has a tensor with an impossible dtype, shape or strides; it is damaged")
     room, elements = entry.file_size // ITEM_BYTES[dtype], math.prod(shape)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if elements and (last >= room or elements > room):
@@ -199,7 +198,7 @@ class _Window(io.RawIOBase):
         self._start, self._end, self._at = offset, size if length is None else offset + length, 0
         if not 0 <= self._start <= self._end <= size:
             file.close()
-            raise SnapshotError(f"{file.name} has {size} bytes, and should have some from {offset} on; it is cut off")
+            raise SnapshotError(f"{file.name} has {size} bytes, but data should follow at byte {offset}; it is cut off")
 
     def readable(self) -> bool:
         return True

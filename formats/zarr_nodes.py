@@ -18,13 +18,13 @@ from ..checkpoint.format.sharding import Shape
 from ..checkpoint.format.tensor_table import ITEM_BYTES
 
 CHUNK_BYTES = 32 << 20
-"""Maximum bytes of a zarr chunk: eight chunks of a slab. At each end of a box, one or two more slab chunks are read, though they hold
-little of the box."""
+"""Maximum bytes of a zarr chunk: eight chunks of a slab. At each end of a box, one or two more slab chunks must be read, although they
+contain only a little of the box."""
 
 METADATA = "zarr.json"
 _FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 FOREIGN = frozenset(_FOREIGN)
-"""Dtypes that zarr v3 has no name for; the names here are tensorstore's."""
+"""Dtypes for which zarr v3 has no name. The names here are tensorstore's."""
 
 
 def path_of(name: str, all_names: Collection[str]) -> str:
@@ -84,7 +84,7 @@ class Array:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(self.chunk)}},
             "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
             "fill_value": zero,
-            # zarr 3.4 wants the byte order of one-byte floats, too.
+            # zarr 3.4 requires the byte order of one-byte floats, too.
             "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
             "attributes": {"name": self.tensor.name, "dtype": self.tensor.dtype},
         }

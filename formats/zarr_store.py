@@ -1,7 +1,7 @@
 """A durable snapshot as a read-only store of zarr-python: `zarr.open_group(SnapshotStore("mt-runs/train"), mode="r")`.
 
-This is the only module that needs zarr, which is an optional extra. A chunk is put together from the slabs (the snapshot's files) when zarr
-asks for it, and all checksums of what is read are checked. Nothing is copied or converted beforehand, and nothing is written.
+This is the only module that needs zarr, which is an optional extra. The store assembles a chunk from the slabs (the snapshot's files) when
+zarr requests it, and checks the checksums of all data that it reads. The store copies and converts nothing beforehand, and writes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ try:
     from zarr.core.dtype import ZDType, data_type_registry
     from zarr.core.dtype.common import DataTypeValidationError, HasEndianness, HasItemSize
 except ImportError as error:
-    raise ImportError(f"zarr-python 3.1 or newer is wanted ({error}): pip install 'mt-resilient[zarr]'") from error
+    raise ImportError(f"zarr-python 3.1 or newer is needed ({error}): pip install 'mt-resilient[zarr]'") from error
 
 from ..checkpoint.backend import paths
 from ..checkpoint.durable import catalog, commit
@@ -36,11 +36,9 @@ from .zarr_nodes import METADATA, Array
 
 
 class SnapshotStore(Store):
-    """The tensors of one snapshot by name: a group for each part of a name before a slash, and an array for each tensor. Everything that is
-    not a tensor is in the root group's attribute `values`.
-
-    The snapshot is not deleted as too old while the store is open. This also holds for a process that got the store by pickle or by a
-    fork."""
+    """The tensors of one snapshot by name: a group for each part of a name before a slash, and an array for each tensor. All values that
+    are not tensors are in the root group's attribute `values`. The snapshot is not deleted as too old while the store is open. The snapshot
+    is also kept for a store in another process, which received the store by pickle or by a fork."""
 
     def __init__(self, where: str, as_integers: bool = False) -> None:
         """where: a snapshot's directory, a run directory or the place of its snapshots (the newest snapshot is opened), or an s3:// or
@@ -63,7 +61,7 @@ class SnapshotStore(Store):
         held = {tensor.dtype for tensor in self.contents.tensors.values()} & zarr_nodes.FOREIGN
         if held and not (known or as_integers):
             warnings.warn(
-                f"ml_dtypes is not installed: {', '.join(sorted(held))} are given as integers of their size",
+                f"ml_dtypes is not installed: {', '.join(sorted(held))} are returned as integers of their size",
                 stacklevel=2,
             )
         names = self.contents.tensors.keys()
@@ -78,7 +76,7 @@ class SnapshotStore(Store):
             parts = path.split("/")
             for depth, part in enumerate(parts):
                 self._children.setdefault("/".join(parts[:depth]), {METADATA: None})[part] = None
-        # Not `where`: its newest snapshot may be another one when this store is unpickled.
+        # `where` is not used here, because its newest snapshot may be another one when this store is unpickled.
         self._arguments = (str(self.snapshot), as_integers)
 
     def __eq__(self, other: object) -> bool:
@@ -160,7 +158,7 @@ class SnapshotStore(Store):
         return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": told}).encode()
 
     def _chunk_of(self, key: str) -> tuple[Array, tuple[int, ...]] | None:
-        """Return the array and the chunk's indexes. The array's path may also contain a part "c". But only the last "c" of the key is
+        """Return the array and the chunk's indexes. The array's path may also contain a part "c", but only the last "c" of the key is
         followed by one number for each axis."""
         parts = key.split("/")
         numbers = next((n for n, part in enumerate(reversed(parts)) if part == "c"), -1)

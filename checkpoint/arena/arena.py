@@ -66,7 +66,7 @@ class RankArena:
         return None
 
     def holding(self, step: int) -> Slot | None:
-        """Return the slot that contains all of this rank's part of `step`. If two slots do, return that of the newest lineage."""
+        """Return the slot that contains all of this rank's part of `step`. If two slots do, return the one of the newest lineage."""
         held = [(slot.header(), slot) for slot in self.slots]
         fitting = [(header.stamp, slot) for header, slot in held if header.held and header.step == step]
         return max(fitting, key=lambda item: item[0])[1] if fitting else None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def destinations(layout: Layout, live: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a tensor to fill for each piece (a tensor's entry in the table). It is the tensor of that name in `live`, if it fits, which
-    saves a second copy. Otherwise it is a new tensor on the CPU."""
+    """Return a tensor to fill for each piece (a tensor's entry in the table): the tensor of that name in `live` if it fits, else a new
+    tensor on the CPU. Filling a live tensor saves a second copy."""
     import torch
 
     def fits(found: Any, piece: Piece) -> bool:
@@ -48,7 +48,7 @@ def fill(
     chunks: Iterable[tuple[int, memoryview]],
     fingerprints: NDArray[np.uint64],
 ) -> None:
-    """Copy `chunks` into the tensors that `destinations` returned, or into some of them. Then compare these tensors with `fingerprints`.
+    """Copy `chunks` into the tensors that `destinations` returned, or into some of them. Compare the filled tensors with `fingerprints`.
     `chunks` must yield every chunk, in any order. A chunk's memory may be reused once the next chunk is requested.
 
     Raises SnapshotError, naming the first tensor whose bits are not those that were saved.

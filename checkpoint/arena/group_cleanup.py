@@ -11,13 +11,13 @@ from .slot_header import State, complete
 
 def settle(slots_by_rank: Sequence[Sequence[Slot]], step: int, *, torn: bool = False) -> None:
     """Keep the snapshots up to `step` that the next worker group can go back to, and seal them in every rank's slots. Free every other
-    slot. No rank may be alive. torn: another node has lost its part of the snapshots older than `step`. Those that are not on disk yet can
-    never be completed there, so the committing node need not wait for them.
+    slot. No rank may be alive. torn: another node has lost its part of the snapshots older than `step`. If such a snapshot is not on disk
+    yet, it can never be completed there, so the committing node need not wait for it.
 
-    A rank may die after a peer has sealed a step, and before it seals that step itself. Then its own copy remains staged, though all ranks
-    had staged the step. Without this function, the ranks would then disagree on the newest sealed step. Moreover, a staged copy is never
-    overwritten, because it may still be sealed. Nor are the newest sealed slot and the slot that waits for the disk. So a rank with three
-    slots would never find a free slot again.
+    A rank may die after a peer has sealed a step, and before it seals that step itself. The dead rank's own copy then remains staged,
+    though all ranks had staged the step. Without this function, the ranks would then disagree on the newest sealed step. Moreover, a rank
+    with three slots would never find a free slot again. A rank never overwrites a staged copy (it may still be sealed), the newest sealed
+    slot, or the slot that waits for the disk.
     """
     headers = [[slot.header() for slot in slots] for slots in slots_by_rank]
     kept = {stamp for stamp in complete(headers, len(headers)) if stamp.step <= step}

@@ -1,13 +1,14 @@
-"""Chooses which older snapshots memory keeps beside the newest one: one for each octave of ages. The last octave begins at the reach (an
-age in steps that memory must cover). Pure.
+"""Chooses which older snapshots memory keeps in addition to the newest one: one for each octave of ages (each from an age to twice that
+age). The last octave begins at the reach (an age in steps that memory must cover). Pure.
 
     periods   p, 2p, 4p … P; the longest, P, is at least the reach; there is one period fewer than places (slots for old snapshots)
     marks     the last two multiples of each period that the newest step has passed: as many marks as places
     kept      for each mark, the newest available step that is not later than the mark
 
-So for each period q, one kept snapshot is between q and 2q steps old, plus the interval between snapshots. As a snapshot ages, it serves
-the mark of each longer period in turn. Marks are at fixed steps, whichever snapshots exist. So ranks that have lost different steps keep
-the same steps again as soon as they pass new marks. They need neither state nor communication for this.
+So for each period q, one kept snapshot is at least q steps old, and at most 2q steps plus the interval between snapshots. As a snapshot
+ages, it serves the mark of each longer period in turn. Marks are at fixed steps, whichever snapshots exist. So ranks that have lost
+different snapshots keep snapshots of the same steps again once the training has passed new marks. For this agreement, the ranks need
+neither stored state nor communication.
 """
 
 from __future__ import annotations

@@ -36,13 +36,14 @@ page."""
 
 
 _LOOKS = 1000
-"""How many times the header is read if it keeps changing. After that it counts as empty: the process that changes it is not this
-program."""
+"""How many times the header is read if it keeps changing. A slot whose header changes at every read counts as empty: no process of this
+program changes a header so often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """A slot's own memory, under its lock. The writer fills it. A reader copies data out of it, and writes only checksums into it."""
+    """The memory of a slot, while this process holds the slot's lock. The writer fills it. A reader copies data out of it, and writes only
+    checksums into it."""
 
     header: Header
     table: bytes
@@ -56,8 +57,8 @@ class View:
 
 
 class Slot:
-    """One slot as one process sees it. One thread may call `reserve` while another reads headers. Otherwise only one thread may use the
-    slot at a time.
+    """One slot as one process sees it. Only one thread may use the slot at a time, with one exception: while a thread calls `reserve`,
+    another thread may read headers.
 
     Raises MachineError if the agent that owned the memory has ended.
     """
@@ -70,17 +71,18 @@ class Slot:
         except OSError as error:
             raise MachineError(f"{path}: {error.strerror}. The agent that owned this memory has ended.") from error
         self._mapping = threading.Lock()
-        """Lock for mapping the slot again. It prevents a thread that maps only the header page from replacing another thread's mapping of
-        the whole slot."""
+        """Lock for mapping the slot again. The lock prevents a thread that maps only the header page from replacing another thread's
+        mapping of the whole slot."""
         self._map: memoryview | None = None
         self._words: memoryview | None = None
         self._memory: memoryview | None = None
         self._place = 0, 0
         self._offset = 0
-        """Offset of the image in bytes, as `reserve` has promised it."""
+        """Offset of the image in bytes, as `reserve` has returned it."""
 
     def header(self) -> Header:
-        """Return the current header. It is read without a lock, which suffices for choosing a slot; `reading` reads the header again."""
+        """Return the current header, read without a lock, which suffices for choosing a slot. `reading` reads the header again under a
+        lock."""
         memory = self._mapped(HEADER_BYTES)
         if memory is None:
             return Header()
@@ -92,11 +94,11 @@ class Slot:
         return Header()
 
     def begin(self, wanted: Header, table: bytes) -> View | None:
-        """Prepare the slot for the snapshot that `wanted` describes, and return its memory. This method sets the state and offsets of the
-        header.
+        """Prepare the slot for the snapshot that `wanted` describes, and return its memory. `begin` itself sets the state and offsets of
+        the slot's new header.
 
-        Returns None while a reader locks the slot. Otherwise the old content is lost from here on. The memory keeps its address from one
-        snapshot to the next unless it has to grow.
+        Returns None, with the old content unchanged, while a reader locks the slot. Once `begin` has returned memory, the old content is
+        lost. The memory keeps its address from one snapshot to the next unless it has to grow.
 
         Raises MachineError, with the old content unchanged, if there is not enough memory.
         """
@@ -115,8 +117,8 @@ class Slot:
         return self._view(header, table)
 
     def reserve(self, wanted: Header, table_bytes: int) -> tuple[int, memoryview]:
-        """Allocate the memory that `begin` will need for such a snapshot. Return the image's offset and memory, whose pages need not be
-        mapped yet. The content and the lock do not change. Raises MachineError as `begin` does."""
+        """Allocate the memory that `begin` will need for the snapshot that `wanted` describes. Return the image's offset and memory, whose
+        pages need not be mapped yet. The content and the lock do not change. Raises MachineError as `begin` does."""
         self._offset = self._room(wanted, table_bytes)
         end = self._offset + wanted.image.memory_bytes
         return self._offset, self._grow(end, populate=False)[self._offset : end]
@@ -149,7 +151,8 @@ class Slot:
         self._store(DURABLE_OFFSET, 1)
 
     def mark_drained(self) -> None:
-        """Mark the content as committed on disk. Call it within `reading`; otherwise the slot may contain another snapshot by now."""
+        """Mark the content as committed on disk. Call `mark_drained` within `reading`: without that lock, the slot may contain another
+        snapshot by now."""
         self._store(DRAINED_OFFSET, 1)
 
     @contextmanager
@@ -176,8 +179,8 @@ class Slot:
 
     def words(self) -> tuple[Header, bytes, NDArray[np.uint64]] | None:
         """Return header, table and fingerprints of a whole snapshot. Return None if there is none, or if a writer began to overwrite it
-        meanwhile. This method takes no lock, so it never keeps a rank from its slot. Instead, it reads the header twice: `begin` stores
-        STAGING before it changes anything else. It does not map the image."""
+        meanwhile. This method takes no lock, so no rank ever waits for its slot because of it. Instead, this method reads the header twice:
+        `begin` stores STAGING before it changes anything else. The image is not mapped."""
         header = Header.unpack(os.pread(self._fd, PAGE_BYTES, 0).ljust(PAGE_BYTES, b"\0"))
         if not header.whole or not self._holds(header):
             return None
@@ -229,28 +232,29 @@ class Slot:
         """Return the mapped memory, of at least `size` bytes. Raises MachineError if there is not enough memory."""
         size = pages(size)
         growth = size - allocated(self._fd)
-        if growth > 0:
-            self._allocate(size, growth)
-        memory = self._mapped(size, populate)
+        try:
+            if growth > 0:
+                self._allocate(size, growth)
+            memory = self._mapped(size, populate)
+        except OSError as error:
+            if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+                raise MachineError(f"the memory for a snapshot cannot grow: {error.strerror or error}") from error
+            free = max(available_bytes() - RESERVE_BYTES, 0)
+            raise MachineError(
+                f"no memory for a snapshot: it needs {growth >> 20} MiB more, and {free >> 20} MiB are available. "
+                "The slot keeps its old snapshot. Use fewer slots, or give the machine more memory."
+            ) from error
         assert memory is not None
         return memory
 
     def _allocate(self, size: int, growth: int) -> None:
-        # POSIX locks and those of `_lock` are independent. Without this lock, ranks that check at the same time would all find enough.
+        # POSIX locks and those of `_lock` are independent. Without this lock, ranks that check at the same time would all find enough
+        # memory.
         with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
-            free = available_bytes() - RESERVE_BYTES
-            try:
-                if growth > free:
-                    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-                allocate(self._fd, size)  # now: a page missing later would get its user killed
-            except OSError as error:
-                if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
-                    raise
-                raise MachineError(
-                    f"no memory for a snapshot: it needs {growth >> 20} MiB more, and {max(free, 0) >> 20} MiB are available. "
-                    "The slot keeps its old snapshot. Use fewer slots, or give the machine more memory."
-                ) from error
+            if growth > available_bytes() - RESERVE_BYTES:
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            allocate(self._fd, size)  # if a page were missing later, the kernel would kill the process that uses it
 
     def _view(self, header: Header, table: bytes) -> View:
         """Return the view. `memory` is the same object as long as the image does not move, because callers cache what they derive from

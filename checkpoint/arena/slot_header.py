@@ -56,21 +56,21 @@ class Header:
 
     state: State = State.FREE
     drained: bool = False
-    """This step is on disk; this node has nothing more to do for its commit."""
+    """The slot's snapshot is on disk; this node has nothing more to do for its commit."""
     durable: bool = False
-    """This step must be written to disk."""
+    """The slot's snapshot must be written to disk."""
     marked: bool = False
-    """This step must be copied into another node's memory. The same step is marked on all ranks."""
+    """The slot's snapshot must be copied into another node's memory. All ranks mark the snapshot of the same step."""
     generation: int = -1
     rewinds: int = 0
-    """How often this generation has rewound in place so far. It distinguishes two stagings of the same step."""
+    """How often this generation has rewound in place so far. The number of rewinds distinguishes two stagings of the same step."""
     step: int = -1
     rank: int = -1
     """Global rank."""
     world: int = 0
     table_bytes: int = 0
     pieces: int = 0
-    """Number of tensors in the table. Each has a fingerprint."""
+    """Number of tensors in the table. Each tensor has a fingerprint."""
     image_offset: int = 0
     """Offset of the image from the slot's start, in bytes: a multiple of the page size."""
     payload_bytes: int = 0
@@ -144,7 +144,7 @@ def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> s
 
 
 def restorable(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[int]:
-    """Return the steps that this node's ranks can go back to from memory. They are the steps of `complete`."""
+    """Return the steps that this node's ranks can go back to from memory: the steps of the snapshots that `complete` returns."""
     return {stamp.step for stamp in complete(headers_by_rank, world_local)}
 
 
@@ -162,16 +162,18 @@ def overwrite_order(headers: Sequence[Header], reach_steps: int = REACH_STEPS, *
     a lost node brings a copy of one marked snapshot, and all ranks go back to that snapshot.
 
     Some slots are never overwritten: the newest sealed one; a later one that is staged and may still be sealed; the newest that only live
-    ranks can go back to; and the newest that still has to be written to disk. If only these remain, the rank skips the new snapshot. It
-    never skips a snapshot for the ring's sake. hung: a reader of the slots, such as the write to disk, hangs. Then the slot that waits for
-    the disk may be overwritten, as the last choice.
+    ranks can go back to; and the newest that must go to disk, until it is there. Once it is there, an older one that is not on disk is not
+    kept: another rank may have overwritten its part already, and then it is never due. If only these slots remain, the rank skips the new
+    snapshot. A rank never skips a new snapshot in order to keep an older one for its age. hung: a reader of the slots, such as the write to
+    disk, hangs. While a reader hangs, the slot that waits for the disk may be overwritten too, as the last choice.
     """
     sealed = max((header.stamp for header in headers if header.state is State.SEALED), default=None)
     certain = [header.stamp for header in headers if header.state in (State.SEALED, State.LIVE)]
     newest = max(certain, default=None)
-    waiting = max(
-        (header.stamp for header in headers if header.whole and header.durable and not header.drained), default=None
+    wanted = max(
+        ((header.stamp, header.drained) for header in headers if header.whole and header.durable), default=None
     )
+    waiting = None if wanted is None or wanted[1] else wanted[0]
     steps = [header.step for header in headers if header.held and newest is not None and header.stamp <= newest]
     marks = sorted({header.stamp for header in headers if header.whole and header.marked})[-MARKS:]
     ring = kept(steps, len(headers) - (MARKS if marks else 0), reach_steps)

@@ -1,6 +1,7 @@
 """Copies tensors into a slot's image: `Stager.stage` copies the training state into the slot; `fill.py` copies it back.
 
-In checkpoint/, only these two modules and `format/fingerprint.py` handle tensors. They import torch when the first tensor arrives.
+In checkpoint/, only these two modules and `format/fingerprint.py` handle tensors. These three modules import torch when the first tensor
+arrives.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _OF_TENSOR, _OF_ARRAY = attrgetter("dtype", "shape", "layout", "device"), attrge
 
 
 class Stager:
-    """Copies states into slots. It caches the last state's structure and layout, and where each slot's pieces lie, until a state
-    differs."""
+    """Copies states into slots. A Stager caches the last state's structure and layout, and where each slot's pieces lie, until a state has
+    another structure or layout."""
 
     def __init__(self) -> None:
         self._form: Form | None = None
@@ -127,7 +128,7 @@ def _scalars(leaves: Sequence[Leaf], indexes: Sequence[int]) -> list[list[int]]:
 
 
 def _together(numbers: Sequence[Any]) -> NDArray[np.uint8]:
-    """Return the bytes of each number, padded with zeros to a word. This word is the number's fingerprint."""
+    """Return the bytes of each number, padded with zeros to a word, which is also the number's fingerprint."""
     import torch
 
     with torch.no_grad():
@@ -171,9 +172,9 @@ def refusal(called: str, tensor: Tensor, why: str) -> SnapshotError:
 
 
 def order(leaves: Sequence[tuple[str, Leaf]], parts: Mapping[str, Sequence[Part]]) -> list[int]:
-    """Return the leaves' indexes, sorted so that replicas have as much data as possible at the same offsets. First come tensors that are
-    not split over ranks, then tensors that are split into boxes. Then come the flat shards of a distributed optimizer, and last the tensors
-    that no other rank has. Within each group, larger tensors come first."""
+    """Return the leaves' indexes, sorted so that replicas have as much data as possible at the same offsets. The order: tensors that are
+    not split over ranks, tensors that are split into boxes, the flat shards of a distributed optimizer, tensors that no other rank has.
+    Within each group, larger tensors come first."""
 
     def rank(index: int) -> tuple[int, int, str]:
         name, leaf = leaves[index]
@@ -187,8 +188,8 @@ def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]
     """Copy each part of a source tensor. Return what each part contributes to its tensor's fingerprint, computed while the part is in the
     cache. The last number in each entry of `copies` is the part's offset in bytes from the source's start.
 
-    torch does not do this copy: the threads of its copies spin while they wait for each other, and cores are scarce during training
-    (facts)."""
+    torch is not used for this copy, because its copying threads poll while they wait for each other, and cores are scarce during
+    training."""
 
     def copy(to: Bytes, content: Bytes, at: int) -> int:
         np.copyto(to, content)
@@ -201,7 +202,8 @@ def _copy(copies: Sequence[tuple[Bytes, Bytes, int]], threads: int) -> list[int]
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Return the bytes of `tensor`, row-major, in one dimension. They are its own memory if it is contiguous, and otherwise a copy."""
+    """Return the bytes of `tensor`, row-major, in one dimension. If the tensor is contiguous, they are its own memory, and otherwise a
+    copy."""
     import torch
 
     row = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -211,8 +213,8 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def lying(content: Tensor) -> Bytes:
-    """Return the bytes of a `flat` tensor without a copy. They are valid only while the tensor exists. (After `numpy()`, the script could
-    no longer resize its tensor.)"""
+    """Return the bytes of a `flat` tensor without a copy, valid only while the tensor exists. (After `numpy()`, the script could no longer
+    resize its tensor.)"""
     if not content.is_cpu:
         return content.cpu().numpy()
     if not content.numel():

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class Files:
         except OSError as error:
             raise MachineError(f"{path} cannot be read: {error.strerror}") from error
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, first: bool = False) -> None:
         path = self.path / name
         temporary = path.with_name(f".{path.name}.{own_name()}")
         with _told(path):
@@ -62,7 +63,8 @@ class Files:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.rename(path)
+            if not (first and _linked(temporary, path)):
+                temporary.rename(path)
             sync_directory(path.parent)
 
     def rename(self, name: str, new: str) -> None:
@@ -103,15 +105,31 @@ class Files:
                 file.unlink(missing_ok=True)  # files first: a manifest without its slab would look like a complete part
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def holding(self, names: Collection[str], series: Collection[str] = ()) -> dict[str, set[str]]:
-        def of(child: str) -> set[str]:
-            def there(name: str) -> bool:
-                return _there(self.path / child / name)
-
-            return {*filter(there, names), *takewhile(there, series)}
+    def holding(self, names: Collection[str], series: Collection[str] = ()) -> dict[str, set[str] | str]:
+        def of(child: str) -> set[str] | str:
+            try:
+                # On NFS, names that another client has just written may stay invisible for a minute. Opening the directory reveals them.
+                descriptor = os.open(self.path / child, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                return set()
+            except OSError as error:
+                return f"{self.path / child}: {error.strerror}"
+            try:
+                there = partial(_there, within=descriptor)
+                return {*filter(there, names), *takewhile(there, series)}
+            except OSError as error:
+                return f"{self.path / child}: {error.strerror}"
+            finally:
+                os.close(descriptor)
 
         with _told(self.path):
-            return {child: of(child) for child in (os.listdir(self.path) if self.path.is_dir() else [])}
+            children = os.listdir(self.path) if self.path.is_dir() else []
+        return {child: of(child) if names or series else set() for child in children}
+
+    def lacking(self, names: Collection[str]) -> list[str]:
+        with _told(self.path):
+            there = {*os.listdir(self.path)} if self.path.is_dir() else set()
+        return [name for name in names if name not in there]
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -233,15 +251,29 @@ def make_directory(path: Path) -> None:
         sync_directory(path.parent)
 
 
+def _linked(temporary: Path, path: Path) -> bool:
+    """Give the file the name `path`, unless that name exists, and take its temporary name away. Return False, and do nothing, if the file
+    system has no hard links."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False
+    temporary.unlink()
+    return True
+
+
 def _raise(error: OSError) -> None:
     """Raise `error`. Without this, `os.walk` skips directories that it cannot list."""
     raise error
 
 
-def _there(path: Path) -> bool:
-    """Return whether `path` exists. Raises OSError if the storage does not answer. (`Path.exists` in newer Pythons returns False then.)"""
+def _there(path: Path | str, within: int | None = None) -> bool:
+    """Return whether `path` exists. Raises OSError if the storage does not answer. (`Path.exists` in newer Pythons returns False then.)
+    within: descriptor of the directory that a relative `path` starts from."""
     try:
-        os.stat(path)
+        os.stat(path, dir_fd=within)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl
 
 import tensorstore as ts
 
+from ...resilience.clock import sleep
 from ...resilience.errors import MachineError, ResilientError, SnapshotError, UsageError
 from .filesystem import MOST_BYTES, larger
 
@@ -26,12 +27,18 @@ DEADLINE_S = 10.0
 (measured)."""
 LEAST_BYTES_PER_S = 4e6
 """The least rate of a transfer. A slower transfer is abandoned."""
+_LIST_BYTES = int(300 * LEAST_BYTES_PER_S)
+"""A listing may take as long as a transfer of this many bytes. The store sends 1,000 names at a time, and there may be 100,000."""
+_SETTLED_S = 1.0
+"""Seconds after which another process that found an object missing has written it."""
+_PROBE = ".job"
+"""The mark of the job that owns a place (`paths.JOB`)."""
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "1s"}
 """With these settings, tensorstore gives up on a server that refuses connections after 4 s (measured). With its defaults it would take a
 quarter of an hour."""
 _DAMAGE = {"NOT_FOUND", "DATA_LOSS", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT"}
-"""The statuses with which tensorstore reports that data is missing, torn or altered. Any other status says nothing about the stored
-data."""
+"""The statuses with which tensorstore reports that data is missing, torn or altered. Any other status of tensorstore says nothing about the
+stored data."""
 
 
 @cache
@@ -104,8 +111,11 @@ class Objects:
         except SnapshotError:
             return False
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes, *, first: bool = False) -> None:
         self._done(self.kv.write(name, data), name, len(data), writing=True)
+        if first:
+            # Not every store takes conditional writes: the last of several writers wins, and all of them see it then.
+            sleep(_SETTLED_S)
 
     def rename(self, name: str, new: str) -> None:
         self.write(new, self.read(name))
@@ -125,13 +135,17 @@ class Objects:
     def clear(self) -> None:
         self._done(self.kv.delete_range(ts.KvStore.KeyRange()), writing=True)
 
-    def holding(self, names: Collection[str], series: Collection[str] = ()) -> dict[str, set[str]]:
+    def holding(self, names: Collection[str], series: Collection[str] = ()) -> dict[str, set[str] | str]:
         found: dict[str, set[str]] = {}
         wanted = {*names, *series}
-        for key in self._done(self.kv.list()):
+        self.there(_PROBE)  # so a store that does not answer is found before the time that a long listing may take
+        for key in self._done(self.kv.list(), nbytes=_LIST_BYTES):
             child, _, rest = key.decode().partition("/")
             found.setdefault(child, set()).update({rest} & wanted)
-        return found
+        return {**found}
+
+    def lacking(self, names: Collection[str]) -> list[str]:
+        return [name for name in names if not self.there(name)]
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -178,10 +192,10 @@ def sentence(error: Exception, where: str, *, writing: bool) -> ResilientError:
     if status == "ALREADY_EXISTS":
         return SnapshotError(f"{where} holds a slab already; nothing was overwritten")
     if "NoSuchBucket" in words:
-        return MachineError(f"{where}: there is no such bucket. Make it, or name another place with --snapshots")
+        return MachineError(f"{where}: there is no such bucket. Create it, or name another place with --snapshots")
     if http in (400, 401, 403) or "credentials" in words:
         return MachineError(
-            f"{where}: the store refuses access ({words}). Look at the credentials in the environment, snapshots.endpoint and "
+            f"{where}: the store refuses access ({words}). Check the credentials in the environment, snapshots.endpoint and "
             "snapshots.region"
         )
     if status == "PERMISSION_DENIED":

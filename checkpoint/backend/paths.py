@@ -24,24 +24,25 @@ from .place import Place
 
 SNAPSHOTS = "snapshots"
 JOB = ".job"
-"""A file beside the snapshots that names the job that owns them. If it is missing, this is not the job's directory, or it is not
-mounted."""
+"""A file beside the snapshots that names the job that owns them. If the file is missing, this is not the job's directory, or its storage is
+not mounted."""
 
 COMMIT = "COMMIT"
 REJECTED = "REJECTED"
-"""COMMIT is renamed to REJECTED when the snapshot failed to restore. If both exist, only REJECTED counts."""
+"""COMMIT is renamed to REJECTED when the snapshot is set aside for good: it is wrong, or the ranks went back behind it by themselves. If
+both files exist, the snapshot counts as rejected."""
 LEFT, BACK = "LEFT-{}", "BACK-{}"
 TURNS = tuple(mark.format(number) for number in range(1, 1000) for mark in (LEFT, BACK))
-"""LEFT-1, BACK-1, LEFT-2, …: additional files beside COMMIT. Each is written once, and never deleted alone. An order to rewind to an
-earlier step writes the next LEFT, an order that comes back to this snapshot the next BACK. If the last one is a LEFT, the state is good,
-but does not belong to the lineage, and only another order may use it. A LEFT contains why and when."""
+"""LEFT-1, BACK-1, LEFT-2, …: additional files beside COMMIT, each written once and never deleted alone. An order to rewind to an earlier
+step writes the next LEFT. An order that comes back to this snapshot writes the next BACK. If the last of these files is a LEFT, the state
+is good, but does not belong to the lineage, and only another order may use it. A LEFT contains why and when the order left the snapshot."""
 REASON = "REASON"
 """Why the snapshot was rejected."""
 ORDERED = "ORDERED"
 KEPT = "KEPT"
 CERTIFIED = "CERTIFIED"
-"""An additional file beside COMMIT: the state has proved stable. Its content does not matter. Without COMMIT, or with REJECTED, it is
-ignored."""
+"""An additional file beside COMMIT: the state has proved stable. The content of CERTIFIED does not matter. Without COMMIT, or with
+REJECTED, it is ignored."""
 _NAME = re.compile(r"(\d{10,})-g(\d+)-([0-9a-f]{8})([0-9a-f]{4,})")
 
 _END = 1 << 60

@@ -5,7 +5,8 @@ Both kinds of place have the same methods, with the same guarantees:
     place / name                the place below this one
     there(name)                 whether a file or object of that name exists
     read(name, most)            its bytes; SnapshotError if it does not exist, or has more than `most` bytes
-    write(name, data)           writes durably; the file appears complete or not at all
+    write(name, data, first)    writes durably; the file appears complete or not at all. first: if several processes write the file at the
+                                same time, `read` returns the same content to all of them afterwards
     rename(name, new)           in an object store, both names exist for a moment: the new one is written before the old is deleted
     delete(name)                deletes durably
     reading(name)               a block during which `retract` does not delete the file. The lock ends with its process; an object
@@ -13,12 +14,17 @@ Both kinds of place have the same methods, with the same guarantees:
     retract(name)               `delete`, unless a process is reading the file; returns whether it was deleted
     clear()                     deletes everything in this place; a kill may leave some of it
     holding(names, series)      for each child, which of `names` it contains, and how much of `series`, which is read up to the first name
-                                that is missing. An object store needs one listing for all children
-    renewed()                   a block that writes this place again. It first deletes what a killed writer left. If the block fails,
-                                nothing stays, because the disk may be full. An object store deletes nothing: objects are replaced whole
+                                that is missing; or, as a text, why the storage does not show this child. An object store needs one
+                                listing for all children
+    lacking(names)              those of `names` that are missing. On NFS, `there` may take a minute to see what another client wrote;
+                                this method and `holding` see it at once
+    renewed()                   a block that writes this place again. The block first deletes what a killed writer left. If the block
+                                fails, nothing stays, because the disk may be full. An object store deletes nothing: objects are replaced
+                                whole
     sync()                      makes the names of everything in this place durable
 
-A name may contain "/". All methods raise MachineError if the storage does not answer. Such an error says nothing about the stored data.
+A name may contain "/". All methods raise MachineError if the storage does not answer. A MachineError says nothing about whether the stored
+data is sound.
 """
 
 from __future__ import annotations

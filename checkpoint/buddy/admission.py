@@ -35,9 +35,9 @@ def admit(guests: Sequence[Sequence[Header]], row: int, rows: int, offered: Head
     """Return what to do with the copy that a source offers. offered: a sealed slot of local rank `row` of `rows`. guests: the slots for
     copies, by row.
 
-    A copy never replaces the newest snapshot that all rows contain. So with two slots per row, one complete copy stays while the next
-    arrives, even if the transfer breaks off. Generation and stamp fence: an offer older than a copy kept here comes from a process of an
-    earlier generation.
+    A copy never replaces the newest snapshot that all rows contain. So with two slots per row (a local rank of the source), one complete
+    copy stays while the next arrives, even if the transfer breaks off. An offer with an older generation or stamp than a copy kept here is
+    refused, because it comes from a process of the past.
     """
     if rows > len(guests):
         return _no(f"copies of {len(guests)} ranks can be kept here, and {rows} are offered")

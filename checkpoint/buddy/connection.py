@@ -1,7 +1,7 @@
-"""A TCP connection between two drain processes. Each has proved to the other that it knows the job's token.
+"""A TCP connection between two drain processes that have proved to each other that they know the job's token.
 
-The connection carries whole frames and raw bytes, and every wait has a limit. A stranger, a hanging peer or a vanished peer raises `Lost`
-or `Refused`.
+The connection carries whole frames and raw bytes, and every wait has a limit. The connection's methods raise `Lost` or `Refused` if the
+other end is a stranger, hangs or has vanished.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_K
 
 
 class Lost(SiteError):
-    """The other end has ended, hangs, or does not speak this protocol."""
+    """The process at the other end of the connection has ended, hangs, or does not speak this protocol."""
 
 
 class Refused(SiteError):
@@ -40,7 +40,7 @@ class Refused(SiteError):
 
 
 class Connection:
-    """A socket on which both ends have proved that they know the token. Only one thread may use it at a time, except for `close`.
+    """A socket on which both ends have proved that they know the token. Only one thread may use a Connection at a time, except for `close`.
 
     Every method raises Lost. A deadline `until_s`, in monotonic seconds, applies to the whole call.
     """

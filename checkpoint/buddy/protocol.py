@@ -1,14 +1,16 @@
 """The protocol with which two drain processes exchange copies of slots: words ⇄ bytes, proofs, limits. Pure.
 
 A frame is a word of 4 bytes, the length of its body (4 bytes, little-endian), and the body. Only an offer's body is large. After an
-accepted offer, fingerprints and image follow as raw bytes. So they go from one slot's memory to the other's without a buffer in between.
+accepted offer, fingerprints and image follow as raw bytes. So fingerprints and image go from one slot's memory to the other's without a
+buffer in between.
 
     listener                                  caller
     HELLO  its nonce                     ──▶
                                          ◀──  PROOF  its nonce, and a proof over both nonces that requires the token
     PROOF  the same in the other role    ──▶         (NO, and a sentence, to a caller without a valid proof)
 
-Then the caller sends copies, or fetches them: WANT makes the listener the source. One connection carries any number of these exchanges:
+After these proofs, the caller sends copies, or fetches copies: the frame WANT makes the listener the source. One connection carries any
+number of these exchanges:
 
     source                                    keeper (the buddy)
     OFFER  row of rows, header, table    ──▶
@@ -18,7 +20,7 @@ Then the caller sends copies, or fetches them: WANT makes the listener the sourc
                                          ◀──  KEPT, or NO
 
 The proof keeps strangers out, in both directions, and a recorded proof cannot be replayed. The bytes that follow are checked for damage
-(crc32c, fingerprints), but not protected from an attacker who can alter packets. They are not encrypted: the protocol assumes that the
+(crc32c, fingerprints), but not protected from an attacker who can alter packets. The bytes are not encrypted: the protocol assumes that the
 network belongs to the cluster.
 """
 
@@ -64,7 +66,7 @@ _WANT = struct.Struct("<4q")
 
 
 class Strange(SnapshotError):
-    """Received bytes that do not follow this protocol."""
+    """The received bytes do not follow this protocol."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Copies slots over TCP, from memory to memory. A rank's slot goes to a guest slot of the buddy, and back to a rank that lost its own slot.
 
-`give` is the source's side of one copy, `keep` the keeper's (buddy's) side. `protocol.py` defines their messages, and `admission.py` which
-copies a keeper accepts. A keeper seals its slot only after table, every chunk and every fingerprint have arrived undamaged. In addition,
-the source must have said that its own slot is still sealed. Any failure before that, even a kill at any byte, leaves the slot torn: in
-state STAGING, without a lock.
+`give` is the source's side of one copy, `keep` the keeper's (buddy's) side. `protocol.py` defines their messages, and `admission.py`
+decides which copies a keeper accepts. A keeper seals its slot only after table, every chunk and every fingerprint have arrived undamaged.
+In addition, the source must have said that its own slot is still sealed. Any failure before that, even a kill at any byte, leaves the slot
+torn: in state STAGING, without a lock.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Outcome:
 
 
 def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, until_s: float) -> Outcome:
-    """Offer the sealed content of `slot`, which `view` keeps unchanged, and send it if the keeper accepts it. Raises Lost, at `until_s` at
-    the latest."""
+    """Offer the sealed content of `slot`, and send it if the keeper accepts it. While `view` is held, the content does not change. Raises
+    Lost, at `until_s` at the latest."""
     offer = Offer(row=row, rows=rows, header=view.header, table=view.table)
     connection.say(Word.OFFER, offer.body(), until_s)
     word, body = connection.hear(Word.TAKE, Word.HAVE, Word.LATER, Word.NO, until_s=until_s)
@@ -66,8 +66,8 @@ def give(connection: Connection, row: int, rows: int, slot: Slot, view: View, un
 
 
 def keep(connection: Connection, offer: Offer, slot: Slot) -> Outcome:
-    """Receive the offered copy into `slot`, which loses its old content. The slot is sealed if the outcome is KEPT. Otherwise it is torn
-    once anything has arrived. Raises Lost."""
+    """Receive the offered copy into `slot`, which loses its old content. The slot is sealed if the outcome is KEPT. After any other
+    outcome, the slot is torn (half written) if anything has arrived. Raises Lost."""
     try:
         view = slot.begin(offer.header, offer.table)
     except MachineError as error:
@@ -93,8 +93,8 @@ def _said(connection: Connection, word: Word, why: str = "") -> Outcome:
 
 
 def _arriving(connection: Connection, view: View, table: Table) -> str:
-    """Read fingerprints and image into the slot, to the end even if some are damaged. Return a description of the damage, or an empty
-    text."""
+    """Read all fingerprints and the whole image into the slot, even if some bytes arrive damaged. Return a description of the damage, or an
+    empty text."""
     image, memory, by_chunk = view.header.image, view.memory, table.by_chunk()
     words = np.zeros(len(table.pieces), np.uint64)
     connection.read(view.fingerprints.view(np.uint8).data)

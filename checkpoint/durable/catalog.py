@@ -20,6 +20,8 @@ from ..format.manifest import RankManifest
 from . import commit, load, retention
 from .retention import Going, RetentionPolicy, Stored
 
+REJECTED_STAY = 2
+"""How many of the newest rejected snapshots are never deleted."""
 _MOST_PROBLEMS = 16
 """`verify` stops after it has found this many damaged ranks."""
 
@@ -35,23 +37,27 @@ class Catalog:
     rejected: tuple[Attempt, ...]
     """The attempts that were set aside because they are wrong, or because the ranks went back by themselves."""
     left: Mapping[Attempt, str]
-    """The attempts that were set aside because an ordered rewind left their lineage, and the file that says why. Their state is good."""
+    """The attempts that were set aside because an ordered rewind left their lineage, and the file that says why. The state of these
+    snapshots is good."""
     remains: tuple[Attempt, ...]
     """The attempts that are neither committed nor set aside: still being written, or left over."""
+    unread: Mapping[Attempt, str]
+    """The attempts about which the storage says nothing, and its reason. They may be sound, so they stay."""
 
 
 def look(root: Place) -> Catalog:
     """Return the catalog of `root`. Raises MachineError."""
-    return _catalog(_holding(root, _MARKS))
+    return _catalog(*_holding(root, _MARKS))
 
 
 def look_at_users(root: Place) -> tuple[Catalog, dict[Attempt, set[str]]]:
-    """Return the catalog, and each attempt with those of ORDERED and KEPT that exist: it belongs to the user. Raises MachineError."""
-    found = _holding(root, (*_MARKS, *_OF_USERS))
-    return _catalog(found), {attempt: marks & {*_OF_USERS} for attempt, marks in found.items()}
+    """Return the catalog, and for each attempt which of the files ORDERED and KEPT exist. An attempt with such a file belongs to the user.
+    Raises MachineError."""
+    found, unread = _holding(root, (*_MARKS, *_OF_USERS))
+    return _catalog(found, unread), {attempt: marks & {*_OF_USERS} for attempt, marks in found.items()}
 
 
-def _catalog(found: Mapping[Attempt, set[str]]) -> Catalog:
+def _catalog(found: Mapping[Attempt, set[str]], unread: Mapping[Attempt, str]) -> Catalog:
     rejected = [attempt for attempt, marks in found.items() if paths.REJECTED in marks]
     whole = {
         a: len(marks & _TURNS) for a, marks in found.items() if paths.COMMIT in marks and paths.REJECTED not in marks
@@ -63,6 +69,7 @@ def _catalog(found: Mapping[Attempt, set[str]]) -> Catalog:
         rejected=tuple(rejected),
         left={attempt: paths.TURNS[turns - 1] for attempt, turns in whole.items() if turns % 2 == 1},
         remains=tuple(attempt for attempt, marks in found.items() if not marks & {paths.COMMIT, paths.REJECTED}),
+        unread=unread,
     )
 
 
@@ -77,7 +84,8 @@ def committed(root: Place) -> list[Place]:
 
 
 def find(where: str) -> Place:
-    """Return the snapshot that a person names by a path or a URL. If there are several, return the newest. Raises as `at` does."""
+    """Return the snapshot that a person names by a path or a URL. If the path names several snapshots, return the newest. Raises as `at`
+    does."""
     return at(place.at(place.address(where)))[0]
 
 
@@ -95,20 +103,21 @@ def at(place: Place) -> list[Place]:
 
 
 def next_generation(root: Place) -> int:
-    """Return a generation later than every generation that has left an attempt under `root`. A run without a record of earlier generations
-    starts with it."""
-    return 1 + max((attempt.stamp.generation for attempt in _holding(root, ())), default=0)
+    """Return a generation number greater than those of all attempts under `root`. A run without a record of earlier generations starts with
+    this generation."""
+    return 1 + max((attempt.stamp.generation for attempt in _holding(root, ())[0]), default=0)
 
 
-def verify(snapshot: Place) -> list[str]:
+def verify(snapshot: Place, ranks: Sequence[int] | None = None) -> list[str]:
     """Read every byte of `snapshot`, and return what is wrong: at most one sentence per rank, none if it is sound. Raises FormatError if
-    another version wrote it; then nothing is known about it. Raises MachineError if some of it cannot be read and nothing else is wrong."""
+    another version wrote it; then nothing is known about it. Raises MachineError if some of it cannot be read and nothing else is wrong.
+    ranks: read only the parts of these ranks."""
     problems, unread = [], None
     try:
         promised = commit.read_commit(snapshot)
     except SnapshotError as error:
         return [str(error)]
-    for rank in range(promised.world):
+    for rank in range(promised.world) if ranks is None else ranks:
         try:
             with commit.reading(snapshot):
                 manifest = load.open_rank(snapshot, rank, promised=promised)
@@ -120,17 +129,17 @@ def verify(snapshot: Place) -> list[str]:
         except MachineError as error:
             unread = unread or error
         if len(problems) >= _MOST_PROBLEMS and rank + 1 < promised.world:
-            return [*problems, f"ranks {rank + 1} to {promised.world - 1} were not looked at"]
+            return [*problems, f"ranks {rank + 1} to {promised.world - 1} were not checked"]
     if unread and not problems:
         raise unread
     return problems
 
 
 def digest(snapshot: Place, include: Sequence[str] = ("",), exclude: Sequence[str] = ()) -> str:
-    """Return SHA-256, in hex, of the state alone. It is equal for two runs that ended with the same bits.
+    """Return SHA-256, in hex, of the state alone. Two runs that ended with the same bits have the same digest.
 
-    It covers each rank's tensors (name, dtype, shape, bytes) and other values (name, value). Only names that start with one of `include`,
-    and with none of `exclude`, count. Raises SnapshotError if the snapshot is not sound.
+    The digest covers each rank's tensors (name, dtype, shape, bytes) and other values (name, value). Only names that start with one of
+    `include`, and with none of `exclude`, count. Raises SnapshotError if the snapshot is not sound.
     """
     total = sha256()
     with commit.reading(snapshot):
@@ -157,8 +166,8 @@ def _state(snapshot: Place, manifest: RankManifest) -> list[tuple[str, Any, Any]
 
 
 def stored(root: Place, attempts: Sequence[Attempt], known: dict[Attempt, Stored]) -> list[Stored]:
-    """Return age and size of committed snapshots. Each COMMIT is read only once: `known` caches the figures, and this function adds new
-    ones to it. If a COMMIT cannot be read now, its figures are unknown."""
+    """Return age and size of committed snapshots. Each file COMMIT is read only once: this function caches its figures (age, size) in
+    `known`. If a COMMIT cannot be read now, its figures are unknown."""
     found = []
     for attempt in attempts:
         if attempt not in known:
@@ -176,9 +185,9 @@ def retire(
     protected: frozenset[Attempt] = frozenset(),
     known: dict[Attempt, Stored] | None = None,
 ) -> list[Going]:
-    """Delete the snapshots that `retention.surplus` names, and those that an ordered rewind set aside long ago. Return those that were
-    deleted. A snapshot that a process is reading stays, and so do the newest certified one and those that belong to the user. known: as in
-    `stored`."""
+    """Delete the snapshots that `retention.surplus` names, and those that were set aside long ago. Return those that were deleted. A
+    snapshot that a process is reading stays, and so do the newest certified one, those that belong to the user, and the REJECTED_STAY
+    newest rejected ones: a job whose snapshots are all rejected must not look like a new one. known: as in `stored`."""
     (seen, users), known = look_at_users(root), {} if known is None else known
     durable = seen.durable
     protected |= frozenset([attempt for attempt in durable if attempt in seen.certified][:1])
@@ -187,17 +196,27 @@ def retire(
     protected |= {each.attempt for each in ordered if policy.stays(each.written_s, now_s)}
     found = stored(root, durable, known) if policy.weighs else [*map(Stored.unknown, durable)]
     going = retention.surplus(found, now_s, policy, protected)
-    for attempt, mark in seen.left.items():
-        if attempt not in protected and not policy.stays(commit.reason(attempt.under(root), mark).at_s, now_s):
-            going.append(Going(attempt, f"it was set aside more than {policy.keep_own_h:g} h ago"))
+    wrong = dict.fromkeys(sorted(seen.rejected, key=lambda each: each.stamp)[:-REJECTED_STAY], paths.REASON)
+    for attempt, mark in {**seen.left, **wrong}.items():
+        with suppress(MachineError):  # it cannot be read: it stays
+            if attempt not in protected and not policy.stays(commit.reason(attempt.under(root), mark).at_s, now_s):
+                going.append(Going(attempt, f"it was set aside more than {policy.keep_own_h:g} h ago"))
 
     def stays(attempt: Attempt) -> bool:
-        """Whether meanwhile a person has kept it, or an order has left it or come back to it."""
+        """Whether a person has kept the snapshot meanwhile, or an order has left it or come back to it."""
         place = attempt.under(root)
-        return place.there(paths.KEPT) or commit.left(place) != (attempt in seen.left)
+        return place.there(paths.KEPT) or (attempt not in wrong and commit.left(place) != (attempt in seen.left))
 
     gone = _delete(root, [each.attempt for each in going], stays)
     return [each for each in going if each.attempt in gone]
+
+
+def overtaken(root: Place, attempt: Attempt, missing: Sequence[int]) -> bool:
+    """Return whether a rank whose part of `attempt` is missing has written its part of a newer snapshot of the same run. Raises
+    MachineError."""
+    names = {*map(paths.manifest_name, missing)}
+    found, _ = _holding(root, names)
+    return any(a.run == attempt.run and a.stamp > attempt.stamp and marks & names for a, marks in found.items())
 
 
 def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attempt]:
@@ -206,11 +225,16 @@ def sweep(root: Place, current: Attempt, held: Collection[Stamp]) -> list[Attemp
     return _delete(root, retention.dead(look(root).remains, current, held))
 
 
-def _holding(root: Place, names: Collection[str]) -> dict[Attempt, set[str]]:
-    """Return each attempt with those of its marker files `names`, and of TURNS, that exist."""
-    found = (root / paths.SNAPSHOTS).holding(names, paths.TURNS)
-    parsed = {Attempt.parse(name): marks for name, marks in found.items()}
-    return {attempt: marks for attempt, marks in parsed.items() if attempt is not None}
+def _holding(root: Place, names: Collection[str]) -> tuple[dict[Attempt, set[str]], dict[Attempt, str]]:
+    """Return each attempt with those of its marker files `names`, and of TURNS, that exist; and the attempts about which the storage says
+    nothing, with its reason. Raises MachineError, also if the storage says nothing about any attempt."""
+    found = (root / paths.SNAPSHOTS).holding(names, paths.TURNS if names else ())
+    parsed = [(attempt, marks) for name, marks in found.items() if (attempt := Attempt.parse(name))]
+    known = {attempt: marks for attempt, marks in parsed if not isinstance(marks, str)}
+    unread = {attempt: marks for attempt, marks in parsed if isinstance(marks, str)}
+    if unread and not known:
+        raise MachineError(next(iter(unread.values())))
+    return known, unread
 
 
 def _delete(root: Place, going: list[Attempt], stays: Callable[[Attempt], bool] = lambda _: False) -> list[Attempt]:

@@ -1,8 +1,8 @@
 """The commit protocol as steps in a store: parts → manifests → COMMIT, each durable before the next. Also undoes a commit.
 
 A snapshot exists if COMMIT exists, REJECTED does not, and an ordered rewind has not left it (`paths.TURNS`); nothing else matters. So after
-a kill or a power failure at any moment, the snapshot is complete or it does not exist. One that an order left is complete too, but only a
-person's order may use it.
+a kill or a power failure at any moment, the snapshot is complete or it does not exist. A snapshot that an order left is complete too, but
+only a person's order may use it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..format.shared_chunks import Sources, check_places
 
 def missing_ranks(snapshot: Place, world: int) -> list[int]:
     """Return the global ranks whose manifests do not exist yet."""
-    return [rank for rank in range(world) if not snapshot.there(paths.manifest_name(rank))]
+    names = {paths.manifest_name(rank): rank for rank in range(world)}
+    return [names[name] for name in snapshot.lacking(names)]
 
 
 def commit(snapshot: Place, world: int, now_s: float) -> None:
@@ -94,7 +95,7 @@ def _manifest(data: bytes, snapshot: Place, rank: int, world: int) -> RankManife
         manifest = RankManifest.from_json(data)
     expected, found = (snapshot.name, rank, world), (manifest.attempt, manifest.rank, manifest.world)
     if found != expected or Attempt.parse(snapshot.name) is None:
-        raise SnapshotError(f"{snapshot}/{name} belongs to {found}, and should to {expected}")
+        raise SnapshotError(f"{snapshot}/{name} belongs to {found}, but should belong to {expected}")
     return manifest
 
 
@@ -131,10 +132,13 @@ def certify(snapshot: Place) -> None:
         snapshot.write(paths.CERTIFIED, b"certified\n")
 
 
-def reject(snapshot: Place, why: str) -> None:
-    """Set aside a snapshot that is wrong. Its bytes stay, so that people can find the reason. Several nodes may do this concurrently."""
-    with suppress(MachineError):  # on a full disk, only the reason is lost
-        snapshot.write(paths.REASON, why.encode())
+def reject(snapshot: Place, why: str, now_s: float) -> None:
+    """Set aside a snapshot that is wrong, unless it is set aside as such already. The snapshot's bytes stay for a while, so that people can
+    find the reason (`catalog.retire`). Several nodes may reject the same snapshot at the same time. now_s: wall-clock seconds."""
+    if snapshot.there(paths.REJECTED) or not snapshot.there(paths.COMMIT):
+        return
+    with suppress(MachineError):  # on a full disk, only the reason and the time are lost
+        snapshot.write(paths.REASON, f"{why}{_AT_S}{now_s:.0f}".encode())
     try:
         if snapshot.there(paths.COMMIT):
             snapshot.rename(paths.COMMIT, paths.REJECTED)
@@ -144,23 +148,25 @@ def reject(snapshot: Place, why: str) -> None:
 
 
 def leave(snapshot: Place, why: str, now_s: float) -> None:
-    """Set aside a snapshot whose state is good, because an ordered rewind has left its lineage. Only another order may use it
-    (`take_back`). Several nodes may do this concurrently. now_s: wall-clock seconds. Raises MachineError if storage refuses it."""
+    """Set aside a snapshot whose state is good, because an ordered rewind has left its lineage. Only another order may use such a snapshot
+    (`take_back`). Several nodes may set aside the same snapshot at the same time. now_s: wall-clock seconds. Raises MachineError if storage
+    refuses it."""
     turns = _turns(snapshot)
     if turns % 2 == 0 and snapshot.there(paths.COMMIT):
         snapshot.write(paths.TURNS[turns], f"{why}{_AT_S}{now_s:.0f}".encode())
 
 
 def take_back(snapshot: Place) -> None:
-    """Undo `leave`: the training has come back to this snapshot. Otherwise as `leave`."""
+    """Undo `leave`, because the training has come back to this snapshot. Several nodes may do this concurrently. Raises MachineError as
+    `leave` does."""
     turns = _turns(snapshot)
     if turns % 2 == 1 and snapshot.there(paths.COMMIT):
         snapshot.write(paths.TURNS[turns], b"an order came back to this snapshot\n")
 
 
 def returned(snapshot: Place) -> bool:
-    """Whether an order has come back to this snapshot before. Snapshots with higher numbers of generation and rewinds than its own may
-    belong to another lineage, although it is not set aside now."""
+    """Whether an order has come back to this snapshot before. After such an order, snapshots with higher numbers of generation and rewinds
+    may belong to another lineage, although this snapshot is not set aside now."""
     return snapshot.there(paths.TURNS[1])
 
 
@@ -178,8 +184,8 @@ def mark(snapshot: Place, name: str) -> bool:
 
 @contextmanager
 def reading(snapshot: Place) -> Iterator[None]:
-    """Run a block that reads a snapshot. If the store has locks, `delete` does not delete the snapshot meanwhile. If it was deleted anyway,
-    missing bytes are not damage. Then this raises MachineError in place of SnapshotError or OSError."""
+    """Run a block that reads a snapshot. If the store has locks, `delete` does not delete the snapshot meanwhile. If another process has
+    deleted the snapshot anyway, its missing bytes are not damage: `reading` raises MachineError in place of SnapshotError or OSError."""
     try:
         with snapshot.reading(paths.COMMIT):
             yield

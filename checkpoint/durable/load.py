@@ -53,8 +53,8 @@ def open_ranks(snapshot: Place) -> list[RankManifest]:
 
 
 def _measure(snapshot: Files, manifest: RankManifest) -> None:
-    """Raise SnapshotError unless the files have the bytes that the table describes. This check comes before memory is allocated for them.
-    This rank's own file must have its exact size, and the other ranks' files at least the bytes that this rank needs."""
+    """Raise SnapshotError unless the files have the bytes that the table describes. Called before memory is allocated for these bytes. This
+    rank's own file must have exactly the described size, and the other ranks' files at least the bytes that this rank needs."""
     image, sources = manifest.table.image, manifest.sources
     for rank, end in sources.ends.items():
         own = rank == manifest.rank
@@ -97,8 +97,8 @@ def check_word(snapshot: Place, manifest: RankManifest, number: int, word: int) 
 def chunks(
     snapshot: Place, manifest: RankManifest, wanted: Sequence[int] | None = None
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield the payload's chunks as (number, bytes): all of them, or those in `wanted` (ascending). They are read from the slabs of the
-    ranks that wrote them. Use the bytes immediately: a later chunk reuses the buffer. Raises as `open_rank` does."""
+    """Yield the payload's chunks as (number, bytes): all of them, or those in `wanted` (ascending). Each chunk is read from the slab of the
+    rank that wrote it. Use the bytes immediately: a later chunk reuses the buffer. Raises as `open_rank` does."""
     every = range(manifest.table.image.chunks) if wanted is None else wanted
     content = (
         _from_shards(snapshot, manifest, every)

@@ -96,8 +96,8 @@ class Saved:
         return memory
 
     def digest(self) -> str:
-        """Return SHA-256, in hex, of all global tensors: name, dtype, shape, elements. It is the same in every layout, unless a tensor is
-        padded."""
+        """Return SHA-256, in hex, of all global tensors: name, dtype, shape, elements. The digest is the same in every parallel layout,
+        unless a tensor is padded."""
         total = sha256()
         for name in sorted(name for name, held in self.boxes.items() if held):  # a tensor without elements has no boxes
             dtype, shape = self.shapes[name]
@@ -158,11 +158,14 @@ class Saved:
                 places.append((common.offset, common.box))
         if found == math.prod(part.box):
             if not covers(places, part.offset, part.box):
-                raise SnapshotError(f"{self.snapshot}: some of {part.name} is in it twice, and some not; it is damaged")
+                raise SnapshotError(
+                    f"{self.snapshot}: it holds some elements of {part.name} twice, and others not; it is damaged"
+                )
             return
         if not part.padded:
             raise LayoutError(
-                f"{wanted.where}: of {part.name} {part.box} at {part.offset} the snapshot holds {found} of {math.prod(part.box)} elements"
+                f"{wanted.where}: the snapshot holds {found} of the {math.prod(part.box)} elements of {part.name} {part.box} at "
+                f"{part.offset}"
             )
         _view(wanted.memory, part.start, part.box, part.strides or ())[...] = (
             0  # padding rows that only this run's layout has

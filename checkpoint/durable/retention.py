@@ -37,14 +37,15 @@ class RetentionPolicy:
     """From the older snapshots, the first one in every span of this many steps stays too, so that a rewind can go far
     back. 0: none of them stay; 1: all of them."""
     max_age_h: float = 0.0
-    """Number of hours after which these older snapshots are deleted. 0: never."""
+    """Number of hours after which snapshots that `keep_every_steps` keeps are deleted. 0: never."""
     max_bytes: int = 0
-    """While all snapshots on disk together are larger than this many bytes, the oldest of these older snapshots are
-    deleted. Snapshots that are set aside do not count, and need space in addition. 0: no limit."""
+    """While all snapshots on disk together are larger than this many bytes, the oldest of those that `keep_every_steps` keeps are deleted.
+    Snapshots that are set aside do not count towards this limit, and need space in addition. 0: no limit."""
 
     keep_own_h: float = 336.0
-    """Number of hours for which a snapshot that a person ordered stays, and for which a snapshot stays that an ordered
-    rewind set aside. 0: until a person removes it (`mt-resilient snapshots rm`). `snapshots keep` keeps one for good.
+    """Number of hours for which a snapshot that a person ordered stays, and for which a snapshot stays that was set aside. The two newest
+    of those that are set aside because they are wrong always stay. 0: until a person removes it (`mt-resilient snapshots rm`).
+    `mt-resilient snapshots keep` keeps such a snapshot for good.
 
     Two weeks: a user who ordered it, and was then away for a week, still finds it."""
 
@@ -54,7 +55,7 @@ class RetentionPolicy:
         for name in ("max_age_h", "max_bytes"):
             if getattr(self, name) and not self.keep_every_steps:
                 raise UsageError(
-                    f"snapshots.{name} limits what is kept beside the newest {self.keep}, and that is nothing: set "
+                    f"snapshots.{name} limits the snapshots older than the newest {self.keep}, and none of them is kept: set "
                     "snapshots.keep_every_steps too (1 keeps all of them)"
                 )
 
@@ -108,7 +109,7 @@ def surplus(
         if not why or each.attempt in protected:
             total_bytes += each.bytes or 0
         if not why and policy.max_bytes and total_bytes > policy.max_bytes:
-            why = f"{size(policy.max_bytes)} are kept"
+            why = f"with it, the snapshots would exceed {size(policy.max_bytes)}"
         if why and each.attempt not in protected:
             going.append(Going(each.attempt, why))
     return going
@@ -130,8 +131,8 @@ def dead(uncommitted: Sequence[Attempt], current: Attempt, held: Collection[Stam
     """Return the attempts that no node will ever commit. current: the attempt that the committing node is writing. held: the snapshots in
     that node's arena (its ranks' slots).
 
-    These are the attempts of other runs and of abandoned lineages. In the current lineage, they are the older attempts that are no longer
-    in the arena. An attempt newer than `current` may belong to another node, which is ahead of this one.
+    All attempts of other runs and of abandoned lineages are dead. In the current lineage, the older attempts that are no longer in the
+    arena are dead. An attempt newer than `current` may belong to another node, which is ahead of this one.
     """
 
     def is_dead(attempt: Attempt) -> bool:

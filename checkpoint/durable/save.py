@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...resilience import clock
 from ...resilience.errors import MachineError, SiteError, SnapshotError
 from ..arena.arena import Slot, View
-from ..arena.slot_header import Stamp
+from ..arena.slot_header import Stamp, State
 from ..backend.filesystem import Files
 from ..backend.object_store import Objects
 from ..backend.paths import Attempt
@@ -22,14 +22,13 @@ from ..slabs import node_write
 from ..slabs.slab_writer import Writer
 from . import catalog, commit
 
-POLL_S = {Files: 0.05, Objects: 1.0}
-"""Seconds between two polls for other nodes' manifests. A poll is one `stat` per rank on a file system that may be shared, or one request
-per rank."""
+POLL_S = {Files: 0.2, Objects: 1.0}
+"""Seconds between two polls for other nodes' manifests. A poll lists the snapshot's directory, or is one request per rank."""
 
 
-PATIENCE_S = 10.0
-"""The committing node waits this many seconds for other nodes' parts before it turns to a newer snapshot. If twice the time that its own
-parts took is longer, it waits that long."""
+LOOK_S = 10.0
+"""Seconds between two checks whether a node whose parts are missing has written parts of a newer snapshot instead. A check lists all
+snapshots."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +40,8 @@ class DrainReport:
     commits: bool
     """True on the node of global rank 0: the snapshot is committed. False on any other node: its parts exist, and it does not know about
     the commit."""
-    write_s: float
-    """Seconds during which slots were locked."""
-    commit_s: float
-    """Seconds during which the node waited for the other nodes and wrote COMMIT."""
+    seconds: float
+    """Seconds for the write, the wait for the other nodes, and COMMIT."""
 
 
 def drain(
@@ -54,13 +51,16 @@ def drain(
     deadline_s: float,
     write: Writer,
     newer: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = lambda: False,
 ) -> DrainReport | None:
-    """Make `attempt`'s snapshot durable with `write`, and mark its slots drained. Return None if the arena no longer contains it, or if a
-    `newer` snapshot waits and is preferred. (A node that could not write for some time may have only the newer one, and never this one.)
+    """Make `attempt`'s snapshot durable with `write`, and mark its slots drained. Return None if the arena no longer contains it.
 
-    The committing node waits at most `deadline_s` for the other nodes. Raises SiteError for a failure that a retry may cure: no space, no
-    permission, a node that does not deliver. Raises SnapshotError if this snapshot can never be written. Files that remain then are not a
-    snapshot.
+    The committing node waits at most `deadline_s` for the other nodes' parts, however slow these nodes are. Return None if the wait is in
+    vain: a `newer` snapshot is due, and another node, which could not write for some time, has written that one and never writes this one.
+    Return None too if `stop` ends the wait.
+
+    Raises SiteError for a failure that a retry may cure: no space, no permission, or a node that does not write its parts. Raises
+    SnapshotError if this snapshot can never be written. Files that remain after an error are not a snapshot.
     """
     snapshot = attempt.under(root)
     started = clock.monotonic_s()
@@ -80,29 +80,27 @@ def drain(
                 node_write.write(parts, snapshot, write)
             if _discarded(held):
                 return None
-        written = clock.monotonic_s()
-        patience_s = max(PATIENCE_S, 2 * (written - started))
-        if 0 in ranks and not _finish(snapshot, world, held, written + deadline_s, written + patience_s, newer):
+        if 0 in ranks and not _finish(attempt, root, held, clock.monotonic_s() + deadline_s, newer, stop):
             return None
     except OSError as error:
         raise MachineError(f"{error.filename or root}: {error.strerror}") from error
-    with holding(slots_by_rank, attempt.stamp) as held:
-        for slot, _ in held or ():
-            slot.mark_drained()
+    for slot in (slot for slots in slots_by_rank for slot in slots if slot.header().stamp == attempt.stamp):
+        with slot.reading() as view:  # every slot with this snapshot: one that stayed unmarked would be due for ever
+            if view is not None and view.header.stamp == attempt.stamp:
+                slot.mark_drained()
     return DrainReport(
         stamp=attempt.stamp,
         snapshot=snapshot,
         written_bytes=sum(share.nbytes for share in parts),
         commits=0 in ranks,
-        write_s=written - started,
-        commit_s=clock.monotonic_s() - written,
+        seconds=clock.monotonic_s() - started,
     )
 
 
 @contextmanager
 def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[list[tuple[Slot, View]] | None]:
-    """Yield the slot of every local rank with this `stamp`. These slots do not change during the block. Yield None unless every rank has
-    such a slot."""
+    """Yield the slot of every local rank with this `stamp`. The yielded slots do not change during the block. Yield None unless every rank
+    has such a slot."""
     with ExitStack() as stack:
         held: list[tuple[Slot, View]] = []
         for slots in slots_by_rank:
@@ -117,36 +115,44 @@ def holding(slots_by_rank: Sequence[Sequence[Slot]], stamp: Stamp) -> Iterator[l
 
 
 def _discarded(held: Sequence[tuple[Slot, View]]) -> bool:
-    """Return whether a rank has discarded the snapshot, because the job went back to an earlier step."""
-    return any(slot.header().stamp != view.header.stamp or not slot.header().whole for slot, view in held)
+    """Return whether a rank has discarded the snapshot, because the job went back to an earlier step. A slot that was taken for a later
+    step of the same lineage discards nothing: the snapshot's bytes are in the store."""
+    headers = [(slot.header(), view.header.stamp) for slot, view in held]
+    return any(h.stamp[:2] != stamp[:2] or (h.stamp == stamp and h.state is State.FREE) for h, stamp in headers)
 
 
 def _resumable(slots_by_rank: Sequence[Sequence[Slot]], root: Place, *, alone: bool) -> set[Stamp]:
-    """Return the stamps of older attempts whose remains must stay. There are none if this node is `alone` and writes files, because it may
-    need their space. Otherwise other nodes may still be writing them. In an object store, nothing is deleted that may be written again."""
+    """Return the stamps of older attempts whose remains must stay. If this node is `alone` and writes files, no remains must stay, because
+    it may need their space. Other nodes, if there are any, may still be writing older attempts. In an object store, an attempt that may be
+    written again must not be deleted."""
     if alone and isinstance(root, Files):
         return set()
     return {slot.header().stamp for slots in slots_by_rank for slot in slots}
 
 
 def _finish(
-    snapshot: Place,
-    world: int,
+    attempt: Attempt,
+    root: Place,
     held: Sequence[tuple[Slot, View]],
     until_s: float,
-    patient_until_s: float,
     newer: Callable[[], bool],
+    stop: Callable[[], bool],
 ) -> bool:
-    """Commit once all parts exist. Return False if the snapshot is abandoned. That happens if a node is gone and the others continue from
-    another step, or if a newer snapshot waits."""
+    """Commit once all parts exist. Return False if the snapshot is abandoned (`drain` says when), or was set aside meanwhile."""
+    snapshot, world = attempt.under(root), held[0][1].header.world
+    look_s = clock.monotonic_s() + LOOK_S
     while not commit.committed(snapshot):
-        missing = commit.missing_ranks(snapshot, world)
+        missing, now_s = commit.missing_ranks(snapshot, world), clock.monotonic_s()
         if not missing:
             commit.commit(snapshot, world, clock.wall_s())
-        elif _discarded(held) or (clock.monotonic_s() > patient_until_s and newer()):
+            return not commit.set_aside(snapshot)
+        if _discarded(held) or stop():
             return False
-        elif clock.monotonic_s() > until_s:
+        if now_s > look_s and newer():
+            if catalog.overtaken(root, attempt, missing) and commit.missing_ranks(snapshot, world):
+                return False
+            look_s = clock.monotonic_s() + LOOK_S
+        if now_s > until_s:
             raise SiteError(f"{snapshot} lacks the parts of ranks {missing}: their nodes have not written them in time")
-        else:
-            clock.sleep(POLL_S[type(snapshot)])
+        clock.sleep(POLL_S[type(snapshot)])
     return True

@@ -151,13 +151,13 @@ def _global(saved: Saved, name: str) -> Tensor:
     there = sum({(box.rank, box.piece): saved.piece(box).nbytes for box in boxes}.values())
     whole = Tensor(name=name, dtype=dtype, shape=shape)
     if not boxes and 0 not in shape:
-        raise SnapshotError(f"{saved.snapshot}: of {name} {shape} it holds nothing; it is damaged")
+        raise SnapshotError(f"{saved.snapshot}: it holds nothing of {name} {shape}; it is damaged")
     if any((saved.piece(box).dtype, box.part.shape) != (dtype, shape) for box in boxes):
         raise SnapshotError(f"{saved.snapshot}: its ranks disagree on what {name} is; it is damaged")
     places = [(box.part.offset, box.part.box) for box in boxes]
     if there < whole.nbytes or not covers(places, (0,) * len(shape), shape):
         raise SnapshotError(
-            f"{saved.snapshot}: of {name} {shape} it holds {held} of {math.prod(shape)} elements, in {there} bytes, or some "
+            f"{saved.snapshot}: it holds {held} of the {math.prod(shape)} elements of {name} {shape}, in {there} bytes, or some "
             "of them twice; it is damaged, or its ranks have not saved all of it"
         )
     return whole
@@ -189,7 +189,7 @@ def without_tensors(state: Any) -> Any:
 
 def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str, Shape, str]]]:
     """Return a rank's values and tensors of a source, in a comparable form. The values are exact to the bit, so that equal NaNs compare
-    equal. Tensors that are not part of a global tensor have their fingerprints."""
+    equal. Each tensor that is not part of a global tensor is given with its fingerprint."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
     return exactly(without_tensors(state)), own
@@ -200,7 +200,8 @@ def exactly(values: Any) -> str:
 
 
 def _is_optimizer(state: Any) -> bool:
-    """Return whether `state` is an optimizer in the form of `training/state/sources.py`, with all of its tensors part of global tensors."""
+    """Return whether `state` is an optimizer in the form of `training/state/sources.py`, and all of its tensors are parts of global
+    tensors."""
     return (
         isinstance(state, dict)
         and bool(state)
@@ -227,7 +228,7 @@ def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[st
 
 
 def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of `groups` with exactly these values, to the bit. If there is none, add a new entry and return it."""
+    """Return the entry of `groups` whose values are equal to `values`, bit for bit. If no entry has these values, add one and return it."""
     told = without_tensors(values)
     in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
     return groups.setdefault(exactly(in_order), {"params": [], **told})
@@ -256,7 +257,7 @@ def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
                     before = values.setdefault(name, told)
                     if before is not told and (plain or before.state) and exactly(before.state) != exactly(plain):
                         raise LayoutError(
-                            f"{saved.snapshot} cannot be taken to another parallel layout: what {source!r} counts for {name} differs from "
+                            f"{saved.snapshot} cannot be taken to another parallel layout: the values of {source!r} for {name} differ from "
                             "rank to rank"
                         )
     return values
@@ -287,11 +288,11 @@ def optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
     for manifest, described in zip(saved.manifests, saved.described, strict=True):
         if not isinstance(described, dict) or source not in described:
             raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
-        where = f"{saved.snapshot}: what rank {manifest.rank} says of {source}"
+        where = f"{saved.snapshot}: rank {manifest.rank}'s description of {source}"
         for part in checked(described[source], dict[Any, _PartForm], where).values():
             places = (place for piece in pieces([part.state, part.main]) for place in piece.parts)
             if any(int(key.split(".")[0]) >= len(part.groups) for key in part.state) or any(
                 place.name.count("/") < 2 for place in places
             ):
-                raise SnapshotError(f"{where} names a group or a parameter that there is not; it is damaged")
+                raise SnapshotError(f"{where} names a group or a parameter that does not exist; it is damaged")
             yield part

@@ -1,9 +1,9 @@
 """A tensor's fingerprint: the XOR of its bytes' little-endian 8-byte words, the last word padded with zeros.
 
-It is computed on the device when a state is staged, and again after the state is copied. So a bad copy is detected; checksums computed on
-the copy cannot do that. An XOR detects any flipped bit, but not reordered words, which the checksums of chunks detect. The order of an XOR
-does not matter. So a device computes it at the speed of its memory (3.8 ms for 8.46 GB on an H200, a sum 21 ms). Replicas with another
-memory layout get the same value.
+A fingerprint is computed on the device when a state is staged, and again after the state is copied. So a bad copy is detected; checksums
+computed on the copy cannot detect it. An XOR detects any flipped bit, but not reordered words, which the checksums of chunks detect. The
+words may be XORed in any sequence. So a device computes the XOR at the speed of its memory (3.8 ms for 8.46 GB on an H200; a sum takes 21
+ms). A tensor's bytes are read row-major, so replicas with another memory layout have the same fingerprint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def of_part(content: memoryview, at: int) -> int:
 
 
 def gather(words: Sequence[Tensor]) -> NDArray[np.uint64]:
-    """Return the values of the fingerprints `words`, which `on_device` computed. Waits for their device; for several, one by one."""
+    """Return the values of the fingerprints `words`, which `on_device` computed. Waits for their device; if there are several devices, for
+    one after the other."""
     import torch
 
     alike = len({word.device for word in words}) == 1

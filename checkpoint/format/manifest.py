@@ -29,7 +29,7 @@ AttemptName = Annotated[str, Meta(pattern=r"\A[0-9a-g-]{1,255}\Z")]
 
 @dataclass(frozen=True, kw_only=True)
 class RankManifest:
-    """Describes one rank's part of a snapshot. It is written once the rank's slab is on disk."""
+    """Describes one rank's part of a snapshot. The manifest is written once the rank's slab is on disk."""
 
     attempt: str
     rank: int
@@ -60,9 +60,9 @@ class RankManifest:
         form = checked(_versioned(data, where), _ManifestForm, where)
         table = Table.of_form(form.table)
         if len(form.chunk_crc32c) != table.image.chunks:
-            raise SnapshotError(f"{where} does not have one checksum a chunk")
+            raise SnapshotError(f"{where} does not have one checksum for each chunk")
         if len(form.fingerprints) != len(table.pieces):
-            raise SnapshotError(f"{where} does not have one fingerprint a tensor")
+            raise SnapshotError(f"{where} does not have one fingerprint for each tensor")
         sources = Sources(form.rank, form.sources)
         sources.check(table.image.chunks, form.world)
         fields = {name: getattr(form, name) for name in cls.__dataclass_fields__}

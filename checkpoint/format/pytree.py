@@ -34,7 +34,8 @@ _PLAIN = 1 << 63
 
 class Tagged(tuple[Any, ...]):
     """(kind, content): a value that is neither plain nor one of the containers above, decomposed into its content. This module does not
-    rebuild it. If the kind is empty, the value is just its content, and only the source that saved it knows its type."""
+    rebuild the value from its content. If the kind is empty, the value is just its content, and only the source that saved it knows its
+    type."""
 
     __slots__ = ()
 

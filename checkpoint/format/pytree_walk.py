@@ -2,8 +2,8 @@
 changed since the last state. Pure; uses neither torch nor files.
 
 Between two steps, thousands of tensors have new bytes, and only a few numbers have changed. So the pass (`Walk`) only lists types, keys,
-plain values and tensors. States with equal types and keys have the same names, and the same JSON except for the numbers (`Form`). That a
-tensor is the same object as before implies nothing here. No reference to a tensor is kept.
+plain values and tensors. States with equal types and keys have the same names, and the same JSON except for the numbers (`Form`). The pass
+never infers from a tensor's identity that the tensor is unchanged. No reference to a tensor is kept.
 """
 
 from __future__ import annotations
@@ -195,9 +195,7 @@ def _tag(leaf: Any, is_leaf: Callable[[Any], bool], path: str) -> str:
     if kind is np.ndarray and leaf.dtype.name in SCALARS and leaf.dtype.isnative:
         return "array"
     what = f"an array of {leaf.dtype}" if kind is np.ndarray else f"a {kind.__module__}.{kind.__qualname__}"
-    raise SnapshotError(
-        f"{_at(path)}: {what} can't be saved; leave it out, or turn it into numbers, strings or tensors"
-    )
+    raise SnapshotError(f"{_at(path)}: {what} can't be saved; remove it, or turn it into numbers, strings or tensors")
 
 
 def text(value: Any) -> str:

@@ -3,13 +3,14 @@
 tables of ranks → `comparisons`: which ranks must hold the same bits → `replica_ledger.Ledger.look`, snapshot by snapshot → `Apart`: tensors
 that diverged → `wrong`: the ranks in the minority
 
-The tables show which ranks are replicas. Ranks with the same parts of all the model's tensors are data-parallel replicas. They have the
-same bits, because all of them add the same reduced gradients. Tensor- and expert-parallel ranks share some tensors too. No framework
-promises that these stay equal to the last bit, so they are not compared. If the optimizer shows which tensors it trains, a model's other
-tensors are not compared either. For example, DistributedDataParallel makes a BatchNorm's statistics equal in each forward pass, and the
-next batch makes them differ. So they may be equal in all snapshots that follow an evaluation. If the parts are unknown (a bare module given
-to `Session`), ranks whose tables name the same tensors may be replicas. They count as replicas once all of their optimizers' tensors have
-changed identically. Then these tensors are compared, and the parameters that optimizers name.
+The tables show which ranks are replicas. Ranks with the same parts of all the model's tensors are data-parallel replicas. Data-parallel
+replicas have the same bits, because all of them add the same reduced gradients. Tensor- and expert-parallel ranks share some tensors too.
+No framework promises that these stay equal to the last bit, so they are not compared. If the optimizer shows which tensors it trains, a
+model's other tensors are not compared either. For example, DistributedDataParallel makes a BatchNorm's statistics equal in each forward
+pass, and the next batch makes them differ. So the statistics may be equal in all snapshots that follow an evaluation, and differ in other
+snapshots. If the parts are unknown (a bare module given to `Session`), ranks whose tables name the same tensors may be replicas. Such ranks
+count as replicas once all of their optimizers' tensors have changed identically. From then on, the program compares the optimizers' tensors
+and the parameters that optimizers name.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ NONE: Numbers = np.zeros(0, np.intp)
 _OPTIMIZER = re.compile(r"[^/]+/\d+/(state|main)/")
 """Matches the names of an optimizer's tensors, which `training/state/optimizers/optimizers.py` creates."""
 _FLOATS = ("float", "bfloat", "complex")
-"""Prefixes of dtypes: a model's other tensors are not compared. Integers are counters, which may be equal for long and later differ with
-the data."""
+"""Of a model's tensors, only those whose dtype begins with one of these prefixes are compared. Integers are counters, which may be equal
+for a long time and later differ with the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Comparison:
     moments: NDArray[np.bool_]
     """Marks the rows that an optimizer computes from gradients: its tensors, except single numbers, which count steps."""
     telling: NDArray[np.bool_] | None = None
-    """Marks an optimizer's rows, if parts are unknown: no row is trusted until all of these are. Otherwise None."""
+    """If parts are unknown: marks an optimizer's rows. No row is trusted until all of the marked rows are. None: parts are known."""
 
 
 def wrong(words: Mapping[int, int]) -> frozenset[int] | None:
@@ -177,9 +178,9 @@ class Digest:
 
 def digest(tables: Sequence[Table]) -> Digest | None:
     """Return the digest of a node's ranks: over their trained parameters and the optimizer's tensors. A distributed optimizer has different
-    shards on each rank, so it does not show which tensors are trained. Then the digest covers exactly the model. If the parts are unknown,
-    it covers the parameters that optimizers name and the tensors that optimizers keep. Integers are left out. Return None if a rank has no
-    such tensor."""
+    shards on each rank, so it does not show which tensors are trained. With such an optimizer, the digest covers exactly the model. If the
+    parts are unknown, it covers the parameters that optimizers name and the tensors that optimizers keep. The digest does not cover
+    integers. Return None if a rank has no such tensor."""
     keys, rows = blake2b(digest_size=6), []
     for table in tables:
         chosen = sorted((repr(_key(table.pieces[n])), n) for n in _replicated(table))

@@ -1,10 +1,10 @@
 """Compares replicas snapshot by snapshot, and reports the tensors that diverge. Pure.
 
-A tensor is trusted once it has had TRUSTED different values in a row, each equal on all ranks. A tensor that differs earlier differs on
-purpose (statistics of a batch, parameters that are gathered later) and is never compared again. So a finding always means: the bits were
-the same and no longer are. If most moments of the optimizer differ so early, the ranks train independently, as in local SGD. Then none of
-these ranks' tensors is trusted: parameters may be equal at some snapshots only. Not detected: tensors that never change, and faults in a
-tensor that is not trusted yet.
+A tensor is trusted once it has had TRUSTED different values in a row, each equal on all ranks. A tensor that differs before it is trusted
+differs on purpose (statistics of a batch, parameters that are gathered later) and is never compared again. So a finding always means that
+the ranks' bits were the same and no longer are. If most moments of the optimizer differ before they are trusted, the ranks train
+independently, as in local SGD. No tensor of independently training ranks is trusted: their parameters may be equal at some snapshots only.
+Not detected: tensors that never change, and faults in a tensor that is not trusted yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Apart:
 
 
 class Ledger:
-    """What the snapshots of one layout have shown, for each comparison. That is: the last value that all ranks had, the number of different
-    values in a row, and which tensors are no longer compared. Only `look` and `leave` change it."""
+    """What the snapshots of one layout have shown so far. For each comparison, the ledger has the last value that all ranks had, the number
+    of different values in a row, and which tensors are no longer compared. Only `look` and `leave` change the ledger."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.comparisons = comparisons(tables)
@@ -45,7 +45,7 @@ class Ledger:
         """Whether no trusted moment (optimizer tensor) was equal in the last snapshot passed to `look`: each rank has trained
         independently."""
         self.early: tuple[str, ...] = ()
-        """Moments that differed in the last snapshot passed to `look`, for the first time, and were not trusted yet."""
+        """Moments (optimizer tensors) that differed in the last snapshot passed to `look`, for the first time, and were not trusted yet."""
 
     def look(self, words: Sequence[Words]) -> list[Apart]:
         """Return the trusted tensors that differ between ranks in the snapshot with these fingerprints, which are given rank by rank."""
@@ -72,7 +72,7 @@ class Ledger:
         return found
 
     def leave(self, names: Collection[str] = ()) -> None:
-        """Make these tensors untrusted, for good; without names: all."""
+        """Never trust the tensors `names` again; without names, no tensor at all."""
         for each, apart in zip(self.comparisons, self._apart, strict=True):
             apart |= np.array([not names or name in names for name in each.names], np.bool_)
 

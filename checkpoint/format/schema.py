@@ -18,7 +18,7 @@ MOST_AXES = 64
 """The most axes of a tensor, as in numpy."""
 MOST_NAME = 1 << 16
 MOST_ELEMENTS = 1 << 59
-"""Upper bound of a tensor's elements. Below it, the size in bytes fits into 64 bits."""
+"""Upper bound of a tensor's number of elements. The size in bytes of every smaller tensor fits into 64 bits."""
 
 Size = Annotated[int, Meta(ge=0, lt=1 << 60)]
 Word = Annotated[int, Meta(ge=0, lt=1 << 32)]

@@ -1,8 +1,8 @@
 """Maps each byte of a payload (a rank's tensors, one after another) to its place in the shard file. Pure.
 
 A shard of zarr v3 (`sharding_indexed`, packed) is `[chunk | crc32c] × n | index | crc32c of the index`. A slot has the same layout, without
-the index. So the disk write needs no copy of a staged slot. A chunk and its checksum together fill 4 MiB. Every chunk starts on a page,
-which is best for direct I/O and devices. Chunks that another rank writes are left out of the file.
+the index. So a staged slot is written to disk without first being copied into another layout. A chunk and its checksum together fill 4 MiB.
+Every chunk starts on a page, which is best for direct I/O and devices. The file does not contain chunks that another rank writes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CRC_BYTES = 4
 _CRC = struct.Struct("<I")
 STRIDE_BYTES = 4 << 20
 CHUNK_BYTES = STRIDE_BYTES - CRC_BYTES
-"""Bytes per chunk, the unit of checksums and of reading (facts: larger chunks are not faster)."""
+"""Bytes per chunk, the unit of checksums and of reading. Larger chunks are not faster."""
 
 
 @dataclass(frozen=True)

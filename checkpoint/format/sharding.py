@@ -25,8 +25,8 @@ _POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
 
 
 class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
-    """A box of the global tensor `name`, or a flat range of such a box. Also says which elements of a live tensor contain it. In a table it
-    is a JSON array of its fields, in this order."""
+    """A box of the global tensor `name`, or a flat range of such a box. A Part also says which elements of a live tensor contain the box.
+    In a table, a Part is a JSON array of its fields, in this order."""
 
     name: Name
     shape: Axes
@@ -39,7 +39,7 @@ class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fi
     """If set, the part is only the elements [start, stop) of the row-major box: the shard of a distributed optimizer may end inside a
     box."""
     replica: Axes = ()
-    """Number of this holder among several holders of the same elements, along axes that the framework defines. Exactly one holder has only
+    """Position of this holder among the holders of the same elements, along axes that the framework defines. Exactly one holder has only
     zeros."""
     start: Size = 0
     """Index, in the flattened row-major live tensor, of this part's first element."""
@@ -82,8 +82,8 @@ def row_major(shape: Shape) -> Shape:
 
 
 def cut(shape: Shape, start: int, stop: int) -> Iterable[tuple[Shape, Shape]]:
-    """Yield the flat range [start, stop) of a row-major array of `shape` as boxes (offset, shape), in ascending order. There are at most
-    2·axes - 1 boxes."""
+    """Yield the flat range [start, stop) of a row-major array of `shape` as at most 2·axes - 1 boxes (offset, shape), in ascending
+    order."""
     if start >= stop:
         return
     if not shape:
@@ -159,8 +159,8 @@ def _elements_before(lengths: Shape, steps: Shape, bound: int) -> int:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A box that two live tensors share. Element [i, j, …] is at `source` + i, j, … · `source_strides` in one tensor; likewise in the
-    target."""
+    """A box that two live tensors share. In the source tensor, element [i, j, …] is at `source` + [i, j, …] · `source_strides`. In the
+    target tensor, it is at `target` + [i, j, …] · `target_strides`."""
 
     box: Shape
     source: int
@@ -172,7 +172,7 @@ class Overlap:
 
 
 def overlap(source: Part, target: Part) -> Overlap | None:
-    """Return the box that two parts returned by `boxes` share; None if there is none. Both are of the same global tensor."""
+    """Return the box that two parts of the same global tensor share; None if they share none. `boxes` has returned both parts."""
     low = tuple(max(a, b) for a, b in zip(source.offset, target.offset, strict=True))
     ends = [(o + n for o, n in zip(p.offset, p.box, strict=True)) for p in (source, target)]
     box = tuple(min(a, b) - at for a, b, at in zip(*ends, low, strict=True))

@@ -3,7 +3,7 @@
 tables and fingerprints of ranks → chunks that look equal → a writer for each chunk of each rank → `Sources` in the manifest
 
 Replicas have most of their state in the same order (`arena/staging.py` arranges that), hence in the same chunks of their images. Equal
-fingerprints only suggest that two chunks are equal. So the node that writes them also compares their bytes.
+fingerprints only suggest that two chunks are equal. So the node that writes two such chunks also compares the chunks' bytes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def check_places(sources: Sequence[Sources]) -> None:
 
 
 def placed(ranks: Sequence[int], dealt: Sequence[Writers]) -> list[Sources]:
-    """Return, for each rank, the writers in `dealt` as places in slabs. ranks: the global ranks to which the entries of `dealt` belong."""
+    """Return the sources of each rank's chunks, computed from the writers in `dealt`. ranks: the global rank of each entry of `dealt`."""
     places = [
         {chunk: place for place, chunk in enumerate(c for c, writer in enumerate(writers) if writer == number)}
         for number, writers in enumerate(dealt)

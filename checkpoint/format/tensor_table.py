@@ -135,7 +135,7 @@ class Table(Layout):
 
     @classmethod
     def of(cls, layout: Layout, data: bytes) -> Table:
-        """Return the table in `data`. This process wrote `data` for a state with the layout `layout`."""
+        """Return the table in `data`, which this process itself wrote for a state with the layout `layout`."""
         return cls(pieces=layout.pieces, payload_bytes=layout.payload_bytes, skeleton=json.loads(data)["skeleton"])
 
 
@@ -156,7 +156,7 @@ def lay_out(
     trained: Collection[str] = (),
 ) -> Layout:
     """Lay out tensors, given as (name, dtype, shape), in the given order. parts: the known parts, by tensor name. trained: names of
-    optimizers' parameters. Raises SnapshotError for an unknown dtype, for too many axes, and for too long a name."""
+    optimizers' parameters. Raises SnapshotError if a dtype is unknown, if a tensor has too many axes, or if a name is too long."""
     pieces: list[Piece] = []
     end = 0
     for name, dtype, shape in tensors:

@@ -85,9 +85,9 @@ class Direct:
 
 
 class Fastest:
-    """The faster writer under `root`. Before the first slab that is large enough to matter, a trial of both writers finds it. With a rate
-    limit, it is the stream, because tensorstore has no such limit. If the trial fails (a full disk), it is tensorstore, which will report
-    the reason."""
+    """The faster writer under `root`. Before the first slab that is large enough to matter, a trial shows which of the two writers is
+    faster. With a rate limit, the stream is chosen, because tensorstore has no such limit. If the trial fails (a full disk), tensorstore is
+    chosen, which will report the reason."""
 
     def __init__(self, root: Files, bytes_per_s: float = 0.0) -> None:
         self._root = root

@@ -2,7 +2,8 @@
 per chunk, in shards.
 
 tensorstore defines the format; `direct_io.py` writes the same file. In a directory, a slab is one shard. In an object store it is several
-shards, because S3 accepts at most 5 GiB in one request. Each setting below was measured, or its default loses data silently.
+shards, because S3 accepts at most 5 GiB in one request. Each of tensorstore's settings below was chosen by a measurement, or because its
+default loses data silently.
 """
 
 from __future__ import annotations
@@ -70,15 +71,15 @@ def create(slab: Place, image: Image) -> ts.TensorStore:
         },
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
-    # Without store_data_equal_to_fill_value, a chunk of zeros is left out, and reads as missing.
+    # Without store_data_equal_to_fill_value, tensorstore does not write a chunk of zeros, and a reader finds it missing.
     spec = {**_driver(slab), "metadata": metadata, "store_data_equal_to_fill_value": True}
     future = ts.open(spec, context=_context(slab), create=True, open=not isinstance(slab, Files))
     return _done(future, slab, writing=True)
 
 
 def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) -> list[int]:
-    """Write `chunks` (ascending) of `memory`, laid out as `image`, as a new slab in a directory. It is durable except for the directories
-    above it. Return the checksum of each chunk; they are also written into `memory`. Raises as `create` does."""
+    """Write `chunks` (ascending) of `memory`, laid out as `image`, as a new slab in a directory. On return, the slab itself is durable, but
+    the directories above it are not. Return the checksum of each chunk; they are also written into `memory`. Raises as `create` does."""
     crcs = image.seal(memory, chunks)
     array, rows = create(slab, image), _rows(memory, image)
     if len(chunks) == image.chunks:
@@ -93,14 +94,15 @@ def write(slab: Files, memory: memoryview, image: Image, chunks: Sequence[int]) 
 def put(
     slab: Objects, memory: memoryview, image: Image, chunks: Sequence[int], pace: Callable[[int], None]
 ) -> list[int]:
-    """Write a slab into an object store, shard by shard. Each shard is copied out of `memory` and uploaded whole, whatever was there.
-    tensorstore's own writer would first read a last shard that is not full. Then it would upload it with a condition, which Swift refuses.
+    """Write a slab into an object store, shard by shard. Each shard is copied out of `memory` and uploaded whole, even if the store has it
+    already. tensorstore's own writer would first read back a last shard that is not full, and then upload the shard with a condition, which
+    Swift refuses.
 
     pace: called before each shard with its number of bytes.
     """
     create(slab, image)
     room, crcs = _shard_chunks(slab, image), []
-    coming: deque[ts.Future] = deque()
+    coming: deque[tuple[ts.Future, int]] = deque()
     for number, group in groupby(chunks, key=lambda chunk: chunk // room):
         shard = list(group)
         crcs += image.seal(memory, shard)
@@ -108,12 +110,18 @@ def put(
             [*(image.sealed(memory, chunk) for chunk in shard), image.index([c % room for c in shard], room)]
         )
         pace(len(content))
-        coming.append(slab.kv.write(f"c/{number}/0", content))
+        coming.append((slab.kv.write(f"c/{number}/0", content), len(content)))
         if len(coming) == _PUTS:
-            _done(coming.popleft(), slab, _PUTS * len(content), writing=True)
-    for future in coming:
-        _done(future, slab, _PUTS * room * image.stride_bytes, writing=True)
+            _uploaded(coming, slab)
+    while coming:
+        _uploaded(coming, slab)
     return crcs
+
+
+def _uploaded(coming: deque[tuple[ts.Future, int]], slab: Objects) -> None:
+    """Wait for the first of the uploads. The others share the bandwidth meanwhile, so it may take as long as all of them."""
+    nbytes = sum(nbytes for _, nbytes in coming)
+    _done(coming.popleft()[0], slab, nbytes, writing=True)
 
 
 def read(slab: Place, chunk_bytes: int, wanted: Sequence[int]) -> Iterator[memoryview]:
