@@ -1,1 +1,1 @@
-"""Data types, decisions, and the control plane. It imports none of our other packages."""
+"""Data types, decisions, and the control plane. The package `resilience` imports none of our other packages."""

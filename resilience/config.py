@@ -21,7 +21,7 @@ from .errors import UsageError
 
 PREFIX = "MT_RESILIENT_"
 _SECRET = ("on_incident",)
-"""Keys whose values may hold a password, as the address of a webhook does."""
+"""Keys whose values may contain a password, such as the address of a webhook."""
 _OF_A_SERVICE = re.compile(r".*_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?=.*|.*_PORT=\w+://.*", re.ASCII)
 """Matches environment variables that Kubernetes sets in every container for a Service, such as one named `mt-resilient-agent`."""
 

@@ -2,15 +2,15 @@
 the decision under the leader's fencing token.
 
 Every agent has a controller, but only the leader's decides. All controllers watch the helm: the leader's key, and the generation record,
-which every agent obeys. The leader's controller also watches all other keys. A controller keeps nothing that it cannot read again. So
-another agent's controller can continue in the middle of a recovery. Its copy of the store may be stale. So the store accepts a decision
-only if the record, the incidents and the answers have not changed since it read them.
+which every agent obeys. The leader's controller also watches all other keys. A controller remembers nothing that it cannot read from the
+store again. So another agent's controller can continue in the middle of a recovery. A controller's copy of the store may be stale. So the
+store accepts a decision only if the record, the incidents and the answers have not changed since the controller read them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -26,15 +26,15 @@ from .store.codec import dumps
 from .store.election import Election
 from .store.keys import Keys
 from .store.parsed_cache import Values
-from .store.protocol import MOST_OPERATIONS, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
+from .store.protocol import MOST_OPERATIONS, Entry, KeyAbsent, ModifiedAt, Put, Store, UnchangedSince
 from .store.state_reader import world_of
 from .store.watch_cache import Mirror
 from .store.write_rates import campaign_after_s
 
 RETURN_S = 3.0
-"""Seconds for which a leader whose lease expired and was replaced waits for missing members; it waits for a lease's lifetime if that is
-longer. Other agents probably lost their leases too: etcd was down or lost its data, or all machines were suspended. An agent that has not
-noticed it yet lets its ranks train for one lease's lifetime (`agent/peers/fencing.py`)."""
+"""If a leader's lease has expired and the leader has a new lease, it waits this many seconds for missing members, or for a lease's lifetime
+if that is longer. The other agents probably lost their leases too, because etcd was down or lost its data, or because all machines were
+suspended. An agent that has not noticed the loss of its lease lets its ranks train for one lease's lifetime (`agent/peers/fencing.py`)."""
 
 
 class Controller:
@@ -46,18 +46,21 @@ class Controller:
         policy: Policy,
         told: Callable[[Decision], None],
     ) -> None:
-        """told: called with every decision that the store accepted."""
+        """told: called with every decision that the store accepted. If the store accepted one without an answer, `told` is called at a
+        later tick."""
         self._store = store
         self._keys = keys
         self._election = election
         self._policy = policy
         self._told = told
+        self._unanswered: tuple[Decision, list[Put]] | None = None
+        """A decision that the store has not answered."""
         self._read_anew()
         self._lease, self._anew_s = 0, -math.inf
         self.awaits = ""
         """A sentence that names the nodes for which a job waits before it begins. Set while this agent leads."""
         self.world: World | None = None
-        """What this agent last judged as the leader; None: it does not lead."""
+        """The World that this agent last judged as the leader; None: it does not lead, or cannot judge."""
         self._met: dict[NodeId, tuple[str, float]] = {}
         """For each possible new member: its agent's instance, and when this agent first saw that instance."""
         self._vacant_s: float | None = None
@@ -89,10 +92,11 @@ class Controller:
             self._anew_s, self._lease = now if self._lease else -math.inf, lease
         if not self._leads(lease, now):
             self._whole.close()
-            self.world = None
+            self.world = self._unanswered = None
             return False
         entries = self._whole.entries()
         seen = self._whole.revision
+        self._tell_unanswered(entries)
         self._take_in(now)
         world = self.world = self._with_times(world_of(self._keys, self._values), now)
         if self._others_may_be_back(world, now):
@@ -109,7 +113,9 @@ class Controller:
             return False
         unchanged = ModifiedAt(key, entries[key].mod_revision) if key in entries else KeyAbsent(key)
         told = [UnchangedSince(prefix, seen) for prefix in (self._keys.incidents, self._keys.answers)]
+        self._unanswered = decision, puts
         accepted = self._store.transact([self._election.guard(), unchanged, *told], puts)
+        self._unanswered = None
         if accepted:
             self._told(decision)
             if decision.record and decision.record.phase is Phase.RUN:
@@ -119,6 +125,14 @@ class Controller:
             self._whole.doubt()
         return accepted
 
+    def _tell_unanswered(self, entries: Mapping[str, Entry]) -> None:
+        """Report the decision that the store did not answer, if the store has it."""
+        if self._unanswered:
+            decision, puts = self._unanswered
+            if all(put.key in entries and entries[put.key].value == put.value for put in puts):
+                self._unanswered = None
+                self._told(decision)
+
     def _others_may_be_back(self, world: World, now: float) -> bool:
         """Whether members are missing that may soon be back, because they may have lost their leases together with this agent."""
         spec, record = world.spec, world.record
@@ -127,10 +141,15 @@ class Controller:
         missing = record.members.keys() - world.nodes.keys()
         return bool(missing) and 0 <= now - self._anew_s < max(RETURN_S, self._policy.lease_s)
 
+    def doubt(self) -> None:
+        """Make the next reading of the record list the store, because changes may not have arrived yet."""
+        self._helm.doubt()
+
     def forget(self) -> None:
         """Discard everything that was read, so that the next tick reads it again. After an error it is unknown which changes were
         applied."""
         self.close()
+        self.world = None
         self._read_anew()
 
     def _read_anew(self) -> None:
@@ -138,16 +157,16 @@ class Controller:
         self._whole = Mirror(self._store, self._keys.root)
         self._heard, self._values = Values(), Values()
         self._heard_s: dict[NodeId, float] = {}
-        """For each node: the wall-clock time at which this agent read the node's last status. For the first status that it read: the time
-        at which the node wrote it, if that is earlier."""
+        """For each node: the wall-clock time at which this agent read the node's last status. For the node's first status: the time at
+        which the node wrote the status, if that is earlier."""
 
     def close(self) -> None:
         self._helm.close()
         self._whole.close()
 
     def _forget(self, entries: Iterable[str], record: GenerationRecord) -> None:
-        """Delete the acknowledgements of earlier generations. The leader does this only once the ranks run: in GATHER and LAUNCH, all nodes
-        wait for the store. Raises StoreUnavailable."""
+        """Delete the acknowledgements of earlier generations. The leader does this only once the ranks run, because in GATHER and LAUNCH
+        all nodes wait for the store. Raises StoreUnavailable."""
         acks = self._keys.acks
         known = {key.removeprefix(acks).partition("/")[0] for key in entries if key.startswith(acks)}
         for number in known - {str(record.number)}:
@@ -186,7 +205,7 @@ class Controller:
 
 def _a_part(decision: Decision) -> Decision:
     """Return as much of `decision` as fits into one transaction. Incidents and answers are written first. The record follows when the rest
-    fits into the same transaction. The next tick decides again what was left out."""
+    fits into the same transaction. The next tick decides the rest again."""
     if len(decision.incidents) + len(decision.answers) < MOST_OPERATIONS:
         return decision
     told = decision.incidents[: MOST_OPERATIONS // 2]

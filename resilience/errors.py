@@ -6,13 +6,14 @@
     │   ├── LayoutError        2   the snapshot is of another model, or of another number of ranks (raised by a rank)
     │   ├── StateError         2   an object that the script gives to its Session can't be saved (raised by a rank)
     │   ├── FormatError        2   another version of this program has written the snapshot
-    │   └── ScriptError        5   the wrapped script fails twice in the same way: before its first step (never trained), or after its loop
+    │   └── ScriptError        5   the wrapped script fails twice in the same way, after its loop or before the command's first step
     ├── SiteError            the person who runs this machine or cluster acts
     │   ├── MachineError       3   torchrun is missing, a directory can't be written, or memory is short
     │   ├── NodeUnfit          8   this machine failed a check before it joined (`--preflight`)
     │   ├── SilentCorruption   7   the replicas of this machine's ranks diverge again and again
     │   └── StoreUnavailable   4   etcd does not answer
-    │       └── LeaseGone          (resilience/store/protocol.py) etcd answers that our lease has expired
+    │       ├── StoreRefused           etcd answers, and refuses what this agent asks: waiting does not help
+    │       └── LeaseGone              (resilience/store/protocol.py) etcd answers that our lease has expired
     ├── SnapshotError       6   one snapshot, or every snapshot, is missing or damaged
     ├── BudgetSpent         93   too many recoveries without progress; the newest stable snapshot is kept (NVRx uses 93 as well)
     └── InternalError       70   a bug in this program: report it
@@ -61,6 +62,10 @@ class MachineError(SiteError):
 
 class StoreUnavailable(SiteError):
     exit_code = 4
+
+
+class StoreRefused(StoreUnavailable):
+    pass
 
 
 class NodeUnfit(SiteError):

@@ -34,7 +34,8 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
     """Return what to write next. now: wall-clock seconds."""
     if world.record is None or _starts_again(world, world.record):
         return next_generation.first(world, now, policy.nodes)
-    # The record belongs to an earlier start of the job: only its end is still to be written, and its incidents have been deleted.
+    # The record belongs to an earlier start of the job, whose incidents have been deleted. Only the end of that start must still be
+    # written.
     if world.spec and world.spec.first_generation > world.record.number:
         world = replace(world, status={})
     read, before = world, {incident.id: incident for incident in world.incidents}
@@ -56,7 +57,7 @@ def decide(world: World, now: float, policy: Policy) -> Decision:
 
 
 def _with_news(world: World, now: float, policy: Policy) -> World:
-    """Return the World with the incidents that report findings. They do not depend on the answer."""
+    """Return the World with the incidents that report findings. Such incidents do not depend on the answer to a fault."""
     if world.record and (len(world.record.members) > 1 or world.nodes.keys() - world.record.members.keys()):
         away = reachability.cut_off(world, now, policy.lease_s)
         world = world.with_incidents(cut_off_told(world, away, reachability.unseen(world, now, policy.lease_s)))
@@ -145,7 +146,7 @@ def _wrong_since(world: World) -> Step:
 
 
 def _closed(world: World, told: tuple[Incident, ...]) -> tuple[Incident, ...]:
-    """Return the incidents in `told` and all open incidents, and close them: no recovery goes on while the job ends."""
+    """Return the incidents in `told` and all open incidents, and close them: no recovery continues while the job ends."""
     changed = {incident.id for incident in told}
     newest = world.with_incidents(told).incidents
     return tuple(replace(i, open=False) for i in newest if i.open or i.id in changed)

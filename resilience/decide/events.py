@@ -19,6 +19,9 @@ from .operator_requests import leaving
 from .policy import Policy
 from .rewind_orders import pending
 
+STORAGE_S = 120.0
+"""Seconds that storage may take to list its snapshots before a job that needs them ends. A large bucket takes minutes."""
+
 
 def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdict | None, Plan | None]:
     """Return the event, verdict and plan that follow from the World. A request to stop takes precedence over a verdict: a job that is to
@@ -49,7 +52,7 @@ def event_of(world: World, now: float, policy: Policy) -> tuple[Event | None, Ve
                 alive=len(world.nodes),
             ),
         )
-        if answer.event is Event.FAULT or not ending:  # else the job ends already
+        if answer.event is Event.FAULT or not ending:  # otherwise, the job is ending already
             return answer.event, verdict, answer
     return calm(world, now, policy)
 
@@ -94,6 +97,9 @@ def calm(world: World, now: float, policy: Policy) -> tuple[Event | None, Verdic
         bool(unreadable(world.incidents)),
         recoverable_state.onset(world),
     )
+    ready_s = max((world.acks[node].at_s for node in world.members if node in world.acks), default=now)
+    if stop and recoverable_state.unseen(world) and now - ready_s < STORAGE_S:
+        return None, None, None
     return (stop.event if stop else Event.READY), None, stop
 
 
@@ -111,14 +117,15 @@ def _others_wanted(world: World, now: float) -> bool:
 
 
 def _all_at_work(world: World) -> bool:
-    """Whether all ranks are in their training loop, and no other rewind order is pending."""
+    """Whether all ranks are in their training loop, and no rewind order is pending."""
     told, record = world.statuses(), world.record
     busy = record is None or record.phase is not Phase.RUN or pending(world) is not None
     return not busy and len(told) == len(world.members) and all(s.stepped_s and not s.exits for s in told)
 
 
 def _gone(world: World, node: NodeId, instance: str) -> bool:
-    """Whether nothing of this generation is left on `node`: it says so, or its agent is gone, and its ranks die with it."""
+    """Whether nothing of this generation is left on `node`: the node has acknowledged this, or its agent is gone and the ranks died with
+    it."""
     present = world.nodes.get(node)
     if present is None or present.instance != instance:
         return True

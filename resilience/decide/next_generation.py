@@ -85,7 +85,7 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
     if event is Event.FINISHED:
         complete = all(s.finished for s in world.statuses())
         reason = (
-            "the training is over" if complete else "the script ended its loop in order, before the end of the training"
+            "the training is over" if complete else "the script ended its loop normally, before the end of the training"
         )
         # Once the ranks are gone, nodes no longer report how far the ranks had come.
         reached = Step(max(record.replay_until, recoverable_state.step_reached(world)))
@@ -103,7 +103,7 @@ def reopen(world: World, now: float, incident: Incident, seats: Seats) -> Decisi
 
 def reseat(world: World, now: float, policy: NodesPolicy) -> Decision:
     """Return the next generation, on other nodes. While a generation gathers (waits for its members), the incident that ended the previous
-    generation is still open. That incident may be the first effect of a lost node, so `bereft` completes it."""
+    generation is still open. The open incident may be the first effect of a lost node, so `bereft` adds the lost node to the incident."""
     settled_s = policy.grow_after_s if world.present.phase is Phase.RUN else None
     seats = rank_assignment.again(world, now, settled_s)
     back = [node for node, i in seats.members.items() if world.present.members.get(node, i) != i]
@@ -132,13 +132,14 @@ def _next(
         joined={
             n: before.joined.get(n, number)
             for n in seats.members
-            if n not in known or n in before.joined  # the others' memory holds only this lineage
+            if n not in known or n in before.joined  # the other members' memory holds only this lineage
         },
         new=tuple(node for node in seats.members if node not in known),
         left=tuple(sorted(known - seats.members.keys())),
         master_addr=world.present.master_addr,
         replay_until=Step(max(world.present.replay_until, reached)),
         trained=len(before.members) if any(s.stepped_s for s in world.statuses()) else before.trained,
+        warmup_s=_warmup_s(world, len(seats.members)),
         turns=before.turns,
         reason=reason,
         opened_s=now,
@@ -150,6 +151,14 @@ def _next(
         dismissed=tuple(instance for instance in world.present.dismissed if instance in there),
     )
     return record, story
+
+
+def _warmup_s(world: World, members: int) -> float:
+    """Return the longest warm-up that is known; 0 if it tells nothing of the next start: the command was given anew, perhaps with other
+    arguments, or the next generation has more nodes."""
+    if not world.begun or members > len(world.present.members):
+        return 0.0
+    return max(world.present.warmup_s, *(status.warmup_s for status in world.status.values()), 0.0)
 
 
 def _turns(world: World) -> tuple[Turn, ...]:

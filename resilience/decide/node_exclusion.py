@@ -1,8 +1,8 @@
 """Decides which nodes to quarantine: nodes with too many faults of their own. Pure.
 
-A fault is a node's own if the node's hardware is blamed (a replica that computed wrongly). It is also the node's own if it struck this node
-first (its rank died or hung, its agent was lost). If the job has trained before, ranks may also end before their first step. Then their
-node is blamed if the previous fault struck it too, or if it has never trained: another node may work. A node that the job needs is not
+A fault is a node's own if the node's hardware is blamed (a replica that computed wrongly), or if the fault struck this node first (a rank
+died or hung, or the agent was lost). Ranks may also end before their first step. If the job has trained before, the node of such ranks is
+blamed if the previous fault struck the same node, or if the node has never trained: another node may work. A node that the job needs is not
 quarantined.
 """
 
@@ -50,7 +50,7 @@ def due(world: World, now: float, policy: QuarantinePolicy, verdict: Verdict | N
         last_s = min(now, last_s)  # the node's clock may be ahead
         known = world.quarantine.get(node)
         if known and known.until_s - policy.lasts_h * 3600 >= last_s:
-            continue  # it has been quarantined for these faults
+            continue  # the node was already quarantined for these faults
         if hardware[node] >= policy.hardware_faults:
             why = f"its hardware is blamed for {formatting.count(hardware[node], 'fault')} within {policy.within_h:g} h"
         elif node in fails:
@@ -102,8 +102,8 @@ def _in_turn(held: Sequence[Incident]) -> set[NodeId]:
 
 
 def _too_few(world: World, incident: Incident) -> bool:
-    """Whether the job ran on fewer nodes than it has trained on, and has never trained on so few. Then the script may be unable to start on
-    so few nodes, whichever nodes these are."""
+    """Whether the job ran on fewer nodes than it has trained on, and has never trained on so few. The script may be unable to start on so
+    few nodes, whichever nodes these are."""
     known = _trained_on(world)
     return 0 < incident.size < max(known) and incident.size not in known
 
@@ -136,12 +136,12 @@ def unforgiven(world: World) -> tuple[Incident, ...]:
 def _hardware(incident: Incident) -> bool:
     """Whether the node's hardware is to blame. Diverged replicas prove that. A step that goes wrong once does not prove it: a race in the
     script, or a random draw that is not repeated, looks the same."""
-    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # which of several is unknown
+    return incident.cause == Cause.FINGERPRINT_MISMATCH and len(incident.nodes) == 1  # of several, it is unknown which
 
 
 def _counts(world: World, incident: Incident) -> bool:
     if len(incident.nodes) != 1:
-        return False  # a fault of several nodes at once is no node's own: etcd was away, or a switch
+        return False  # a fault of several nodes at once is no node's own: etcd or a network switch was down
     if incident.cause in RANKS_ENDED and not incident.started and _too_few(world, incident):
         return False
     return incident.cause in _STRUCK or _hardware(incident)

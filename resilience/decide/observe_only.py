@@ -1,12 +1,12 @@
 """`--observe`: the program judges and reports faults as usual, but does not act on them. Pure.
 
-    ranks      `tally.judge` lets the ranks go on; they report each fault once to the agent → `incidents/sightings.py`
+    ranks      `tally.judge` lets the ranks continue; they report each fault once to the agent → `incidents/sightings.py`
     verdict    → an incident with the plan that would have been followed (`verdict_told`), once per cause and generation
     death      the launcher ends as it would without us, and the job ends with the launcher's exit code (`ended`)
-    start      as the script itself starts: the ranks restore no state (`beginning`)
+    start      the script's own start: the ranks restore no state (`beginning`)
 
-Two things stay as usual, because the training does not notice them. Snapshots are taken, and a snapshot of a wrong state is not certified
-(after diverged replicas it is set aside, and a message says so). A new agent also starts the ranks.
+Two things stay as usual. First, the ranks take snapshots, which does not change the training, and a snapshot of a wrong state is not
+certified. (After replicas diverged, such a snapshot is set aside, and a message says so.) Second, a new agent starts the ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def verdict_told(world: World, verdict: Verdict, answer: Plan, reached: Step) ->
 
 
 def hangs_over(world: World) -> tuple[Incident, ...]:
-    """Return the incidents of hangs, closed, if ranks give signs of life again."""
+    """Return the incidents of hangs, now closed, if no rank is reported as silent any more; otherwise nothing."""
     if any(status.stalls for status in world.uncalm_statuses()):
         return ()
     hung = [i for i in world.incidents if i.open and i.would is not None and i.cause == Cause.RANK_HUNG]

@@ -1,11 +1,11 @@
 """Obeys an operator's requests: derives the record to write, incidents and answers from the World. Pure, and run at every tick.
 
     stop          an event of `state_machine`; answered when the job has ended
-    drain         the same if the job needs the node; else `GenerationRecord.dismissed`, answered when the job goes on without the node
+    drain         the same if the job needs the node; else `GenerationRecord.dismissed`, answered when the job continues without it
     rewind        an incident and `GenerationRecord.rewind`; answered when the ranks report that they have gone back
     pause         `GenerationRecord.paused`; answered when all ranks wait
     resume        `GenerationRecord.paused`; answered when no rank waits
-    snapshot      `GenerationRecord.snapshot`; answered when the snapshot is on disk
+    snapshot      `GenerationRecord.snapshot`; answered when the snapshot is on disk, or when it will not come soon
     readmit       the node's `Quarantine`, which is overwritten; answered at the same time
 
 A request is pending until it is answered. Requests are obeyed one after the other. Only stop, drain, readmit and resume overtake others. A
@@ -33,6 +33,8 @@ from .rewind_orders import given_up, ordered
 LEAVING = (Wish.STOP, Wish.DRAIN)
 OVERTAKING = (*LEAVING, Wish.READMIT, Wish.RESUME)
 """Requests that do not wait for earlier ones."""
+SAVE_S = 600.0
+"""Seconds that an ordered snapshot may take to reach the disk while other orders wait for it."""
 HURRY_S = 5.0
 """Seconds that the other agents may take to write their own parts of the last snapshot after an agent was lost (`cut_short`)."""
 
@@ -51,7 +53,7 @@ def earlier(request: Request, world: World) -> Request | None:
 
 def leaving(world: World, now: float) -> Request | None:
     """Return the request that ends the job now, if there is one. A drain ends the job only if the job cannot continue without the nodes of
-    all waiting drains together. These drains are judged together because a scheduler may take all their nodes at the same time. now:
+    all waiting drains together. Waiting drains are judged together because a scheduler may take all their nodes at the same time. now:
     wall-clock seconds."""
     asked = [r for r in waiting(world) if r.kind in LEAVING and not _misled(r, world) and not _has_left(r, world)]
     stop = next((at for at, request in enumerate(asked) if request.kind == Wish.STOP), len(asked))
@@ -62,8 +64,8 @@ def leaving(world: World, now: float) -> Request | None:
 
 
 def cut_short(world: World) -> Decision:
-    """Shorten the wait for a last snapshot if an agent was lost while the job ends before the end of its training. That agent's part of the
-    snapshot will never be written, so the others need not wait for it."""
+    """Shorten the wait for a last snapshot if an agent was lost while the job ends before the end of its training. The lost agent's part of
+    the snapshot will never be written, so the others need not wait for it."""
     record = world.record
     if record is None or record.phase is not Phase.ENDING or record.complete:
         return Decision()
@@ -80,7 +82,7 @@ def cut_short(world: World) -> Decision:
 
 
 def _dispensable(drains: Sequence[Request], world: World, now: float) -> bool:
-    """Whether the job can go on without the nodes of these requests. With more requests, the answer can only change from yes to no."""
+    """Whether the job can continue without the nodes of these requests. With more requests, the answer can only change from yes to no."""
     record, spec = world.record, world.spec
     if not drains:
         return True
@@ -122,6 +124,8 @@ def rule(world: World, now: float, reached: Step) -> Decision:
     if leaving(world, now):
         return Decision()  # an event of `state_machine` answers it
     drains = [request for request in asked if request.kind == Wish.DRAIN]
+    if refused := {r.id: _KEEPS_ETCD for r in drains if _takes_etcd(r, world)}:
+        return Decision(answers=refused)
     drained = _drained(drains, world)
     if drained or (drains and record.moving and not goes_on):
         return drained
@@ -134,7 +138,7 @@ def _misled(request: Request, world: World) -> str:
     """Return why the request can never be obeyed; empty: no reason is known."""
     if request.kind not in tuple(Wish):
         return f"this version knows no request {request.kind!r}; nothing was done"
-    # A request with an instance is for a node that was there then, and may have left since.
+    # A request with an instance names a node that was present when the request was made, and may have left since.
     if request.kind == Wish.DRAIN and not request.instance and request.node not in {*world.members, *world.nodes}:
         return f"there is no node {request.node!r} in this job; it runs on {', '.join(formatting.few(world.members))}. Nothing was done"
     return ""
@@ -161,6 +165,19 @@ def _at_the_end(request: Request, world: World, record: GenerationRecord, reache
 
 
 # -- one function for each kind of request --------------------------------------------------------------------------------
+
+
+_KEEPS_ETCD = Answer(
+    sentence="this node runs the etcd of all nodes, so the job cannot continue without it; nothing was done. To end the job with a last "
+    "snapshot: mt-resilient stop --last-snapshot",
+    exit_code=UsageError.exit_code,
+)
+
+
+def _takes_etcd(request: Request, world: World) -> bool:
+    """Whether this drain, ordered by an operator, would take away the etcd of all nodes. A scheduler takes the node in any case."""
+    node = world.nodes.get(NodeId(request.node))
+    return node is not None and node.hosts_etcd and not request.budget_s and not _has_left(request, world)
 
 
 def _drained(asked: Sequence[Request], world: World) -> Decision:
@@ -222,9 +239,18 @@ def _snapshot(request: Request, world: World, now: float, reached: Step) -> Deci
         return Decision()
     there = set.intersection(*({*said.durable_steps} for said in told))
     since = [step for step in there if step >= max(said.snapshot_step for said in told)]
-    if not since:
-        return Decision()
-    return answered(request, f"step {min(since)} is on disk", min(since))
+    if since:
+        return answered(request, f"step {min(since)} is on disk", min(since))
+    coming = all(said.snapshot_step in said.memory_steps for said in told)
+    if not coming and (unsaved := next((said.unsaved for said in told if said.unsaved), "")):
+        return answered(request, f"the state cannot be saved: {unsaved}", exit_code=MachineError.exit_code)
+    held_up = any(each.kind not in OVERTAKING for each in waiting(world) if each.id > request.id)
+    if held_up and now - request.at_s > SAVE_S:
+        late = (
+            f"it is not on disk after {formatting.seconds(SAVE_S)}, and another order waits. The agents still write it"
+        )
+        return answered(request, late, exit_code=MachineError.exit_code)
+    return Decision()
 
 
 def _readmit(request: Request, world: World, now: float) -> Decision:

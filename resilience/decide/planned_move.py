@@ -3,8 +3,8 @@
     wanted ──▶ `GenerationRecord.moving`: ranks wait at a step boundary, and save their state on disk ──▶ next generation, on other nodes
 
 The reason is that a node is drained, or that a node has come back and the job may grow. No step is replayed for such a move. The record
-shows what has been done, so the next leader can continue in the middle. A fault during the move opens the next generation anyway: without
-the drained node, and without growing.
+shows what has been done, so the next leader can continue in the middle. A fault during the move opens the next generation at once. The job
+does not grow then, and a drained node that is still present stays a member until the ranks train (`rank_assignment.again`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .policy import Policy
 from .rewind_orders import pending
 
 SAVE_S = 600.0
-"""Maximum number of seconds that the ranks wait for their state to reach the disk. The next nodes can restore it only from there; without
-it, they restore an older state."""
+"""Maximum number of seconds that the ranks wait for their state to reach the disk. The next nodes can restore this state only from disk. If
+the state does not reach the disk in time, the next nodes restore an older state."""
 AGAIN_S = 3600.0
 """Seconds from a move whose state did not reach the disk until the job tries to grow again."""
 
@@ -50,16 +50,18 @@ def move(world: World, now: float, policy: Policy) -> tuple[Move, str]:
     forced = not {*record.dismissed}.isdisjoint(record.members.values())
     if not record.moving:
         told = world.statuses()
-        at_work = len(told) == len(world.members) and all(s.stepped_s and not s.finished for s in told)
+        at_work = len(told) == len(world.members) and all(
+            s.stepped_s and not s.finished and not s.unsaved for s in told
+        )
         failed = record.moving_s > 0 and now - record.moving_s < AGAIN_S
         begins = pending(world) is None and (forced or (at_work and not failed))
         return (Move.BEGIN, why) if begins else (Move.NONE, "")
     if same:
         return Move.DROP, why
-    there, waited_s = all(said.storage for said in world.statuses()), now - record.moving_s
+    likely, waited_s = all(said.storage and not said.unsaved for said in world.statuses()), now - record.moving_s
     if saved(world):
         return Move.GO, why
-    if waited_s <= (SAVE_S if there else policy.recovery.in_place_s):
+    if waited_s <= (SAVE_S if likely else policy.recovery.in_place_s):
         return Move.WAIT, why
     return (Move.GO if forced else Move.LATE), why
 

@@ -125,8 +125,8 @@ def _lost(order: RewindOrder, incident: Incident, why: str = "") -> Incident:
 
 
 def coming_back(world: World) -> Incident | None:
-    """Return the incident of an order to come back to a snapshot that an earlier order set aside, now that all agents see the snapshot. It
-    is obeyed by a restart: the ranks' memory holds another lineage."""
+    """Return the incident of an order to come back to a snapshot that an earlier order set aside, now that all agents see the snapshot. The
+    order is obeyed by a restart, because the ranks' memory holds another lineage."""
     waits, record = _waiting(world), world.record
     if waits is None or record is None or record.rewind is None or not recoverable_state.sees(world, record.rewind):
         return None
@@ -137,7 +137,7 @@ def coming_back(world: World) -> Incident | None:
 
 
 def turn_back(world: World, incident: Incident, to: Step) -> Decision:
-    """Order all ranks to rewind in place to step `to`, before the replicas diverged."""
+    """Order all ranks to rewind in place to step `to`, at which the replicas had not yet diverged."""
     order = RewindOrder(number=int(incident.id), to=to, cause=OrderedBy.COMPARISON)
     return Decision(record=replace(world.present, rewind=order), incidents=(incident,), reason=incident.plan)
 

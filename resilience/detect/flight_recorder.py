@@ -1,13 +1,13 @@
-"""Finds in what torch's flight recorders know the ranks that hold up the others. Pure.
+"""Finds the ranks that hold up the others, from what torch's flight recorders have recorded. Pure.
 
     a rank's recorder, in JSON ──summary──▶ GroupCalls for each process group ──line, read──▶ the agent ──judge──▶ which ranks, and why
 
-In each group, the ranks number their collectives alike. So the first collective that is not complete on some rank shows where they parted:
+All ranks of a group give a collective the same number. So the first collective that is not complete on some rank shows what went wrong:
 
     a rank has called another collective under that number    → mismatch
     a rank has not called it                                  → missing
     all have called it, and one device has not begun it       → that device is stuck
-    all have called it, and it completes nowhere              → a device or the link: not known which
+    all have called it, and it is complete on no rank         → a device or the link; it is not known which
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ..text import formatting
 
 _MARK = "flight recorder: "
 _GROUPS, _WORD, _LINE = 64, 80, 1 << 16
-"""The most groups in a summary, letters of a name, and letters of a whole summary. A leader reads those of all ranks."""
+"""The most groups in a summary, the most letters of a name, and the most letters of a summary. Summaries are short because a leader reads
+those of all ranks."""
 _ALL = "default_pg"
 """torch's name of the group of all ranks."""
 _SIZED = ("all_reduce", "allreduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base")
@@ -58,8 +59,8 @@ class _Summary:
 
 
 def summary(recorded: Iterable[str]) -> tuple[GroupCalls, ...]:
-    """Return the calls in each process group. recorded: what `_dump_nccl_trace_json` and `_dump_fr_trace_json` return. What does not have
-    their form is left out."""
+    """Return the calls in each process group. recorded: what `_dump_nccl_trace_json` and `_dump_fr_trace_json` return. Texts and entries of
+    another form are skipped."""
     groups: dict[str, list[dict[str, Any]]] = {}
     members: dict[str, Any] = {}
     for text in recorded:
@@ -99,7 +100,8 @@ def _group(entry: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _spans(text: Any) -> tuple[tuple[int, int, int], ...]:
-    """Return the ranks in a text such as `[0, 1]`, as few arguments of `range`: thousands of ranks are mostly evenly spaced."""
+    """Return the ranks in a text such as `[0, 1]`, as arguments of `range`. A few ranges suffice, because thousands of ranks are mostly
+    evenly spaced."""
     found: list[tuple[int, int, int]] = []
     for rank in sorted({int(word) for word in str(text).strip("[]").split(",") if word.strip().isdecimal()}):
         start, stop, stride = found[-1] if found else (0, 0, 0)
@@ -147,9 +149,9 @@ def _call(entry: Mapping[str, Any]) -> str:
 
 
 def judge(told: Mapping[Rank, Sequence[GroupCalls]], ranks: Collection[Rank]) -> Finding | None:
-    """Return where the ranks parted; None: no collective is open, or no recorder tells. told: for each rank that has a recorder,
-    its groups. ranks: all ranks of the job. A rank that is missing because it waits in another group is a consequence: the finding then
-    names no rank."""
+    """Return which collective the ranks do not complete, and why; None: no collective is open, or no recorder shows the reason. told: for
+    each rank that has a recorder, its groups. ranks: all ranks of the job. A rank that is missing because it waits in another group is not
+    to blame: the finding then names no rank."""
     groups: dict[str, dict[Rank, GroupCalls]] = {}
     for rank, calls in told.items():
         for each in calls:
@@ -179,7 +181,7 @@ def judge(told: Mapping[Rank, Sequence[GroupCalls]], ranks: Collection[Rank]) ->
 def _part(
     calls: Mapping[Rank, GroupCalls], members: Set[Rank], told: Collection[Rank], ranks: Collection[Rank]
 ) -> Finding | None:
-    """Return where the ranks of one group parted. calls: by rank; members: the group's ranks; empty: not known; told:
+    """Return which collective of one group is not completed, and why. calls: by rank; members: the group's ranks; empty: not known; told:
     the ranks that have a recorder; ranks: all ranks."""
     number = min((each.open for each in calls.values() if each.open), default=0)
     if not number:

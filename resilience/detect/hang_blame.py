@@ -1,4 +1,4 @@
-"""Judges from the looks at all silent ranks whether they hang, and which ranks hold up the others. Pure.
+"""Judges whether silent ranks hang, and which ranks hold up the others, from what the agents saw when they looked at each rank. Pure.
 
 `hang_rules` judges each rank; this module compares them.
 """
@@ -38,7 +38,7 @@ def recorders(stalls: Sequence[RankStall]) -> Finding | None:
 
 
 def explained(stalls: Sequence[RankStall]) -> str:
-    """Return a sentence about the cause, and by which signal it is known; empty: the stacks are all that is known."""
+    """Return a sentence about the cause, as devices or flight recorders show it; empty: only the stacks are known."""
     dead = sorted(s.rank for s in stalls if s.device is DEAD)
     if dead:
         which = "its device" if len(dead) == 1 else "their devices"
@@ -61,19 +61,20 @@ def judge(stalls: Sequence[RankStall]) -> Judgement:
 
 def blame(stalls: Sequence[RankStall]) -> tuple[RankStall, ...]:
     """Return the ranks that hold up the others; empty: it is not known which ranks do. The suspects are the ranks at the lowest step. The
-    first of these groups that is not empty is blamed: suspects that cannot run; the ranks that torch's flight recorders show, unless a
-    further rank works; ranks with a dead device, unless a further rank works; suspects that wait neither for other ranks nor for their
-    device; ranks that alone wait for their device; all suspects, if other ranks are ahead; the few ranks in another collective than
-    most."""
+    first of these groups that is not empty is blamed: suspects that cannot run; the ranks that torch's flight recorders show, unless a rank
+    outside this group works; ranks with a dead device, unless a rank outside this group works; suspects that wait neither for other ranks
+    nor for their device; ranks that alone wait for their device; all suspects, if other ranks are ahead; the few ranks in another
+    collective than most."""
     last = min(s.step for s in stalls)
     behind = [s for s in stalls if s.step == last]
     if found := tuple(s for s in behind if s.place is Place.HALTED):
         return found
     places = (*OWN_WORK, Place.TEARDOWN)
-    followed = any(s.device for s in stalls)  # if not, a busy rank may be one that polls its device
+    followed = any(s.device for s in stalls)  # if not, a busy rank may just be polling its device
     working = [s for s in stalls if (s.busy or s.moved) and not s.device and (followed or s.place in places)]
     recorded = recorders(stalls)
-    # The recorders' summaries have no sends and receives: a rank in one has not come to the collective, but waits for a rank itself.
+    # The recorders' summaries contain no sends and receives. So a rank in a send or receive seems to be missing, but it waits for a rank
+    # itself.
     shown = tuple(s for s in stalls if recorded and s.rank in recorded.ranks and s.place is not Place.EXCHANGE)
     for accused in (shown, tuple(s for s in stalls if s.device is DEAD)):
         if accused and all(s in accused for s in working):

@@ -28,32 +28,29 @@ class HangPolicy:
     act: bool = True
     """Whether a hang restarts the ranks. False: the agent only reports it, with the stacks."""
     factor: float = 5.0
-    """A step is overdue after this many times the usual step time (the median of the last 64 steps). Raise it if
-    single steps take much longer than most.
+    """A step is overdue after this many times the usual step time (the median of the last 64 steps). Raise
+    `hang.factor` if single steps take much longer than most.
 
     5 is HyperPod's and DLRover's order of magnitude; a step with a snapshot or a validation in it stays below."""
     warmup_steps: int = 5
-    """Number of steps after each start that may take longer, because they compile and fill caches. Their budget is
-    `start_s`; in later starts it is `factor` times the slowest of these steps so far.
-
-    These steps compile and fill caches."""
+    """Number of steps after each start that may take longer, because they compile and fill caches. The budget of such a step is `start_s`;
+    in later starts, `factor` times the slowest of these steps in this agent's start before. A new agent takes those of any start of the
+    job."""
     floor_s: float = 60.0
-    """No step is overdue before this many seconds, however short steps usually are. A garbage collection or a short
-    outage of the storage is then no hang. A device must also have finished nothing for as long. Raise it if a single kernel
-    takes longer.
-
-    A garbage collection, or storage that is away for half a minute, is no hang of a 10 ms step."""
+    """No step is overdue before this many seconds, however short steps usually are. A garbage collection or a short outage of the storage
+    is then no hang. A device counts as stuck only after it has finished nothing for as long. Raise `hang.floor_s` if a single kernel takes
+    longer."""
     start_s: float = 1800.0
-    """Seconds of silence allowed while ranks start, between two of these marks: attached, built, restored, first
-    step. Raise it if building or loading the model takes longer.
+    """Seconds of silence allowed while ranks start, between two of these marks: attached, built, restored, first step.
+    Raise `hang.start_s` if building or loading the model takes longer.
 
     torch lets a rendezvous wait as long."""
     evaluation_s: float = 1800.0
-    """Seconds of silence allowed in an evaluation: Megatron's, or `session.pausing("evaluation")`. Raise it if an
-    evaluation takes longer."""
+    """Seconds of silence allowed in an evaluation: Megatron's, or `session.pausing("evaluation")`. Raise
+    `hang.evaluation_s` if an evaluation takes longer."""
     checkpoint_s: float = 1800.0
     """Seconds of silence allowed while the script writes its own checkpoint: Megatron's, or
-    `session.pausing("checkpoint")`. Raise it if that takes longer."""
+    `session.pausing("checkpoint")`. Raise `hang.checkpoint_s` if writing it takes longer."""
     teardown_s: float = 120.0
     """Seconds of silence allowed after all loops have ended, while the ranks destroy their process groups.
 
@@ -62,16 +59,16 @@ class HangPolicy:
     """Seconds between two looks at the stacks, which must agree before a hang is certain. The time doubles after each
     disagreement, up to a minute."""
     busy_s: float = 1800.0
-    """For how many seconds a rank that uses the processor may stay at one place of its stack. It may be waiting for a
-    device.
+    """For how many seconds a rank that uses the processor may stay at one place of its stack: the rank may be waiting
+    for a device.
 
-    A rank that waits for a device may spin."""
+    A rank that waits for a device may poll it without a pause."""
     idle_s: float = 600.0
-    """For how many seconds a rank that uses no processor may stay at one place of the script's code or of its data loader,
-    while the other ranks wait for it. It may upload a file, or wait for a lock or for storage. If ranks have been silent there
-    before, `factor` times that silence is allowed, if that is more.
+    """For how many seconds a rank that uses no processor may stay at one place of the script's code or of its data loader, while the other
+    ranks wait for it. The rank may upload a file, or wait for a lock or for storage. If ranks have been silent at that place before,
+    `factor` times that silence is allowed, if that is more.
 
-    By default, NCCL also lets the other ranks wait for 600 s."""
+    torch's default timeout for NCCL collectives, in which the other ranks wait, is also 600 s."""
 
     def __post_init__(self) -> None:
         if self.factor <= 1:
@@ -155,8 +152,8 @@ def budget_s(rank: Progress, policy: HangPolicy) -> float:
 
 
 def overdue(ranks: Sequence[Progress], policy: HangPolicy) -> bool:
-    """Whether every living rank has been silent for longer than its budget: the first signal. The others may wait for a rank that is within
-    its budget, for example in an evaluation of its own."""
+    """Whether every living rank has been silent for longer than its budget: the first signal. If one rank is within its budget, for example
+    in an evaluation of its own, the other ranks may be waiting for it."""
     return bool(ranks) and all(rank.silent_s > budget_s(rank, policy) for rank in ranks)
 
 
@@ -200,14 +197,14 @@ class Look:
 
 
 _MAY_WAIT = frozenset(Place) - {Place.DATA, Place.HALTED, Place.TEARDOWN}
-"""Places at which a rank may wait for its device. Any operation of a model waits if the device's queue is full, also one of the script's
-own code."""
+"""Places at which a rank may wait for its device. If the device's queue is full, any operation waits, whether a library or the script's own
+code calls it."""
 WAITING = (Place.COLLECTIVE, Place.EXCHANGE, Place.BOUNDARY)
 
 
 def same_place(first: Look, second: Look) -> bool:
-    """Whether the rank has not moved between the two looks. While it waits for other ranks, only the spots are compared: in a polling wait,
-    the innermost frames change."""
+    """Whether the rank has not moved between the two looks. While a rank waits for other ranks, only the spots are compared: in a polling
+    wait, the innermost frames change."""
     if first.spot.place in WAITING:
         return first.spot == second.spot
     return (first.spot, first.stack) == (second.spot, second.stack)
@@ -215,7 +212,7 @@ def same_place(first: Look, second: Look) -> bool:
 
 def patient(policy: HangPolicy, before_s: float) -> HangPolicy:
     """Return the policy for a place of the script at which ranks have been silent for `before_s` seconds before. Perhaps the script always
-    takes so long there. Its device may then also be still for longer, but for no longer than a rank may be busy."""
+    takes so long there. The device may then also finish nothing for that long, but for at most `busy_s`."""
     longer_s = policy.factor * before_s
     floor_s = max(policy.floor_s, min(policy.busy_s, longer_s))
     return replace(policy, floor_s=floor_s, idle_s=max(policy.idle_s, longer_s), busy_s=max(policy.busy_s, longer_s))
@@ -224,11 +221,12 @@ def patient(policy: HangPolicy, before_s: float) -> HangPolicy:
 def device_state(first: Look, second: Look, policy: HangPolicy) -> DeviceState:
     """Return what the rank's device did between the two looks.
 
-    A device that waits in a collective of NCCL finishes nothing while another rank works, for up to NCCL's 600 s. That other rank moves,
-    uses a processor, or has a device that finishes work: the agents see it, and leave all ranks alone. Otherwise each rank waits for its
-    device, and no device finishes anything. Then the only healthy explanation is a single piece of work: one kernel, or the thousand
-    operations that a queue takes, all put there at once. These take milliseconds to seconds, so `floor_s` (60 s) is long for them. Marks in
-    a queue do not tell a kernel that takes 70 s from one that never ends: a job that has such kernels needs a larger `hang.floor_s`."""
+    A device that waits in a collective of NCCL finishes nothing while another rank works, for up to 600 s (torch's default timeout for NCCL
+    collectives). A rank that works moves, uses a processor, or has a device that finishes work: the agents see it, and leave all ranks
+    alone. If each rank waits for its device, and no device finishes anything, the only healthy explanation is a single piece of work: one
+    kernel, or the thousand operations that a queue takes, all put there at once. One kernel or a full queue takes milliseconds to seconds,
+    so `floor_s` (60 s) is much longer. Marks in a queue do not distinguish a kernel that takes 70 s from a kernel that never ends. So a job
+    with kernels that take more than 60 s needs a larger `hang.floor_s`."""
     if first.device_done is None or first.device_done != second.device_done:
         return DeviceState.UNKNOWN
     if not (first.device_waits and second.device_waits) or second.device_still_s < policy.floor_s:

@@ -18,7 +18,7 @@ from statistics import median
 
 SPANS_S = (30.0, 120.0, 300.0)
 _POINTS = 30
-"""Least number of evenly spread readings to use of a span, if it has so many; fewer than twice as many are used."""
+"""At least this many readings of a span are used, evenly spread, if the span has so many; fewer than twice as many are used."""
 _LEAST_POINTS = 9
 
 

@@ -4,8 +4,8 @@
 
 Each node compares its own ranks (`agent/snapshots/replica_check.py`). If its ranks share one model (tensor- or pipeline-parallel), the
 replicas are on other nodes, and the comparison of this module is the only one. Both comparisons learn which nodes or ranks are replicas:
-they held the same bits through TRUSTED different values in a row. A finding means that known replicas no longer hold the same bits. Nodes
-that hold something else on purpose never count as replicas.
+those that held the same bits through TRUSTED different values in a row. A finding means that known replicas no longer hold the same bits.
+Nodes that hold something else on purpose never count as replicas.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..model.signals import Held, Parted, Snapshot
 from ..model.types import NodeId, Step
 
 TRUSTED = 4
-"""Nodes count as replicas after this many different values in a row were equal. The same holds for the ranks of one node
+"""Nodes count as replicas after this many different values in a row were equal. The ranks of one node count as replicas after as many
 (`checkpoint/format/replica_ledger.py`)."""
 KEPT = 16
-"""Number of snapshots that a node reports. They suffice if another node is some snapshots behind, or etcd does not answer for some
+"""Number of snapshots that a node reports. So many suffice if another node is some snapshots behind, or etcd does not answer for some
 minutes."""
 
 
@@ -44,8 +44,8 @@ def parted(told: Mapping[NodeId, str]) -> list[Parted]:
 
 
 def compared(told: Mapping[NodeId, str]) -> tuple[list[list[NodeId]], list[NodeId]]:
-    """Return the known replicas, a list for each model. Also return the nodes that hold something else, although they reported TRUSTED
-    different values or more of such a model."""
+    """Return the known replicas, a list for each model. Also return the nodes whose bits differ from these replicas of their model although
+    the nodes reported TRUSTED different values or more."""
     alike = _alike(told)
     known, own = [], []
     for texts in _by_model(alike).values():

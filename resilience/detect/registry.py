@@ -1,5 +1,5 @@
 """From the World (all that the leader knows) to suspicions. Each detector looks for one kind of fault and names what it
-saw. It does not decide what to do.
+saw. Detectors do not decide what to do.
 
 (The controller runs all `DETECTORS` at every tick. Findings that need no recovery come from `incidents/alerts.py`.)
 """
@@ -45,8 +45,8 @@ class Suspicion:
 
 
 _SENT = (signal.SIGKILL, signal.SIGTERM)
-"""Signals that come from outside. If any other signal ends a rank after its loop, that counts as the script's own failure: SIGINT is an
-uncaught KeyboardInterrupt."""
+"""Signals that come from outside. If any other signal ends a rank after its loop, that counts as the script's own failure. SIGINT, for
+example, is an uncaught KeyboardInterrupt."""
 _KINDS = frozenset(kind.value for kind in Kind)
 _REASONS = {
     "snapshot": (Cause.SNAPSHOT_UNUSABLE, "step {step} could not be restored from its snapshot"),
@@ -140,7 +140,7 @@ def awaited(world: World, node: NodeId) -> bool:
 
 def unwritten_ends(world: World) -> list[Suspicion]:
     """Return the members that are gone without having reported that their part of the last snapshot is written. If some node sees that
-    snapshot on disk, return no members. Otherwise the training is over, and its final state is lost."""
+    snapshot on disk, return no members. If no node sees it, the training is over, and its final state is lost."""
     begun_anew = world.spec and world.record and world.spec.first_generation > world.record.number
     if world.record is None or not world.record.complete or begun_anew:
         return []
@@ -236,8 +236,8 @@ def _answered(found: Mismatch, world: World) -> bool:
 
 
 def nodes_apart(world: World) -> list[Suspicion]:
-    """Return the nodes that are wrong. If it is not known which nodes are, return all nodes that should hold the same bits. `at_s` is when
-    the leader heard of it, by the leader's clock."""
+    """Return the nodes that are wrong. If it is not known which nodes are wrong, return all nodes that should hold the same bits. `at_s` is
+    when the leader heard of it, by the leader's clock."""
     suspected = []
     for found in node_divergence.parted(world.held()):
         if _turns_back(found, world):
@@ -261,8 +261,8 @@ def nodes_apart(world: World) -> list[Suspicion]:
 
 
 def _turns_back(found: Parted, world: World) -> bool:
-    """Whether the divergence was answered, or the answer to another fault sends the ranks back to before it. After that rewind, no node
-    reports the divergence."""
+    """Whether the divergence was answered, or the answer to another fault sends the ranks back to before it. After a rewind to before the
+    divergence, no node reports the divergence."""
     return any(
         incident.signature == sentences.parted_signature(found)
         or (incident.open and incident.would is None and 0 <= incident.onset <= found.seen[-1])

@@ -43,7 +43,7 @@ _LIBRARY = re.compile(
     r"|(training/(boundary/(allreduce|consensus|boundary)|session|loops/base)|resilience/ipc/board_layout)\.py$"
 )
 _MEASURED = re.compile(r"training/boundary/step_timer\.py$")
-"""Our wrappers that only measure how long the wrapped call takes. `parse` leaves out their frames."""
+"""Our wrappers that only measure how long the wrapped call takes. `parse` skips their frames."""
 _INSTALLED = re.compile(r"/(site|dist)-packages/")
 
 

@@ -1,4 +1,4 @@
-"""Detect ranks that became slower than their peers, by each rank's own time for a step, without waiting for peers. Pure.
+"""Detect ranks that became slower than their peers. Compared is each rank's own time for a step, which excludes waits for peers. Pure.
 
 A step takes equally long on all ranks, because they wait for each other. A slow rank shows only after these waits are subtracted.
 
@@ -10,15 +10,15 @@ A step takes equally long on all ranks, because they wait for each other. A slow
                 `factor`
 
 Four other measures were rejected. The time of the whole step is equal on all ranks. Times of collectives from torch's flight recorder point
-to the straggler, whose times are the shortest (FALCON, arXiv:2410.12588). But they show devices, and not which of several concurrent
+to the straggler, whose times are the shortest (FALCON, arXiv:2410.12588). But such times show devices, and not which of several concurrent
 buckets a rank waits for. Device events around the forward and backward pass (Megatron's StragglerDetector) include waits under tensor or
 pipeline parallelism. A benchmark in pairs of nodes (DLRover) stops the training. Two thresholds were adopted: a shift of 10 % (FALCON), and
 twice the peers' median (DLRover).
 
-A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false findings. Its noise was 3 % from step to step and 2 %
-lasting; one step in a hundred took up to three times as long. In the same noise, 200 ranks each were slowed down by 15, 20 and 30 %: 93 %
-of them were found at 15 %, and all at 20 % and 30 %. The median delay was 10 samples, that is 20 s. `tests/unit/test_straggler.py` repeats
-this with fewer samples.
+A simulation of eight healthy, uneven ranks with 100,000 samples each gave two false findings. The simulation's noise was 3 % from step to
+step and 2 % lasting; one step in a hundred took up to three times as long. In the same noise, 200 ranks each were slowed down by 15, 20 and
+30 %: 93 % of them were found at 15 %, and all at 20 % and 30 %. The median delay was 10 samples, that is 20 s.
+`tests/unit/test_straggler.py` repeats this with fewer samples.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class StragglerPolicy:
     sample_s: float = 2.0
     """Consecutive steps that together take at least this many seconds make one sample."""
     window_samples: int = 10
-    """A rank is judged by this many newest samples. More of them make the result surer and later."""
+    """A rank is judged by this many newest samples. More samples make the result more certain, but later."""
     baseline_samples: int = 60
-    """The newest samples are compared with this many samples before them. Half as many are enough to begin with."""
+    """The newest samples are compared with this many samples before them. At the start, half as many are enough."""
 
     def __post_init__(self) -> None:
         if self.shift <= 0:
@@ -101,9 +101,9 @@ class Slow:
     own_s: float
     """The rank's own time for a step, median of the window."""
     peers_s: float
-    """Its peers' time for a step."""
+    """The time of the rank's peers for a step."""
     usual: float
-    """The ratio of the two times in the baseline; 0: the rank was as slow there, so it has no other usual ratio."""
+    """The ratio of `own_s` to `peers_s` in the baseline; 0: the rank was as slow in the baseline, so it has no other usual ratio."""
     lost: Lost
 
     @property

@@ -1,1 +1,1 @@
-"""From suspicions to the root cause, and to what speaks against the other causes. Pure."""
+"""From suspicions to the root cause, and to the evidence against the other causes. Pure."""

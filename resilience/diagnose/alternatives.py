@@ -1,7 +1,7 @@
-"""The explanations that a verdict rejected, and what speaks against each. Pure. The results are typed values; `report/explain.py` puts them
-into words.
+"""The explanations that a verdict rejected, and the evidence against each. Pure. The results are typed values; `report/explain.py` puts
+them into words.
 
-seen beside the cause     a consequence: it came later, or the cause makes other ranks show it, and never the other way round
+seen with the cause       a consequence: it came later, or the cause makes other ranks show it, and never the other way round
 not seen at all           a flipped bit, but replicas agreed; the OOM killer, but the kernel counts no kill
 """
 
@@ -20,11 +20,12 @@ from .root_cause import TOGETHER_S, Verdict
 
 _KILLED = -9
 _NAMED = 64
-"""Maximum number of ranks that are named. If more ranks did the same, no rank is named: the store takes no values of megabytes."""
+"""Maximum number of ranks that are named. If more ranks did the same, no rank is named, because the store does not accept values of
+megabytes."""
 
 
 def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
-    """Return what else the cause might have been, and what speaks against it."""
+    """Return what else the cause might have been, and the evidence against it."""
     rivals = sorted(verdict.consequences, key=lambda s: (s.cause, _because(s, verdict)))
     found = [
         _grouped(list(alike), verdict) for _, alike in groupby(rivals, key=lambda s: (s.cause, _because(s, verdict)))
@@ -41,7 +42,10 @@ def against(verdict: Verdict, world: World) -> tuple[Weighed, ...]:
 
 
 def agreement(statuses: Sequence[NodeStatus]) -> list[Weighed]:
-    """Return what speaks against a flipped bit: the newest step at which all nodes' replicas agreed. Empty: there is no such step."""
+    """Return the evidence against a flipped bit: the newest step at which all nodes' replicas agreed. Empty: there is no such step, or no
+    node compares anything."""
+    if not any(s.compared for s in statuses):
+        return []
     compared = [{*agreed} for agreed in {s.agreed_steps for s in statuses}]
     common = set.intersection(*compared) if compared else set()
     if not common:

@@ -42,7 +42,7 @@ TOGETHER_S = 1.0
 milliseconds, and the agent sees all their exits in one or two ticks of its loop."""
 
 HEARD_S = 1.0
-"""All nodes have reported how their ranks ended within this many seconds of a fault: agents report it immediately."""
+"""All nodes have reported how their ranks ended within this many seconds of a fault, because agents report this immediately."""
 
 
 @dataclass(frozen=True, kw_only=True)

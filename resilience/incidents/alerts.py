@@ -1,4 +1,4 @@
-"""Findings that need no recovery. Each is reported once, as an incident on rung 0 that is closed when the finding is gone. Pure."""
+"""Findings that need no recovery. Each finding is reported once, as an incident on rung 0 that is closed when the finding is gone. Pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cut_off_told(world: World, away: Sequence[NodeId], unseen: bool) -> tuple[In
 
 
 def frozen_told(world: World) -> tuple[Incident, ...]:
-    """Return incidents of parameters that do not change. A script may intend this, so each incident is closed from the start."""
+    """Return incidents of parameters that do not change. An incident is closed when they change again."""
 
     def tell(ident: str, signature: str, status: NodeStatus) -> Incident:
         return Incident(
@@ -72,7 +72,6 @@ def frozen_told(world: World) -> tuple[Incident, ...]:
             step_at_fault=status.max_step,
             started=True,
             signature=signature,
-            open=False,
         )
 
     seen: dict[str, NodeStatus] = {}
@@ -111,6 +110,14 @@ def stragglers_told(world: World) -> tuple[Incident, ...]:
     return _news(world, Cause.STRAGGLER, slow, tell)
 
 
+def _present(world: World) -> dict[NodeId, NodeStatus]:
+    """Return the statuses with something rare of nodes that are here or train, since the job was last started. etcd also keeps the last
+    status of each node that has gone."""
+    first = world.spec.first_generation if world.spec else 0
+    here = world.nodes.keys() | {*world.members}
+    return {node: told for node, told in world.uncalm().items() if node in here and told.generation >= first}
+
+
 def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
     """Return incidents of memory that runs out. An incident is closed when the memory no longer runs out."""
     asked = "the agent asks for snapshots on disk while the shortage lasts, so that little is lost if the kernel kills a rank"
@@ -134,14 +141,15 @@ def shortages_told(world: World, observe: bool) -> tuple[Incident, ...]:
 
     short = {
         f"{Cause.MEMORY_SHORT}:{node}:{status.shortage.at_s}": (node, status, status.shortage)
-        for node, status in world.uncalm().items()
+        for node, status in _present(world).items()
         if status.shortage
     }
     return _news(world, Cause.MEMORY_SHORT, short, tell)
 
 
 def complaints_told(world: World) -> tuple[Incident, ...]:
-    """Return incidents of what devices report about themselves. Each incident is closed from the start."""
+    """Return incidents of what devices report about themselves. Each such incident is closed from the start, because it needs no
+    recovery."""
 
     def tell(ident: str, signature: str, seen: tuple[NodeId, NodeStatus, Complaint]) -> Incident:
         node, status, found = seen
@@ -161,7 +169,7 @@ def complaints_told(world: World) -> tuple[Incident, ...]:
 
     sick = {
         f"{Cause.DEVICE_SICK}:{node}:{found.at_s}:{found.device}:{found.words}": (node, status, found)
-        for node, status in world.uncalm().items()
+        for node, status in _present(world).items()
         for found in status.complaints
     }
     return _news(world, Cause.DEVICE_SICK, sick, tell)

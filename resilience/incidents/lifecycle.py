@@ -19,6 +19,9 @@ from ..model.types import Step
 from ..plan.escalation import RESTARTS, Plan
 from ..text import formatting, sentences
 
+RECENT_S = 600.0
+"""A complaint of a device may explain a fault that strikes its node within so many seconds."""
+
 
 def next_id(world: World, further: int = 0) -> str:
     """Return the number of a new incident. further: how many other new incidents `world` does not have yet. Numbers of orders are never
@@ -40,14 +43,16 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
     consequences = formatting.few([*dict.fromkeys(s.evidence for s in verdict.consequences)])
     seen = tuple(f"also seen, as a consequence: {said}" for said in consequences)
     details = tuple(line for told in dict.fromkeys(s.details for s in verdict.blamed) for line in told)
-    sick = formatting.few(
-        [
-            f"on the same node: {sentences.complaint(complaint, node)}"
-            for node in dict.fromkeys(s.node for s in verdict.blamed)
-            for complaint in (world.status[node].complaints if node in world.status else ())
-        ]
-    )
-    ends = [end for status in world.uncalm_statuses() for end in status.exits]
+    complaints = [
+        (complaint.at_s, sentences.complaint(complaint, node))
+        for node in dict.fromkeys(s.node for s in verdict.blamed)
+        for complaint in (world.status[node].complaints if node in world.status else ())
+    ]
+    sick = formatting.few([f"on the same node: {words}" for _, words in complaints])
+    recent = [f"around that time, {words}" for at_s, words in complaints if at_s > verdict.at_s - RECENT_S][-1:]
+    blamed = {s.rank for s in verdict.blamed}
+    every = [end for status in world.uncalm_statuses() for end in status.exits]
+    ends = sorted(every, key=lambda end: (end.rank not in blamed, end.at_s))
     traces = tuple(end.traceback for end in ends if end.traceback and end.kind not in tuple(Kind))[:1]
     if not traces:
         traces = tuple(
@@ -58,7 +63,7 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
     return replace(
         bare_incident(world, verdict, answer.rung, reached),
         id=next_id(world),
-        summary=verdict.describe(),
+        summary="; ".join((verdict.describe(), *recent)),
         evidence=tuple(dict.fromkeys((*evidence, *details, *sick, *seen, *traces))),
         weighed=alternatives.against(verdict, world),
         plan=answer.reason,
@@ -68,8 +73,8 @@ def open_incident(world: World, verdict: Verdict, answer: Plan, reached: Step) -
 
 
 def bare_incident(world: World, verdict: Verdict, rung: int, reached: Step) -> Incident:
-    """Return the incident with the fields that judgements use. Its texts for people stay empty: for thousands of ranks, they take long to
-    make."""
+    """Return the incident with the fields that judgements use. The incident's texts for people stay empty, because making them takes long
+    for thousands of ranks."""
     return Incident(
         id="",
         generation=world.present.number,

@@ -73,8 +73,8 @@ def _waiting(world: World) -> list[Incident]:
 
 
 def _of_the_gone(incident: Incident, gone: Sequence[NodeId]) -> Incident:
-    """Return the incident, changed into that of the lost nodes. Their peers raise exceptions or hang before the lease expires. So the peers
-    open an incident that belongs to the lost nodes."""
+    """Return the incident, changed into the incident of the lost nodes. Peers of a lost node raise exceptions or hang before its lease
+    expires. So the incident that such peers have opened belongs to the lost nodes."""
     news = [node for node in gone if incident.cause != Cause.AGENT_LOST or node not in incident.nodes]
     if not news or incident.cause in (Cause.ORDERED, Cause.MOVED):
         return incident

@@ -24,7 +24,9 @@ def in_vain(world: World, verdict: Verdict, policy: LadderPolicy) -> tuple[Incid
     steps = [s.step for s in verdict.blamed if s.cause in tuple(Kind)]
     still = (i for i in world.incidents if i.open and i.rung == REWIND_IN_PLACE and i.cause in tuple(Kind))
     return tuple(
-        replace(i, open=False, origin=AGAIN) for i in still if any(same(i.cause, i.onset, at, policy) for at in steps)
+        replace(i, open=False, origin=AGAIN)
+        for i in still
+        if any(same(i.cause, i.onset, at, policy, i.window) for at in steps)
     )
 
 
@@ -109,12 +111,12 @@ def _of_rewind(told: InPlaceRewind, signature: str, ident: str, world: World) ->
 
 
 def _cured(incident: Incident, later: Sequence[Incident], world: World, policy: LadderPolicy) -> Incident:
-    """Return the incident, closed if it is over. It is over when the ranks are `settled_steps` past the step of the fault, or have found
-    the same fault again: they rewound for it, or wait for a spike in the steps that they computed again. later: incidents of later
-    rewinds."""
+    """Return the incident, closed if it is over. An incident is over when the ranks are `settled_steps` past the step of the fault. An
+    incident is also over when the ranks have found the same fault again: they have rewound because of it, or wait because of a spike in the
+    replayed steps. later: incidents of later rewinds."""
     if not incident.open:
         return incident
-    if any(same(incident.cause, incident.onset, other.onset, policy) for other in later):
+    if any(same(incident.cause, incident.onset, other.onset, policy, incident.window) for other in later):
         return replace(incident, open=False, origin=AGAIN)
     statuses = world.statuses()
     seen = (told for status in statuses for told in status.sightings if told.generation == incident.generation)

@@ -1,4 +1,5 @@
-"""Incidents of findings on which the ranks do not act: a spike that they wait out, or any fault while they only observe. Pure."""
+"""Incidents of findings on which the ranks do not act: a spike after which they wait for the loss to come back, or any fault while they
+only observe. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from . import lifecycle
 
 
 def sightings_told(world: World, policy: LadderPolicy, observe: bool) -> tuple[Incident, ...]:
-    """Return incidents of what the ranks have found: new incidents, and incidents that are now closed. A watch is closed when the ranks
-    report its end, or have started again. A fault that they only observe is closed some steps after it was last seen."""
+    """Return incidents of what the ranks have found: new incidents, and incidents that are now closed. The incident of a watch is closed
+    when the ranks report the watch's end, or have started again. If the ranks only observe a fault, its incident is closed some steps after
+    the fault was last seen."""
     known = {incident.signature: incident for incident in world.incidents}
     changed: list[Incident] = []
     reached = min((status.min_step for status in world.statuses()), default=Step(-1))
@@ -43,7 +45,7 @@ _STARTED_AGAIN = "the ranks have started again since"
 
 
 def _end(told: Sighting, reached: int, policy: LadderPolicy) -> str:
-    """Return how what was found has ended; empty: it has not."""
+    """Return how the finding has ended; empty: it has not ended."""
     if told.outcome:
         return sentences.watch_ended(told.outcome, told.last)
     if told.remedy != Remedy.WAIT and reached >= told.last + policy.settled_steps:

@@ -7,13 +7,16 @@ where the loss does not come down (PaLM, arXiv:2204.02311, section 5.1; OPT-175B
     level      the median of the last `patience_steps` losses
     best       the lowest level so far
     progress   the mean of the first 16 losses, minus `best`
-    noise      σ of the losses around their level, from the differences between neighbours, when `best` was last reached
-    diverged   level > best + `lost_progress` · progress, and also > best + 4 noise. If the progress is at most 20 noise, the level must be
-               30 noise above the start. In both cases, the loss was near `best` within the last 1000 steps
+    low        the lowest level of the last 500 to 1000 steps
+    noise      σ of the losses around their level when `low` was reached, from the differences between neighbours
+    diverged   level > low + `lost_progress` · progress, and also > low + 4 noise. If the progress is at most 20 noise, the level must be
+               30 noise above the start; the present noise counts here if it is larger
 
 A loss that wanders (adversarial training, a policy's loss) makes little progress and stays near its start. The loss of a value function
-rises over thousands of steps. Neither is judged diverged. Nor is a loss that has been below zero: it is a difference, as of a critic (in
-wgan-gp's toy example it falls to -5.4 within 80 steps, and rises to -2.7 while the generator learns).
+rises over thousands of steps. If a loss starts near zero and rises by design, its noise grows with it: the KL term of GRPO (huggingface trl
+#2703), or a hinge that is zero for a while. None of these is judged diverged. Nor is a loss that has been below zero: such a loss is
+a difference, like that of a critic. (In wgan-gp's toy example it falls to -5.4 within 80 steps, and rises to -2.7 while the generator
+learns.)
 
 The default of `lost_progress` is 0.1. In six public trainings (FineWeb, 124 M to 1 B parameters, 66,740 steps), the level over 64 steps
 never rose above `best` by more than 0.023 of the progress; over 16 steps, by 0.054. `benchmarks/judgement.py` plays such curves.
@@ -37,13 +40,15 @@ from .loss_spike import Figure, Finding, SpikePolicy, expected_loss, spike
 
 _FIRST_LOSSES = 16
 _LEAST_PROGRESS = 20.0
-"""In `noise`. The six public trainings made a progress of 32 noise and more."""
+"""In units of `noise`. The six public trainings made a progress of 32 noise and more."""
 _LEAST_RISE, _RISE_WITHOUT_PROGRESS = 4.0, 30.0
 """In `noise`."""
 _MOST_STEPS = 1000
-"""A divergence takes fewer steps than this."""
+"""A rise must come within this many steps, or within half of them, to count as a divergence."""
 _NORMAL_STEP = 0.954
 """Median difference of two numbers with a normal distribution, in σ: 0.6745 · √2."""
+_MEAN_STEP = 1.128
+"""Mean difference of two such numbers, in σ: 2 / √π. A mean also sees noise that begins in the last half of the steps."""
 
 
 class Outcome(IntEnum):
@@ -59,7 +64,7 @@ class Outcome(IntEnum):
 
 
 class Watch(NamedTuple):
-    """A spike that the ranks wait for. Losses are compared with the figures from before it."""
+    """A spike after which the ranks wait for the loss to come back. Losses are compared with the figures from before the spike."""
 
     onset: Step
     seen: Step
@@ -70,20 +75,29 @@ class Watch(NamedTuple):
 _NO_WATCH = Watch(Step(-1), Step(-1), 0.0, 0.0)
 
 
+class Low(NamedTuple):
+    level: float = math.inf
+    noise: float = 0.0
+    """σ of the losses around it."""
+
+
 class Level(NamedTuple):
     """What the ranks know of a training's losses, besides the last figures. Equal on all ranks, and part of the state."""
 
     begun: float = 0.0
-    """Sum of the first losses; `counted`: how many they are."""
+    """Sum of the first losses; `counted` is their number."""
     counted: int = 0
     best: float = math.inf
-    noise: float = 0.0
     now: float = math.nan
     """The present level; NaN: fewer than `patience_steps` losses are known."""
+    noise: float = 0.0
+    """σ of the losses around it, from all differences but the largest."""
     well: Step = Step(-1)
-    """The last step whose loss was near the best level."""
+    """The last step whose loss was near the lowest recent level."""
     largest_norm: float = 0.0
     """The largest gradient norm of any step. A smaller norm did no harm before."""
+    lows: tuple[Low, Low] = (Low(), Low())
+    """The lowest level in the last complete span of `_MOST_STEPS` / 2 steps, and in the present span."""
     watch: Watch | None = None
     outcome: Outcome = Outcome.OPEN
     """How the last watch ended; OPEN: there is a watch, or there was none."""
@@ -91,25 +105,30 @@ class Level(NamedTuple):
     """First step of the last watch, and the first step after it. Not part of a baseline."""
 
     def numbers(self) -> list[float]:
-        """Return this as numbers; `of` reads them."""
-        *rest, watch, outcome, hard = self
-        return [*rest, *(watch or _NO_WATCH), outcome, *hard]
+        """Return the fields as numbers, of which `of` makes a Level again."""
+        *rest, lows, watch, outcome, hard = self
+        return [*rest, *lows[0], *lows[1], *(watch or _NO_WATCH), outcome, *hard]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Level:
-        begun, count, best, noise, now, well, norm, onset, seen, expected, scale, outcome, first, after = numbers
+        if len(numbers) != len(Level().numbers()):  # in a snapshot of an earlier version
+            return cls()
+        begun, count, best, now, noise, well, norm, *lows = numbers[:11]
+        onset, seen, expected, scale, outcome, first, after = numbers[11:]
         watch = Watch(Step(int(onset)), Step(int(seen)), expected, scale) if onset >= 0 else None
         hard = Step(int(first)), Step(int(after))
-        return cls(begun, int(count), best, noise, now, Step(int(well)), norm, watch, Outcome(int(outcome)), hard)
+        low = Low(*lows[:2]), Low(*lows[2:])
+        return cls(begun, int(count), best, now, noise, Step(int(well)), norm, low, watch, Outcome(int(outcome)), hard)
 
-    def diverged(self, step: Step, policy: SpikePolicy) -> bool:
-        """Return whether the training has lost too much progress at `step`."""
+    def diverged(self, policy: SpikePolicy) -> bool:
+        """Return whether the training has lately lost too much progress."""
         progress = self.begun / max(1, self.counted) - self.best
-        if progress > _LEAST_PROGRESS * self.noise:
-            rise = max(policy.lost_progress * progress, _LEAST_RISE * self.noise)
+        low, noise = min(self.lows)
+        if progress > _LEAST_PROGRESS * noise:
+            rise = max(policy.lost_progress * progress, _LEAST_RISE * noise)
         else:
-            rise = max(0.0, progress) + _RISE_WITHOUT_PROGRESS * self.noise
-        return self.best >= 0 and self.now > self.best + rise and step - self.well < _MOST_STEPS
+            rise = max(0.0, progress) + _RISE_WITHOUT_PROGRESS * max(noise, self.noise)
+        return self.best >= 0 and self.now > low + rise
 
 
 def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple[Finding | None, Level]:
@@ -119,10 +138,14 @@ def judge(figures: Sequence[Figure], level: Level, policy: SpikePolicy) -> tuple
     level = _advanced(level, figures, policy)
     if not policy.enabled:
         return None, level
-    if level.diverged(newest.step, policy):
+    if level.diverged(policy):
         onset = min(level.well + 1, level.watch.onset if level.watch else newest.step)
         found = Finding(
-            kind=Kind.LOSS_DIVERGENCE, onset=Step(onset), seen=newest.step, value=level.now, expected=level.best
+            kind=Kind.LOSS_DIVERGENCE,
+            onset=Step(onset),
+            seen=newest.step,
+            value=level.now,
+            expected=min(level.lows).level,
         )
         return found, level
     if level.watch:
@@ -150,16 +173,22 @@ def _advanced(level: Level, figures: Sequence[Figure], policy: SpikePolicy) -> L
     if level.counted < _FIRST_LOSSES:
         level = level._replace(begun=level.begun + loss, counted=level.counted + 1)
     # A step has no loss if a loss scaler has skipped it, or the script does not report it.
-    losses = (figure.loss for figure in reversed(figures) if figure.loss is not None)
-    last = list(islice(losses, policy.patience_steps))
+    newest_first = ((figure.step, figure.loss) for figure in reversed(figures) if figure.loss is not None)
+    known = list(islice(newest_first, policy.patience_steps))
+    last = [known_loss for _, known_loss in known]
     if len(last) < policy.patience_steps:
         return level._replace(well=step)
-    now, noise, best = median_low(last), level.noise, level.best
-    if now < best:
-        best = now
-        noise = median(abs(one - other) for one, other in pairwise(last)) / _NORMAL_STEP
-    near = math.isinf(level.best) or loss <= best + 2 * noise
-    return level._replace(now=now, best=best, noise=noise, well=step if near else level.well)
+    now, steps = median_low(last), [abs(one - other) for one, other in pairwise(last)]
+    half = _MOST_STEPS // 2
+    before, lately = level.lows if known[:2][-1][0] // half == step // half else (level.lows[1], Low())
+    if now < lately.level:
+        lately = Low(now, median(steps) / _NORMAL_STEP)
+    low = min(before, lately)
+    near = math.isinf(level.best) or loss <= low.level + 2 * low.noise
+    lows = before, lately
+    usual = sorted(steps)[:-1]  # without a jump
+    noise, well = fmean(usual) / _MEAN_STEP if usual else 0.0, step if near else level.well
+    return level._replace(now=now, noise=noise, best=min(now, level.best), well=well, lows=lows)
 
 
 def _watched(level: Level, watch: Watch, figures: Sequence[Figure], policy: SpikePolicy) -> Level:

@@ -14,7 +14,7 @@ a loss that does not come down again (PaLM, arXiv:2204.02311, section 5.1).
 A *gradient spike* is one gradient norm above `gradient_factor` times the baseline's median. Data does not cause such a norm; a flipped bit
 in an exponent does.
 
-These defaults were simulated on 400,000 steps of a loss that falls by a power law, for each kind of noise. Normal noise gave no false
+The defaults below were simulated on 400,000 steps of a loss that falls by a power law, for each kind of noise. Normal noise gave no false
 spike, Student's t with 5 degrees of freedom gave one. Jumps of 6 σ were found at their third step in 99.8 % and 99.1 % of cases,
 respectively. (`tests/unit/test_loss_spike.py` repeats the simulation with fewer steps.)
 
@@ -46,7 +46,7 @@ from ..model.types import Step
 NORMAL_95 = 1.96
 """Half the range of the middle 95 % of a normal distribution, in σ."""
 _COARSEST = 2.0**-7
-"""Grain of bfloat16, as a share of the figure. It is used if all figures are equal, because equal figures show no grain."""
+"""Grain of bfloat16, as a share of the figure, used if all figures are equal, because equal figures show no grain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class SpikePolicy:
     """When a loss or a gradient norm counts as a spike."""
 
     enabled: bool = True
-    """Whether the ranks judge loss and gradient norm. NaN and Inf are always judged. Set it to false if the loss
-    jumps by design."""
+    """Whether the ranks judge loss and gradient norm. NaN and Inf are always judged. Set `spikes.enabled` to false if
+    the loss jumps by design."""
     baseline_steps: int = 128
     """Number of past steps from which the expected loss and its usual noise are computed. No step is judged before
     this many have passed."""
@@ -65,8 +65,8 @@ class SpikePolicy:
     each_sigma: float = 2.0
     """In a loss spike, each step lies above the expected loss by more than this many times the usual noise."""
     mean_sigma: float = 4.0
-    """In a loss spike, the mean of the steps lies above the expected loss by more than this many times the usual
-    noise. Raise it if normal jumps of the loss are taken for spikes."""
+    """In a loss spike, the mean of the steps lies above the expected loss by more than this many times the usual noise.
+    Raise `spikes.mean_sigma` if normal jumps of the loss are taken for spikes."""
     gradient_factor: float = 100.0
     """A single step is a spike if its gradient norm is more than this many times the median of the baseline, and larger
     than at any step before."""
@@ -76,14 +76,15 @@ class SpikePolicy:
 
     In six public trainings (`loss_level`), harder data raised the loss for 20 steps at most."""
     lost_progress: float = 0.1
-    """The ranks rewind if that median has risen by more than this share of the progress that the training has made.
+    """The ranks rewind if the median of the last `patience_steps` losses has risen by more than this share of the progress that the
+    training has made.
 
     In healthy public trainings, it rose by 0.023 of the progress at most."""
 
     def __post_init__(self) -> None:
         if self.baseline_steps < 16:
             raise UsageError(
-                f"spikes.baseline_steps is {self.baseline_steps}; fewer than 16 say nothing of what to expect"
+                f"spikes.baseline_steps is {self.baseline_steps}; fewer than 16 steps do not show what to expect"
             )
         if self.run_steps < 1:
             raise UsageError(f"spikes.run_steps is {self.run_steps}; it must be at least 1")

@@ -6,24 +6,24 @@
     again                        skip the data around the onset                      the data
     again                        skip more data, from further back; with a           the data; in a rescue: the data, or how
                                  rescue if one is configured (`rescue`)              those steps were computed
-    again, or no way to skip     NaN: give up. A diverged loss: train on from     unknown
+    again, or no way to skip     NaN: give up. A diverged loss: continue from     unknown
                                  the newest state before, and judge no loss for
                                  a while (`end_job`: give up)
 
-Once data that was left out has cured a NaN of this job, the data of a later NaN is left out after one replay: as one bad sample comes in
-each epoch, an older state would cost `distance_steps` each time.
+Once skipped data has cured a NaN of this job, the ranks skip the data of a later NaN after only one replay. One bad sample may come in each
+epoch, and a replay from an older state would cost `distance_steps` each time.
 
-A NaN that a replay gives again does no harm if the next step is finite, and so are the parameters, the gradients and the optimizers' state.
-The ranks train on (`tally.left_alone`). An example is a batch without labels: its loss is 0/0, and its gradients are 0.
+A NaN that recurs in a replay does no harm if the next step, the parameters, the gradients and the optimizers' state are finite. After such
+a NaN, the ranks train on (`tally.left_alone`). An example is a batch without labels: its loss is 0/0, and its gradients are 0.
 
 A spike of loss or gradient is no fault yet: the ranks wait (`loss_level`).
 
 If the script fetches its batches without our help, the ranks do not know the data of a step. A fault that does not recur then proves
 nothing: the batch may have been a different one. The ranks rewind `max_replays` times, and no hardware is blamed.
 
-Two faults are the same fault if their onsets are at most `same_fault_steps` apart. A NaN that a rewind has cured is not the same fault as
-the next one: the ranks have done `cured_steps` steps between them. The past rewinds are a list of `Turn`, which is equal on all ranks.
-Incidents keep this list after the ranks have ended.
+Two faults are the same fault if their onsets are at most `same_fault_steps` apart. If the rewind skipped more batches than that, that
+number is the limit. If the ranks have done `cured_steps` steps between two NaNs, a rewind has cured the first, and the second is a new
+fault. The past rewinds are a list of `Turn`, which is equal on all ranks. Incidents keep this list after the ranks have ended.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ class LadderPolicy:
     """How often the ranks replay the same data before they skip it. The first replay starts from the newest state
     before the fault, further ones from an older state."""
     distance_steps: int = 100
-    """How many steps before the onset of a spike that older state lies. If no snapshot is that old, the ranks use the
-    oldest one.
+    """The older state from which further replays start lies this many steps before the onset of a spike. If no snapshot is that old, the
+    ranks use the oldest one.
 
     PaLM (arXiv:2204.02311, 5.1) went back about 100 steps."""
     skip_steps: int = 200
-    """How many batches around the onset of a spike the ranks skip; each further time twice as many. After a NaN they
-    skip only the batch that gave it.
+    """How many batches around the onset of a spike the ranks skip. Each further time that the ranks skip because of this spike, they skip
+    twice as many. After a NaN they first skip only the batch that gave it.
 
     PaLM: 200 to 500."""
     max_skips: int = 3
-    """How often the ranks skip data because of one fault. After that, no remedy is left: a NaN ends the job, and after a diverged loss
-    the ranks continue (`ladder.end_job`)."""
+    """How often the ranks skip data because of one fault. After the last skip, no remedy is left: a NaN ends the job, and after a diverged
+    loss the ranks continue (`ladder.end_job`)."""
     same_fault_steps: int = 200
     """Two faults count as the same fault if their onsets are at most this many steps apart."""
     cured_steps: int = 10
-    """A rewind has cured a NaN if the next NaN comes at least this many steps later. That one counts as a new fault.
+    """A rewind has cured a NaN if the next NaN comes at least this many steps later. A NaN so much later counts as a new fault.
 
-    It is smaller than a short epoch has batches: a bad sample may come once in each epoch."""
+    The default is smaller than the number of batches in a short epoch, because a bad sample may come once in each epoch."""
     end_job: bool = False
     """Whether the job ends if no remedy helps against a loss that has diverged. If false, the ranks train on from the
     newest state before it, and the event log says so. If no remedy helps against NaN or Inf, the job always ends."""
@@ -83,7 +83,7 @@ class LadderPolicy:
 
 
 WATCHED = Kind.LOSS_SPIKE, Kind.GRADIENT_SPIKE
-"""Findings for which the ranks wait."""
+"""Findings after which the ranks wait for the loss to come back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +109,12 @@ class Answer:
         return Window(batch(max(to, first - self.before), known), batch(first, known) + self.after)
 
 
-def same(kind: str, onset: int, later: int, policy: LadderPolicy) -> bool:
-    """Whether the fault with the onset `later` is the one of `kind` with the earlier rewind's `onset`. A NaN is another one if the ranks
-    have done enough steps since."""
+def same(kind: str, onset: int, later: int, policy: LadderPolicy, window: Window | None = None) -> bool:
+    """Whether the fault with the onset `later` is the same as an earlier fault with this `kind` and `onset`, which a rewind answered. A NaN
+    is a new fault if the ranks have done enough steps since. window: the data that this rewind skipped. Later data comes as many steps
+    sooner."""
     cured = kind == Kind.NON_FINITE and later >= onset + policy.cured_steps
-    return not cured and abs(later - onset) <= policy.same_fault_steps
+    return not cured and abs(later - onset) <= max(policy.same_fault_steps, window.stop - window.start if window else 0)
 
 
 def goes_on(kind: Kind, last: int, finding: Finding, policy: LadderPolicy) -> bool:
@@ -127,7 +128,7 @@ def same_fault(finding: Finding, turns: Sequence[Turn], policy: LadderPolicy) ->
     found: list[Turn] = []
     onset = finding.onset
     for turn in reversed([turn for turn in turns if turn.kind in tuple(Kind)]):
-        if not same(turn.kind, turn.onset, onset, policy):
+        if not same(turn.kind, turn.onset, onset, policy, turn.window):
             break
         found.insert(0, turn)
         onset = turn.onset
@@ -205,9 +206,10 @@ def origin(remedy: Remedy) -> Origin:
 def goes_to(
     answer: Answer, finding: Finding, newest: Callable[[int], int], oldest: Callable[[], float]
 ) -> tuple[Answer, int]:
-    """Return the answer that is possible, and the step to rewind to; -1: none. If no state is from before a diverged loss, nothing can be
-    undone: the ranks continue from the newest state. If none is from before the onset of NaN, the newest state before the step that showed
-    it is used. newest: returns the newest kept state of a given step or before; oldest: returns the oldest kept state."""
+    """Return the answer that the kept states allow, and the step to rewind to; -1: there is none. If no state is from before a diverged
+    loss, nothing can be undone: the ranks continue from the newest state. If no state is from before the onset of a NaN, the ranks use the
+    newest state before the step at which they found the NaN. newest: returns the newest kept state of a given step or before; oldest:
+    returns the oldest kept state."""
     if answer.remedy is Remedy.GIVE_UP:
         return answer, -1
     to = newest(answer.at_most)

@@ -4,8 +4,8 @@ Each rank contributes one row of numbers per step; an all-reduce by MAX turns th
 equal directives.
 
 A tally *seals* a snapshot (makes it restorable) if it says that every rank holds its whole part. Staging (the copy into shared memory) may
-last past the next boundary (the moment between two steps). So a row reports on the two latest snapshots begun. These are the same two on
-all ranks: a rank that could not take a snapshot reports it as missed.
+last past the next boundary (the moment between two steps). So a rank's row reports on the two snapshots that began last. All ranks report
+on the same two snapshots: a rank that could not take a snapshot reports it as missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW = 14
 """Number of entries in a row: step, -step, loss, gradient norm, non-finite, the two latest snapshots, stride, wanted, order, fixed data,
 rewind, -rewind, -pause."""
 COURSE = "course"
-"""Name of a snapshot's entry with the ranks' judgements so far. This entry is not part of the training's own state."""
+"""Name of a snapshot's entry with the ranks' judgements so far. The entry `course` is not part of the training's own state."""
 RANDOMNESS = "randomness"
 """Name of a snapshot's entry with what belongs to one rank only: its random generators, and those of its data."""
 _NONE = -math.inf
@@ -59,7 +59,7 @@ class Wanted(IntEnum):
 
 
 _HELD, _WANTED, _ORDERS = tuple(Held), tuple(Wanted), tuple(Order)
-"""The members of each enumeration, indexed by value. To call the enumeration, as in `Held(0)`, takes ten times as long."""
+"""The members of each enumeration, indexed by value. Calling the enumeration, as in `Held(0)`, takes ten times as long."""
 
 
 class Directive(Enum):
@@ -106,7 +106,7 @@ class Tally(NamedTuple):
 class Judgement(NamedTuple):
     directive: Directive
     finding: Finding | None = None
-    """What is wrong. It is set with REWIND and GIVE_UP, and when ranks that only observe find a fault."""
+    """What is wrong: set with REWIND and GIVE_UP, and when ranks that only observe find a fault."""
     answer: Answer | None = None
     """What the ranks do about the finding, or would do if they did not only observe."""
     newest: Held = Held.UNDER_WAY
@@ -118,7 +118,7 @@ class Judgement(NamedTuple):
     snapshot: bool = False
     """With LEAVE: take a snapshot on disk first."""
     rewind: int = 0
-    """With GO_ON: number of a rewind order that all ranks have received. They must check whether they can obey it."""
+    """With GO_ON: number of a rewind order that all ranks have received. The ranks must check whether they can obey the order."""
     pause: bool = False
     """With GO_ON: wait before the next step."""
     level: Level = Level()
@@ -174,7 +174,7 @@ def tally(reduced: Sequence[float]) -> Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPolicy:
-    """The policies that ranks apply when they judge. They are equal on all ranks."""
+    """The policies that ranks apply when they judge, equal on all ranks."""
 
     spikes: SpikePolicy = SpikePolicy()
     ladder: LadderPolicy = LadderPolicy()
@@ -186,8 +186,8 @@ class RankPolicy:
 def judge(
     said: Tally, before: Collection[Figure] | None, level: Level, turns: Sequence[Turn], policy: RankPolicy
 ) -> Judgement:
-    """Return the judgement of a tally. before: the figures of the earlier steps, sorted by step; None: the tally is of no new step. level:
-    what is known of the losses before this step. turns: all rewinds of the job so far."""
+    """Return the judgement of a tally. before: the figures of the earlier steps, sorted by step; None: the tally does not report a new
+    step. level: what is known of the losses before this step. turns: all rewinds of the job so far."""
     if not said.same_step and not policy.observe:
         return Judgement(directive=Directive.DIVERGED)
     found, after = _finding(said, before, level, policy.spikes)
@@ -215,7 +215,8 @@ def judge(
 
 
 def blamed(judgement: Judgement, said: Tally, turns: Sequence[Turn], policy: LadderPolicy) -> Judgement:
-    """Return the judgement of the same tally if hardware has likely caused the spike for which the ranks would wait."""
+    """Return what replaces `judgement` if hardware has likely caused a spike: the ranks rewind instead of waiting for the loss to come
+    back."""
     found = judgement.finding
     if found is None or judgement.directive is not Directive.GO_ON:
         return judgement
@@ -226,7 +227,7 @@ def blamed(judgement: Judgement, said: Tally, turns: Sequence[Turn], policy: Lad
 
 
 def left_alone(said: Tally, judgement: Judgement) -> Judgement:
-    """Return the judgement of the same tally if the NaN that the ranks would rewind for has done no harm: they train on."""
+    """Return what replaces `judgement` if the NaN has done no harm: the ranks train on instead of rewinding."""
     return judge(said, None, judgement.level, (), RankPolicy(observe=True))._replace(
         finding=judgement.finding, answer=Answer(remedy=Remedy.LEAVE_ALONE)
     )

@@ -18,8 +18,8 @@ from ..model.rewind import Remedy
 from ..model.types import OrderedBy, Rank
 
 RANKS_NAMED = 3
-"""The most ranks that a record names as out of line, in 16 bits each of one integer. If more ranks are out of line, no single rank is at
-fault."""
+"""The most ranks that a record names as out of line. One integer holds them, with 16 bits for each. If more ranks are out of line, no
+single rank is at fault."""
 _CAUSES, _REMEDIES = (*Kind, *OrderedBy), tuple(Remedy)
 
 
@@ -122,4 +122,4 @@ REWINDS_AT = 512
 REWINDS = Ring(REWINDS_AT, 8, Rewound, "onset reached to at_ns done_ns kind remedy window order ranks")
 """A ring of eight records: the agent reads them once a second, and a step may be replayed several times in that time."""
 SIGHTINGS = Ring(PAGE_BYTES - 2 * 12 * 8, 2, Sighted, "onset seen last outcome to at_ns kind remedy window")
-"""A ring of two records: there is one per fault, so two are enough between two reads of the agent."""
+"""A ring of two records. Each fault has one record, so two are enough between two reads of the agent."""

@@ -1,8 +1,8 @@
-"""The layout of a board page: one page of shared memory per local rank. The rank writes it and the agent reads it; the agent's orders go
-the other way.
+"""The layout of a board page: one page of shared memory per local rank. The rank writes its state there for the agent, and the agent its
+orders for the rank.
 
-A heartbeat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of it. A
-row of several fields has a number that is stored last. That suffices only where stores become visible in sequence (x86).
+A heartbeat is a few stores into memory, with no system call. Every field is eight bytes and aligned, so a reader never sees half of it. The
+number of a row is stored after its fields, which suffices only if stores become visible in sequence (x86).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _DEVICE_AT, _SPENT_AT = _FAREWELL_END // 8, 3824
 _SIGHTINGS_COUNT_AT = _SPENT_AT + 4 * 8
 _LIVED, _CODES = 1, 1000
 MARKS = 256
-"""Marks in the queue of a device are numbered from 0 to 255, and begin anew."""
+"""Marks in the queue of a device are numbered from 0 to 255, and then from 0 again."""
 
 
 class _Int:
-    """An aligned 64-bit integer of the page."""
+    """A field of `Page`: one aligned 64-bit integer."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -76,7 +76,7 @@ class Page:
     stall_ns = _Int(15)
     """Time that the loop spent in our code, including the copying of snapshots into memory."""
     rewinds = _Int(16)
-    """Number of rewinds in place in this generation; `rewind(ordinal)` returns the last eight."""
+    """Number of rewinds in place in this generation. `rewind(ordinal)` returns one of the last eight."""
     order = _Int(21)
     """An `Order` to the rank; the agent writes it."""
     durable = _Int(22)
@@ -90,11 +90,11 @@ class Page:
     ordered = _Int(20)
     """Number of the last rewind order."""
     ordered_to = _Int(28)
-    """The step to rewind to."""
+    """The step to which the last rewind order sends the ranks."""
     ordered_skip = _Int(29)
-    """Number of batches after that step to leave out."""
+    """Number of batches after step `ordered_to` to skip."""
     ordered_by = _Int(30)
-    """The order's reason, as an index into `OrderedBy`."""
+    """The reason of the last rewind order, as an index into `OrderedBy`."""
     declined = _Int(31)
     """Number of the last rewind order that failed, because not all ranks have the state."""
     fetching = _Int(33)
@@ -110,8 +110,8 @@ class Page:
     main_thread = _Int(26)
     """Number of the thread to look at, as stacks show it: the process's main thread, later the thread of the training loop."""
     tells = _Int(27)
-    """1: a loop that we know, or a Session, reports steps; 2: it can also leave data out; 3: it cannot, but it puts its data back; 0: there
-    is neither."""
+    """0: neither a loop that we know nor a Session reports steps. 1: one does; 2: it can also skip data; 3: it cannot skip data, but it can
+    put its data back."""
     first_step = _Int(_SIGHTINGS_COUNT_AT // 8 + 1)
     """The first step that was finished in this generation. The rank writes it before `stepped_ns`."""
     sightings = _Int(_SIGHTINGS_COUNT_AT // 8)
@@ -127,12 +127,12 @@ class Page:
     device_since_ns = _Int(_DEVICE_AT + 2)
     """When the oldest mark that the device has not reached was put there; 0: it has reached all marks, or there is none."""
     device_called, device_answered = _Int(_DEVICE_AT + 3), _Int(_DEVICE_AT + 4)
-    """The same two numbers for a stream of our own, which waits for no other work."""
+    """The last mark queued, and the last mark reached, on a stream of our own that waits for no other work."""
     launched_pid = _Int(_SIGHTINGS_COUNT_AT // 8 + 2)
     """Process that the launcher started as this rank; 0 until the launcher ends its ranks. The launcher writes this and the next two
     fields."""
     seen = _Int(_SIGHTINGS_COUNT_AT // 8 + 3)
-    """How the launcher found that process. 0: not known; 1: alive, so the launcher ended it; else the process's exit code plus 1000."""
+    """How the launcher found `launched_pid`. 0: not known; 1: alive, so the launcher ended it; else the process's exit code plus 1000."""
     launcher_signal = _Int(_SIGHTINGS_COUNT_AT // 8 + 4)
     """The signal that ended the launcher itself; 0: the launcher could report no signal."""
 
@@ -196,7 +196,7 @@ class Page:
         self.rewinds += 1  # last: from now on the agent reads the record
 
     def rewind(self, ordinal: int) -> Rewound:
-        """Return the record of the `ordinal`-th rewind, one of the last eight."""
+        """Return the record of rewind number `ordinal`, from 1. The page holds the last eight."""
         return REWINDS.get(self.raw, ordinal)
 
     def sighted(self, found: Sighted) -> None:
@@ -211,17 +211,17 @@ class Page:
         self.ints[place + 3] = outcome  # last: it says that the step is the final one
 
     def sighting(self, ordinal: int) -> Sighted:
-        """Return the `ordinal`-th of these findings, one of the last two."""
+        """Return the record of finding number `ordinal`, from 1. The page holds the last two."""
         return SIGHTINGS.get(self.raw, ordinal)
 
     def open_sightings(self) -> dict[int, Sighted]:
-        """Return those of the last two findings whose watch has not ended, by ordinal."""
+        """Return, by ordinal, which of the last two findings are still being watched."""
         kept = range(max(0, self.sightings - SIGHTINGS.kept) + 1, self.sightings + 1)
         return {ordinal: told for ordinal in kept if not (told := self.sighting(ordinal)).outcome}
 
     def speak(self, ordinal: int, row: Sequence[float]) -> None:
-        """Write the `ordinal`-th row (from 1) for the other ranks of the node. Call it only when all of them have read the row before,
-        because it overwrites row `ordinal - 2`."""
+        """Write the `ordinal`-th row (from 1) for the other ranks of the node. Call `speak` only when all other ranks have read the row
+        before, because it overwrites row `ordinal - 2`."""
         place = _PLACES[ordinal % 2]
         _ROW.pack_into(self.raw, place + 8, *row)
         self.ints[place // 8] = ordinal  # last: from now on the others read the row

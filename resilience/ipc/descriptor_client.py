@@ -1,5 +1,5 @@
-"""Opens the agent's files in a rank, through /proc. A rank in its own PID namespace does not see the agent there. So it asks the agent for
-a file's descriptor, over a Unix socket with an abstract name.
+"""Opens the agent's files in a rank, through /proc. A rank in its own PID namespace does not see the agent there. So such a rank asks the
+agent for a file's descriptor, over a Unix socket with an abstract name.
 
 rank ──path, token──▶ agent.ranks.descriptor_server ──a descriptor of its own──▶ rank
 """
@@ -41,7 +41,7 @@ def opened(path: str, flags: int, environ: Mapping[str, str] = os.environ) -> in
         asking.send(json.dumps(asked).encode())
         said, fds, *_ = socket.recv_fds(asking, _ERROR_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     if not fds:
-        raise OSError(said.decode(errors="replace") or "the agent has given nothing")
+        raise OSError(said.decode(errors="replace") or "the agent sent no descriptor")
     return fds[0]
 
 

@@ -26,7 +26,8 @@ _LOOKS_S = 0.1
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel for SIGKILL when process `parent_pid`, which must be the caller's parent, ends. If it has ended, exit immediately."""
+    """Ask the kernel for SIGKILL when process `parent_pid`, which must be the caller's parent, ends. If the parent has ended, exit
+    immediately."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(128 + signal.SIGKILL)
@@ -55,7 +56,7 @@ def die_with(pid: int) -> None:
 
 
 def may_die_with_parent() -> bool:
-    """Whether the kernel lets a process ask for SIGKILL at its parent's end. This process's own setting does not change."""
+    """Whether the kernel lets a process ask for SIGKILL at its parent's end. The test does not change this process's own setting."""
     now = ctypes.c_int()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     return prctl(_PR_GET_PDEATHSIG, ctypes.byref(now), 0, 0, 0) == 0 == prctl(_PR_SET_PDEATHSIG, now, 0, 0, 0)
@@ -70,7 +71,7 @@ def adopt_orphans() -> bool:
 def spawn(command: Sequence[str], **popen: Any) -> subprocess.Popen[bytes]:
     """Return `subprocess.Popen(command, **popen)`, with a child that is killed when this process ends. Takes ~20 ms longer.
 
-    Call it from a thread that lives as long as the agent: the kernel kills the child when the *thread* that spawned it ends.
+    Call `spawn` from a thread that lives as long as the agent: the kernel kills the child when the *thread* that spawned it ends.
     """
     leash = [sys.executable, "-I", "-S", __file__, str(os.getpid())]
     return subprocess.Popen([*leash, *command], **popen)

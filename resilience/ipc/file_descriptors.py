@@ -29,8 +29,8 @@ def appending(path: Path) -> int:
 
 
 def fill_standard() -> None:
-    """Open /dev/null as stdin, stdout or stderr if this program was started without it (`>&-`). Else the next opened file would take its
-    number."""
+    """Open /dev/null as stdin, stdout or stderr if this program was started without it (`>&-`). If such a stream stays closed, the next
+    opened file takes its number."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)

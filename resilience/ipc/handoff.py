@@ -27,11 +27,11 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The agent's stdout or stderr, and where ranks print instead of there (`agent/ranks/rank_output.py`)."""
+    """The agent's stdout or stderr, and the files to which ranks print instead (`agent/ranks/rank_output.py`)."""
 
     device: int
     inode: int
-    """These two identify the file that the agent's stream is."""
+    """`device` and `inode` identify the file behind the agent's stream."""
     paths: tuple[str, ...]
     """For each local rank: the agent's pipe or pseudo-terminal."""
 
@@ -46,28 +46,29 @@ class Handoff:
     snapshots: str
     """Address of the directory or object store for the snapshots on disk."""
     unusable: tuple[str, ...] = ()
-    """Names of committed snapshots there that ranks must not restore, although storage does not show their marks yet."""
+    """Names of committed snapshots that ranks must not restore, although storage does not show yet that they are set aside."""
     resume_step: Step
     """Step of the snapshot to start from; -1: there is none."""
     replay_until: Step
     """Newest step that earlier generations reached; -1: none."""
     reached: tuple[Reached, ...] = ()
-    """For each local rank: the last step of the generation before, if the same ranks compute that step again."""
+    """For each rank of this node: the last step that it reported in the generation before, with the step's loss and gradient norm. Empty
+    unless this node's ranks have the same numbers as before, and compute that step again with the same data."""
     origin: str
     """Address of another job's snapshot to start from if `resume_step` is -1; empty: there is none."""
     every_steps: int
     durable_every_steps: int
     reach_steps: int
-    """Number of steps that the oldest snapshot in memory should be old."""
+    """The age in steps that the oldest snapshot in memory should have."""
     policy: RankPolicy
     turns: tuple[Turn, ...]
     """Rewinds in place by ranks of earlier generations."""
     windows: tuple[Window, ...]
-    """Batches of data to leave out."""
+    """Batches of data to skip."""
     modules: str
     """File in which local rank 0 lists the script's imports, for the warm process."""
     rewind: RewindOrder | None = None
-    """The order to rewind because of which the ranks start from `resume_step`."""
+    """The order to rewind that makes the ranks start from `resume_step`; None: no order does."""
     copies: bool = False
     """Whether snapshots are copied into other nodes' memory."""
     variables: dict[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from .board_events import REWINDS, SIGHTINGS, Noted, Rewound, Sighted
 from .board_layout import MARKS, Page
 
 MOST = 1 << 48
-"""A larger number of steps, or snapshots, than any training has."""
+"""No training has this many steps or snapshots."""
 MOST_NS = 1 << 62
 MOST_PIDS = 1 << 22
 """Linux's own limit of process ids on 64 bits."""
@@ -60,7 +60,7 @@ _BOUNDS: dict[str, tuple[int, int]] = {
     ),
 }
 """For each field that ranks write: the least and the greatest possible value. What a device writes (`device_reached`, `device_answered`) is
-only compared, and no reason to end its rank."""
+not listed: it is only compared with other numbers, and is no reason to end the rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Sets what `ps`, `pkill -f` and psutil show of this process: its command line and its environment, as in /proc.
 
-The kernel reads both from the process's own memory. A forked process shows its parent's until it gives the kernel other addresses. The
-environment lies directly behind the command line, as in a process that was executed. C's `environ` points to the environment: setproctitle
-finds both there, and writes there.
+The kernel reads both from the process's own memory. A forked process shows its parent's command line and environment until it gives the
+kernel other addresses. The environment lies directly behind the command line, as in a process that was executed. C's `environ` points to
+the environment: setproctitle finds both there, and writes there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def show(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> boo
 
 
 def show_instead(command: Sequence[str], other: Sequence[str]) -> None:
-    """Show `other` instead of `command`, the last words of this process's command line. Do nothing if that does not end so."""
+    """Show `other` instead of `command`, the last words of this process's command line. Do nothing if the command line does not end with
+    `command`."""
     words = [os.fsdecode(word) for word in Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]]
     if command and words[-len(command) :] == list(command):
         show([*words[: -len(command)], *other], os.environ)

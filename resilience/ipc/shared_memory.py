@@ -29,7 +29,8 @@ LASTING = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 def memory(name: str, nbytes: int = 0, seals: int = LASTING) -> int:
     """Return the descriptor of a new file of `nbytes` bytes in memory. The file exists until no process has it open or mapped. If the
-    kernel refuses, the file is in /dev/shm or among the temporary files, without seals. Raises OSError."""
+    kernel refuses memfds, the file is created in /dev/shm, or else in the directory for temporary files, and has no seals. Raises
+    OSError."""
     try:
         fd = high(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except (OSError, AttributeError):
@@ -49,9 +50,9 @@ def _unnamed() -> int:
 
 
 def allocate(fd: int, nbytes: int) -> None:
-    """Give the file memory for `nbytes` bytes, in huge pages where the kernel can (6.1). Pages that are there already stay as they are. A
-    device driver needs a tenth of the time to register and to release huge pages. Raises OSError. The file then keeps its former length, if
-    its seals allow that."""
+    """Give the file memory for `nbytes` bytes, in huge pages where the kernel can (6.1). Memory pages that the file already has stay as
+    they are. A device driver needs a tenth of the time to register and to release huge pages. Raises OSError. The file then keeps its
+    former length, if its seals allow that."""
     there = os.fstat(fd).st_size
     try:
         _allocate(fd, there, nbytes)
@@ -80,8 +81,8 @@ def allocated(fd: int) -> int:
 
 
 def mapped(fd: int, nbytes: int, offset: int = 0, *, writable: bool = True, populate: bool = False) -> memoryview:
-    """Return a view of `nbytes` bytes of the file, which must have that many. All processes that map these bytes share them. They are
-    unmapped with the last view. Raises OSError."""
+    """Return a view of `nbytes` bytes of the file, which must have that many. All processes that map these bytes share them. The mapping
+    ends with the last view of the bytes. Raises OSError."""
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
     place = _room(nbytes) if nbytes >= _HUGE_BYTES else None
@@ -100,7 +101,8 @@ def mapped(fd: int, nbytes: int, offset: int = 0, *, writable: bool = True, popu
 
 
 def _room(nbytes: int) -> int:
-    """Return an unused address at which a mapping of so many bytes can have huge pages. The mapping replaces what reserves it."""
+    """Return an unused address at which a mapping of so many bytes can have huge pages. The bytes stay reserved until `_map` puts a mapping
+    there."""
     nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     found = _map(None, nbytes + _HUGE_BYTES, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)  # no access
     place = -(-found // _HUGE_BYTES) * _HUGE_BYTES

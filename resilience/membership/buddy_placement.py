@@ -3,8 +3,9 @@
     half the ring away ──▶ if on the same rack: two such nodes exchange holders ──▶ the rest exchange with nodes away from their rack
 
 The members form a ring by node rank. Nodes of a rack share switch and power, so they are lost together. Each node has one holder (the node
-with its copies), and holds the copies of one other node, its guest. A holder is half the ring away, because names that are sorted mostly
-sort the racks too. Also, two nodes that hold each other's copies are less often lost together than any two neighbours on a ring.
+with its copies), and holds the copies of one other node, its guest. A holder is half the ring away for two reasons. Sorted names mostly
+sort the racks too, so a holder half the ring away is mostly on another rack. With an even number of members, two nodes half the ring apart
+hold each other's copies. So there are half as many pairs of nodes that must not be lost together as on a ring of neighbours.
 
 The result depends only on node ranks and racks. So a node that takes another node's rank on the same rack also takes its guest and its
 holder, and no other node's holder changes. On another rack, a few more holders change, because an exchange first looks for partners nearby.
@@ -22,8 +23,8 @@ RACK = "rack"
 
 def holders(members: Sequence[NodeId], labels: Mapping[NodeId, Mapping[str, str]]) -> dict[NodeId, NodeId]:
     """Return, for each node, the node that holds its copies; empty for a single node. As few nodes as possible have a holder on their own
-    rack: none, unless more than half of all nodes are on one rack. members: sorted by node rank; labels: of each node, if known. A node
-    without the label `rack` is on a rack of its own. 10,000 nodes take some 30 ms."""
+    rack: none, unless more than half of all nodes are on one rack. members: sorted by node rank; labels: the labels of each node, if known.
+    A node without the label `rack` is on a rack of its own. 10,000 nodes take some 30 ms."""
     count = len(members)
     if count < 2:
         return {}

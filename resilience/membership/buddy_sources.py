@@ -1,7 +1,8 @@
 """Finds the copies in other nodes' memory that nodes can use, and the source of each node's part (the copy that it fetches). Pure.
 
-All nodes copy the same steps, the marked ones, each to its holder (`buddy_placement.holders`). If a node's memory is lost, the node that
-gets its node rank starts from the copy. All others start from the same step in their own memory, because they keep marked steps.
+All nodes copy the snapshots of the same steps (the marked steps), each node to its holder (`buddy_placement.holders`). If a node's memory
+is lost, the node that gets its node rank starts from the copy. All others start from the same step in their own memory, because they keep
+marked steps.
 
     own memory of the members, statuses' copies ──`fetchable`──▶ what each could fetch ──`resume_point.choose`──▶ the step ──▶ its sources
 """
@@ -19,7 +20,7 @@ from . import buddy_placement
 
 @once_said
 def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
-    """Return, by present member, the steps in its memory that belong to its present ranks. It cannot use steps of other ranks."""
+    """Return, by present member, the steps in its memory that belong to its present ranks. A node cannot use steps of other ranks."""
     members = world.record.members if world.record else {}
     count = len(members)
     found: dict[NodeId, tuple[Step, ...]] = {}
@@ -63,7 +64,7 @@ def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
 
 
 def apart(world: World) -> dict[NodeId, NodeId]:
-    """Return each member's holder, only for members whose holder, because of racks, is not the member half the ring away."""
+    """Return the holders of those members whose holder is not the member half the ring away, because of the racks."""
     members = world.members
     labels = {node: record.labels for node in members if (record := world.nodes.get(node)) and record.labels}
     if not labels or len(members) < 2:

@@ -31,7 +31,7 @@ def roles(world: World, now: float) -> dict[NodeId, Role]:
 
 
 def away(world: World, node: NodeId, role: Role) -> bool:
-    """Whether nothing of what the node last reported still exists, except what is on disk."""
+    """Whether everything that the node last reported is gone, except what is on disk."""
     if not world.begun:  # earlier agents reported it, not the present ones
         return True
     return role is Role.GONE or (role is Role.DRAINED and node not in world.nodes)

@@ -13,21 +13,21 @@ from . import rank_assignment
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantinePolicy:
-    """When a node is put into quarantine, that is, does not train for a while. It happens only while the job can
-    continue without that node."""
+    """When a node is put into quarantine, that is, does not train for a while. A node goes into quarantine only if the
+    job can continue without it."""
 
     hardware_faults: int = 2
     """A node is put into quarantine after this many faults of its own hardware: its replica differed from all others.
 
     One flipped bit is bad luck (Llama 3: 6 in 54 days of 16,384 GPUs)."""
     faults: int = 3
-    """A node is put into quarantine after this many faults that struck it first: a killed rank, a hung rank or a lost
-    agent. Fewer are enough at the start of a job that has trained before. Two in a row are enough if the second came
-    before the first step. One before the first step is enough on a node that has never trained.
+    """A node is put into quarantine after this many faults that struck it first: a killed rank, a hung rank or a lost agent. Fewer are
+    enough at the start of a job that has trained before. Two faults in a row are enough if the second one came before the first step. One
+    fault before the first step is enough on a node that has never trained.
 
     Most nodes have none in a month, and a few have most of all faults (StepFun; Meta, arXiv:2410.21680, section 4)."""
     within_h: float = 24.0
-    """Number of hours in which these faults are counted."""
+    """Number of hours in which `hardware_faults` and `faults` are counted."""
     lasts_h: float = 24.0
     """Number of hours that a quarantine lasts. `mt-resilient readmit` ends it earlier."""
 

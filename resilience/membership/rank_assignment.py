@@ -1,8 +1,9 @@
 """Chooses the members of the next generation and their node ranks, from the nodes that are present. Pure.
 
 A member keeps its node rank while it can, because its memory holds the state of these ranks. A spare takes a lost member's node rank.
-Without a spare, the job continues with fewer nodes if that number is allowed. Otherwise it waits for the missing node. The job grows only
-if there was no fault (`planned_move`): after a fault the ranks resume from memory, which fits only the same number of nodes.
+Without a spare, the job continues with fewer nodes if that number is allowed. If the number is not allowed, the job waits for the missing
+node. The job grows only if there was no fault (`planned_move`): after a fault the ranks resume from memory, which fits only the same number
+of nodes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ..model.types import NodeId
 MOST_NODES = 100_000
 """The most nodes that a job may have. A larger number is probably a typing error."""
 TRUE_S = 3600.0
-"""Seconds for which a number of nodes counts as one on which the script does not start. Then it is allowed again, because a network or file
-server may have been down."""
+"""Seconds for which a number of nodes counts as one on which the script does not start. After this time the number is allowed again,
+because a network or file server may have been down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +37,17 @@ class NodesPolicy:
     spares: int = 0
     """How many additional nodes stand by to take the place of lost ones. Short: `--spares`."""
     join_s: float = 60.0
-    """How many seconds the first start still waits for missing nodes after the last node has joined. Then it starts
-    with the nodes that are present, if their number is allowed."""
+    """How many seconds the first start still waits for missing nodes after the last node has joined. After this time,
+    the job starts with the nodes that are present, if their number is allowed."""
 
     grow_after_s: float = 60.0
-    """How many seconds a returned node must be present before the job grows by it. Growing costs a restart, so a node
-    that comes and goes should not cause one each time.
-
-    Growing costs a restart."""
+    """How many seconds a returned node must be present before the job grows by it. Growing costs a restart, so a node that comes and goes
+    should not cause one each time."""
+    simumax_model: str = ""
+    """SimuMax's description of the model, a JSON file. With this file and `simumax_system`, SimuMax is asked for a layout on each number of
+    nodes that cannot hold Megatron's layout as the script has it. Empty: the job does not use these numbers."""
+    simumax_system: str = ""
+    """SimuMax's description of the machine, a JSON file: its devices' memory and speed, and its networks."""
 
     def __post_init__(self) -> None:
         if self.grow_after_s < 0:
@@ -52,6 +56,8 @@ class NodesPolicy:
             raise UsageError(f"nodes.spares is {self.spares}; it cannot be negative")
         if self.join_s < 0:
             raise UsageError(f"nodes.join_s is {self.join_s}; it cannot be negative")
+        if bool(self.simumax_model) != bool(self.simumax_system):
+            raise UsageError("nodes.simumax_model and nodes.simumax_system belong together; give both, or none")
 
 
 def sizes(text: str) -> tuple[int, ...]:
@@ -71,7 +77,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 @cache
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that sorts `node-10` after `node-9`. It is cached, because every tick sorts thousands of names."""
+    """Return a key that sorts `node-10` after `node-9`. The key is cached, because every tick sorts thousands of names."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name))
 
 
@@ -86,7 +92,7 @@ def usable(world: World, now: float) -> dict[NodeId, NodeRecord]:
 
 
 def unusable(world: World, node: NodeId, now: float) -> str:
-    """Return why this node, which is present, must not train; empty: it may."""
+    """Return why this node must not train, although it is present; empty: it may train."""
     if world.record and world.nodes[node].instance in world.record.dismissed:
         return "it is drained"
     if world.nodes[node].fit:
@@ -133,8 +139,8 @@ def allowed(world: World, now: float) -> tuple[int, ...]:
 @once
 def left(world: World, now: float) -> tuple[int, ...]:
     """Return the numbers of nodes on which the script has failed to start since the job was last started, the oldest finding first. If the
-    script later trained on a number on which it had failed, the number was not the reason, so none is returned. Once it trains, findings
-    older than `TRUE_S` do not count either. now: wall-clock seconds."""
+    script later trained on a number on which it had failed, the number was not the reason, so none is returned. Once the script trains,
+    failed starts older than `TRUE_S` do not count either. now: wall-clock seconds."""
     if world.spec is None or world.record is None:
         return ()
     since = max(world.spec.first_generation, world.spec.given_up + 1)
@@ -159,8 +165,8 @@ def left(world: World, now: float) -> tuple[int, ...]:
 
 
 def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
-    """Return the members of the first generation; None: not all nodes are there. Once no node has joined for `join_s`, it begins with fewer
-    nodes than expected. It may then also use nodes that have been in quarantine since before the job's last start."""
+    """Return the members of the first generation; None: not all nodes are there. Once no node has joined for `join_s`, the job begins with
+    fewer nodes than expected. After `join_s`, the job may also use nodes that have been in quarantine since before its last start."""
     assert world.spec
     here = usable(world, now)
     if not here:
@@ -176,9 +182,9 @@ def first(world: World, now: float, policy: NodesPolicy) -> Seats | None:
 
 
 def proves(sizes: Sequence[int], spares: int, members: int) -> bool:
-    """Whether the expected nodes besides `members` are too few for a generation of their own. Then members whose ranks finish steps know
-    that no generation has begun without them, and let the ranks continue (`agent/peers/fencing.py`). If more nodes have come than expected,
-    `again` ensures this. sizes: the allowed numbers of nodes."""
+    """Whether the expected nodes besides `members` are too few for a generation of their own. If they are too few, members whose ranks
+    finish steps know that no generation has begun without them, and let the ranks continue (`agent/peers/fencing.py`). If more nodes have
+    come than expected, `again` ensures that no generation begins without such a member. sizes: the allowed numbers of nodes."""
     return max(sizes) + spares - members < min(sizes)
 
 
@@ -201,9 +207,9 @@ def needed(world: World) -> set[NodeId]:
 
 def again(world: World, now: float, settled_s: float | None = None, struck: Collection[NodeId] = ()) -> Seats:
     """Return the members of a generation that follows another. settled_s: seconds for which a node must have been present before the job
-    grows by it. None, at a fault: the job does not grow, because memory fits only the same number of nodes. Then a drained node that is
-    still present remains a member, with its memory, until the ranks train (`planned_move`). It does not if it was `struck` before its ranks
-    made a step, or if starts fail. If nodes are too few, other present nodes are added (`_with_mercy`)."""
+    grows by it. None, at a fault: the job does not grow, because memory fits only the same number of nodes. At a fault, a drained node that
+    is still present remains a member, with its memory, until the ranks train (`planned_move`). A drained node does not remain a member if
+    it was `struck` before its ranks made a step, or if starts fail. If nodes are too few, other present nodes are added (`_with_mercy`)."""
     here = usable(world, now)
     if settled_s is None and world.present.dismissed and not world.present.idle:
         here |= {node: record for node, record in _leaving(world, now).items() if node not in struck}
@@ -271,8 +277,8 @@ def _again(world: World, here: Mapping[NodeId, NodeRecord], now: float, settled_
 
 
 def _settled(world: World, node: NodeId, now: float, settled_s: float | None) -> bool:
-    """Whether the job may grow by `node`. It always may if its present number of nodes is no longer allowed, because then memory is of no
-    use."""
+    """Whether the job may grow by `node`. The job may always grow if its present number of nodes is no longer allowed, because memory is
+    then of no use."""
     if not will_do(world, world.present.members, now):
         return True
     return settled_s is not None and now - world.since_s.get(node, 0.0) >= settled_s

@@ -5,15 +5,17 @@ it. So each step that the other members finish shows that a cut-off node's ranks
 for nothing. So a cut-off node counts as present while steps complete:
 
     no member reports that a rank ended, and steps do not stop
-      and  the newest step is younger than half a lease           a dead agent died earlier: leases are renewed at a third
-      or   it was finished long after the node's last status      a dead agent reported until it died
+      and  the newest step is younger than half a lease           a dead agent has been dead for longer than that, because
+                                                                  agents renew a lease every third of its lifetime
+      or   it was finished long after the node's last status      an agent reports until it dies, and no step is finished after
+                                                                  its death
 
 If all members are gone, no node reports whether they finish steps. If the nodes that are present may not start without them
-(`rank_assignment.needed`), the members count as present, and they continue when they are back. Their leases expire one after the other. So
-the first members to expire also count as present, while the other members have sent nothing for half a lease.
+(`rank_assignment.needed`), the members count as present, and they continue when they are back. The members' leases expire one after the
+other. So the members whose leases expire first also count as present, while the other members have sent nothing for half a lease.
 
-So this delays no detection of a node's death. A cut-off node reads no orders, and this is detected when it does not obey an order
-(`rewind_orders.unheeded`).
+To count a cut-off node as present does not delay the detection of a node's death. A cut-off node reads no orders. The leader notices this
+when the node does not obey an order (`rewind_orders.unheeded`).
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ def cut_off(world: World, now: float, lease_s: float) -> tuple[NodeId, ...]:
 
 
 def unseen(world: World, now: float, lease_s: float) -> bool:
-    """Whether no node reports if the members train, and the nodes that are present may not start without them. Every member is gone, or so
-    silent that its lease may expire next."""
+    """Whether no node reports that the members train or do not, and the nodes that are present may not start without them. Every member is
+    gone, or has been silent for so long that its lease may expire next."""
     record = world.record
     if record is None or world.spec is None:
         return False
@@ -81,7 +83,7 @@ def _trains(status: NodeStatus) -> bool:
 
 
 def _outlives(newest_s: float, last: NodeStatus | None, generation: int) -> bool:
-    """Whether steps were finished long after that node's last status. Clocks that differ by seconds can make this wrong. Then a death is
+    """Whether steps were finished long after that node's last status. Clocks that differ by seconds can make this wrong: a death is then
     detected only once steps take too long."""
     if last is None or last.generation != generation or not last.often_s:
         return False

@@ -28,9 +28,9 @@ class Cause(StrEnum):
     NON_FINITE = Kind.NON_FINITE.value
     """NaN or Inf in loss, gradient or parameters."""
     LOSS_SPIKE = Kind.LOSS_SPIKE.value
-    """The loss has gone up. The ranks wait whether it comes back."""
+    """The loss has gone up. The ranks wait and see whether it comes back."""
     GRADIENT_SPIKE = Kind.GRADIENT_SPIKE.value
-    """A gradient norm is far above the usual one. The ranks wait whether the loss follows."""
+    """A gradient norm is far above the usual one. The ranks wait and see whether the loss follows."""
     LOSS_DIVERGENCE = Kind.LOSS_DIVERGENCE.value
     """The loss has gone up, and has not come back: the training has lost a part of its progress."""
     RANK_HUNG = "rank_hung"
@@ -40,18 +40,18 @@ class Cause(StrEnum):
     ORDERED = OrderedBy.OPERATOR.value
     """No fault: an operator ordered the ranks to rewind."""
     FROZEN = "frozen"
-    """The parameters no longer change, although steps complete. Reported only."""
+    """The parameters no longer change, although steps complete. The program only reports this."""
     DEVICE_SICK = "device_sick"
-    """A device counts errors, or its driver reports that it is broken. It is only reported, and is evidence for other faults of its
-    node."""
+    """A device counts errors, or its driver reports that it is broken. The program only reports this, and counts it as evidence for other
+    faults of the node."""
     MEMORY_SHORT = "memory_short"
     """A node's memory is about to run out. The program reports this, and writes snapshots to disk more often."""
     MOVED = "moved"
     """No fault: the set of training nodes changes, because a node is drained or has come back."""
     CUT_OFF = "cut_off"
-    """A member's agent does not reach etcd, but its ranks still train. Reported only."""
+    """A member's agent does not reach etcd, but its ranks still train. The program only reports this."""
     STRAGGLER = "straggler"
-    """A rank's own time for a step is longer than its peers'. Reported only."""
+    """A rank's own time for a step is longer than its peers'. The program only reports this."""
     SNAPSHOT_UNUSABLE = "snapshot_unusable"
     """The snapshot to resume from is damaged."""
     SNAPSHOT_UNREADABLE = "snapshot_unreadable"

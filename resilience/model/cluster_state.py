@@ -24,10 +24,10 @@ class World:
     nodes: Mapping[NodeId, NodeRecord]
     """Nodes whose agent is alive: its lease is valid, and no neighbour has reported it as dead."""
     status: Mapping[NodeId, NodeStatus]
-    """The last status of each node. Nodes that have left and earlier generations are included; `statuses` leaves them out."""
+    """The last status of each node, also of nodes that have left, and from earlier generations; `statuses` skips both."""
     acks: Mapping[NodeId, Ack]
-    """The members' acknowledgements for the record's generation. Each comes from the agent instance (start of an agent) that the record
-    names."""
+    """The members' acknowledgements for the record's generation. Each acknowledgement comes from the agent instance (start of an agent)
+    that the record names."""
     incidents: tuple[Incident, ...]
     requests: tuple[Request, ...]
     """All requests of operators, the oldest first, including answered requests."""
@@ -37,8 +37,8 @@ class World:
     since_s: Mapping[NodeId, float] = field(default_factory=dict)
     """For each node that may become a member: when the leader first saw it, by the leader's own wall clock."""
     heard_s: Mapping[NodeId, float] = field(default_factory=dict)
-    """For each node, by the same clock: when the leader read its last status. For the first status that it read: when the node wrote it, if
-    that is earlier."""
+    """For each node: when the leader read the node's last status, by the leader's own wall clock. For the node's first status: when the
+    node wrote the status, if that is earlier."""
     dead: Mapping[str, Death] = field(default_factory=dict)
     """Reports of dead agents, by the dead agent's instance."""
     leader: str = ""
@@ -97,7 +97,7 @@ class World:
 
 
 def once(judge: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
-    """Cache the result of `judge` for each World and the other arguments. That is safe, because a World never changes."""
+    """Cache the result of `judge` for each World and the other arguments. Caching is safe, because a World never changes."""
 
     @wraps(judge)
     def known(world: World, *args: P.args, **kwargs: P.kwargs) -> T:

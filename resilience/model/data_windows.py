@@ -1,6 +1,6 @@
-"""Computes which batch of data a step uses when windows (ranges of batches) are left out. Pure.
+"""Computes which batch of data a step uses when windows (ranges of batches) are skipped. Pure.
 
-    batches   0 1 2 3 4 5 6 7 8 …      a window [3, 6) is left out:
+    batches   0 1 2 3 4 5 6 7 8 …      a window [3, 6) is skipped:
     steps     0 1 2 . . . 3 4 5 …      step 3 uses batch 6
 
 The number of steps and the learning rate's schedule do not change: later steps only use later batches. A step's batch depends only on the
@@ -17,7 +17,7 @@ from ..errors import UsageError
 
 @dataclass(frozen=True, order=True)
 class Window:
-    """The batches from `start` to `stop - 1`. Batches are counted from 0, as the script uses them when nothing is left out."""
+    """The batches from `start` to `stop - 1`. Batches are counted from 0, as the script uses them when it skips none."""
 
     start: int
     stop: int
@@ -62,28 +62,28 @@ def batch(step: int, windows: Iterable[Window]) -> int:
 
 
 def jump(step: int, windows: Iterable[Window]) -> int:
-    """Return how many batches are left out between the batch of the last finished step and that of the next step. step: number of finished
+    """Return how many batches are skipped between the batch of the last finished step and that of the next step. step: number of finished
     steps."""
     known = merged(windows)
     return batch(step, known) - (batch(step - 1, known) + 1 if step > 0 else 0)
 
 
 def following(step: int, count: int, windows: Iterable[Window]) -> Window:
-    """Return the window of the next `count` batches (1 or more) that are used after `step` finished steps. It also covers batches between
-    them that are already left out."""
+    """Return the window of the next `count` batches (1 or more) that are used after `step` finished steps. The window also covers batches
+    between them that are already skipped."""
     known = merged(windows)
     return Window(batch(step, known), batch(step + count - 1, known) + 1)
 
 
 def ahead(step: int, past: Iterable[Window], known: Iterable[Window]) -> tuple[Window, ...]:
-    """Return the windows to leave out when the ranks continue after `step` steps, from a state computed without the batches of `past`. They
-    are `past` and each window of `known` that lies after the data used so far."""
+    """Return the windows to skip when the ranks continue after `step` steps, from a state computed without the batches of `past`. The
+    result is `past` and each window of `known` that lies after the data used so far."""
     past = merged(past)
     reached = batch(step, past) if step else 0
     return merged((*past, *(window for window in known if window.start >= reached - _left_out(reached, past))))
 
 
 def _left_out(reached: int, windows: tuple[Window, ...]) -> int:
-    """Return how many batches the window that ends at `reached` has; 0: none ends there. So `ahead` also keeps a window that starts where
-    that window starts."""
+    """Return how many batches the window that ends at `reached` has; 0: no window ends there. With this number, `ahead` also keeps a window
+    that starts where that window starts."""
     return next((window.stop - window.start for window in windows if window.stop == reached), 0)

@@ -12,7 +12,7 @@ from .state_machine import Phase
 from .types import Generation, NodeId, OrderedBy, Step
 
 PASSED_ON = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
-"""Signals that torchrun forwards to its ranks."""
+"""Signals that torchrun forwards to its ranks, unless its `--signals-to-handle` names others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,11 +24,11 @@ class RewindOrder:
     """Number of the order's incident. Ranks obey each number only once."""
     to: Step
     skip: int = 0
-    """Number of batches after step `to` to leave out."""
+    """Number of batches after step `to` to skip."""
     cause: OrderedBy = OrderedBy.OPERATOR
     left: str = ""
-    """Name of the snapshot of step `to` to come back to, which an earlier order set aside: the next ranks begin there. Empty: the step of
-    the present lineage."""
+    """Name of a snapshot of step `to` that an earlier order set aside. The next ranks begin there. Empty: the order means step `to` of the
+    present lineage."""
 
     @property
     def incident(self) -> str:
@@ -57,7 +57,7 @@ class GenerationRecord:
     replay_until: Step = Step(-1)
     """Newest step that earlier generations reached; -1: none. The ranks compute the steps up to it again."""
     turns: tuple[Turn, ...] = ()
-    """Rewinds in place by ranks of earlier generations. They also record which data is left out."""
+    """Rewinds in place by ranks of earlier generations, which also record the data that is skipped."""
     reason: str = ""
     opened_s: float = 0.0
     """Wall-clock time at which GATHER began; `launched_s`: at which LAUNCH began."""
@@ -71,23 +71,25 @@ class GenerationRecord:
     last_snapshot: bool = False
     """In ENDING: whether the ranks take a snapshot before they exit."""
     leave_in_s: float = 0.0
-    """In ENDING: seconds in which the ranks must take that snapshot and exit; 0: the configuration's value. An agent counts from the moment
-    at which it reads this, because clocks may differ."""
+    """In ENDING: seconds in which the ranks must take that snapshot and exit; 0: as the configuration says. An agent counts from the moment
+    at which it reads this field, because clocks may differ."""
     paused: bool = False
     """Whether the ranks must wait at their next boundary."""
     rewind: RewindOrder | None = None
     """The last order to rewind, from this generation or an earlier one. The ranks must obey it."""
     onset: Step = Step(-1)
     """The first step that is known to be wrong; -1: no state is suspected. Ranks must not rewind to a state at or after this step that an
-    earlier generation computed. If the job ends, this holds for this generation's states too."""
+    earlier generation computed. If the job ends, later ranks must not use this generation's states from this step on either."""
     begins: RewindOrder | None = None
-    """The order to rewind because of which this generation starts at `resume_step`."""
+    """The order to rewind that makes this generation start at `resume_step`; None: no order does."""
     snapshot: str = ""
     """Id of the last request for a snapshot on disk. The ranks must obey it."""
     moving: str = ""
-    """Why the next generation will run on other nodes; empty: it will not. Until then the ranks save their state on disk and wait."""
+    """Why the next generation will run on other nodes; empty: no move is planned. Until the move, the ranks save their state on disk and
+    wait."""
     moving_s: float = 0.0
-    """Wall-clock time since which the ranks must wait for this move. It stays if the move is given up because saving took too long."""
+    """Wall-clock time since which the ranks must wait for this move. The field keeps its value if the move is abandoned because saving took
+    too long."""
     moving_after: int = 0
     """Number of the last rewind order that the ranks had obeyed when the snapshot for this move was last ordered; 0: none."""
     joined: dict[NodeId, Generation] = field(default_factory=dict)
@@ -95,18 +97,20 @@ class GenerationRecord:
     restarted. Snapshots in its memory from earlier generations may belong to another lineage."""
     trained: int = 0
     """The number of nodes on which the job last trained: that of the latest earlier generation that finished a step. 0: not known."""
+    warmup_s: float = 0.0
+    """The longest silence of a rank before and during the first steps of any earlier start, in seconds; 0: not known. An agent that has not
+    seen a start yet judges by it whether ranks hang in their first steps."""
     sources: dict[NodeId, Source] = field(default_factory=dict)
     """For each member whose own memory lacks `resume_step`: the copy in another node's memory from which it fetches its part, if there is
     one."""
     holders: dict[NodeId, NodeId] = field(default_factory=dict)
-    """For each member: the node that holds copies of its snapshots. If that is the member half the ring away, it is not listed
-    (`buddy_sources.holder`)."""
+    """For each member: the node that holds copies of its snapshots. A holder half the ring away is not listed (`buddy_sources.holder`)."""
     new: tuple[NodeId, ...] = ()
     """In GATHER: members that did not belong to the last generation whose ranks may have started."""
     left: tuple[NodeId, ...] = ()
     """In GATHER: members of that last generation that are no longer members (`rank_assignment.elders`)."""
     dismissed: tuple[str, ...] = ()
-    """Instances of drained agents. They exit as soon as the job continues without them."""
+    """Instances of drained agents, which exit as soon as the job continues without them."""
 
     @property
     def settled(self) -> bool:
@@ -130,9 +134,8 @@ class GenerationRecord:
 
     @property
     def signal(self) -> int:
-        """In ENDING: the signal that told the job to end, or SIGTERM if torchrun does not forward that signal; 0: no signal did."""
-        number = max(0, self.exit_code - 128)
-        return number if number in (0, *PASSED_ON) else signal.SIGTERM
+        """In ENDING: the number of the signal that told the job to end; 0: no signal did."""
+        return max(0, self.exit_code - 128)
 
     @property
     def over(self) -> bool:
@@ -160,7 +163,7 @@ class Quarantine:
 
     reason: str
     until_s: float
-    """When it ends, in wall-clock seconds."""
+    """When the quarantine ends, in wall-clock seconds."""
     readmitted_s: float = 0.0
     """Wall-clock time at which an operator readmitted the node: earlier faults no longer count. 0: never."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -12,10 +12,10 @@ from .signals import Repeated
 from .types import Generation, NodeId, Rank, Step
 
 PHASES = ("detect", "stop", "start", "build", "restore", "step", "replay")
-"""The phases of a recovery, in sequence. Each begins when the phase before ends, and ends at the event after its arrow. detect: a rank is
-gone → the controller knows; stop: → the old worker group is gone and any pause is over; start: → the new ranks' interpreters are up; build:
-→ imports are done and the model is built; restore: → the state is restored; step: → the first step is finished; replay: → the ranks are
-back at the step at which the fault struck."""
+"""The phases of a recovery, in sequence. `detect` begins when a rank is gone; each other phase begins when the phase before it ends.
+`detect` ends when the controller knows of the fault; `stop`, when the old worker group is gone and any pause is over; `start`, when the new
+ranks' interpreters are up; `build`, when imports are done and the model is built; `restore`, when the state is restored; `step`, when the
+first step is finished; `replay`, when the ranks are back at the step at which the fault struck."""
 
 
 class Because(StrEnum):
@@ -81,7 +81,7 @@ class Incident:
     remedy: str = ""
     """For a rewind in place: what the ranks did besides rewinding (`rewind.Remedy`)."""
     window: Window | None = None
-    """Batches that the ranks leave out after that rewind."""
+    """Batches that the ranks skip after the rewind."""
     ranks: tuple[Rank, ...] = ()
     """Ranks whose own gradient was unusual when the fault was found."""
     nodes: tuple[NodeId, ...] = ()
@@ -139,3 +139,8 @@ def turns(incidents: Sequence[Incident]) -> list[Turn]:
     """Return the rewinds in place that concern the present lineage."""
     last = max((at for at, incident in enumerate(incidents) if incident.came_back), default=0)
     return [turn for incident in incidents[last:] if (turn := incident.turn)]
+
+
+def in_order(incidents: Iterable[Incident]) -> tuple[Incident, ...]:
+    """Return the incidents, oldest first. As texts, "10000" would come before "9999"."""
+    return tuple(sorted(incidents, key=lambda each: int(each.id)))

@@ -39,7 +39,7 @@ class NodeStatus:
     """Process ids, sorted by local rank; 0: that rank is not attached (it has not loaded our hook)."""
     attached_s: float = 0.0
     """Wall-clock time when the last local rank attached in this generation; 0 while a rank is missing. The next four fields are such times
-    too."""
+    of the following marks."""
     built_s: float = 0.0
     restored_s: float = 0.0
     stepped_s: float = 0.0
@@ -49,7 +49,7 @@ class NodeStatus:
     finished: bool = False
     """Whether all local ranks left their loop normally and the launcher returned 0."""
     stopped: bool = False
-    """Whether they left normally, but at least one rank left its loop before the loop's end."""
+    """Whether all local ranks left their loop normally, but at least one of them before the loop's end."""
     exits: tuple[RankExit, ...] = ()
     observes: bool = False
     """Whether the ranks only observe: they do nothing about faults."""
@@ -57,7 +57,7 @@ class NodeStatus:
     """Exit code of the launcher, once it has ended."""
     rewinds: tuple[InPlaceRewind, ...] = ()
     sightings: tuple[Sighting, ...] = ()
-    """If the ranks only observe: the last few faults of this generation."""
+    """The last few findings of this generation on which the ranks did not act."""
     memory_steps: tuple[Step, ...] = ()
     """Steps that every local rank can restore from memory."""
     courses: tuple[tuple[int, ...], ...] = ()
@@ -80,6 +80,9 @@ class NodeStatus:
     """How the ranks of this generation were started: `warm`, or `cold: ` and the reason."""
     stalls: tuple[RankStall, ...] = ()
     """Reports on all living ranks, while all of them have been silent for too long."""
+    warmup_s: float = 0.0
+    """The longest silence of a local rank before and during its first steps, in seconds, in the last start whose first steps are over; 0:
+    there was none."""
     stragglers: tuple[Straggler, ...] = ()
     """Local ranks that are slower than their peers now."""
     shortage: Shortage | None = None
@@ -88,12 +91,14 @@ class NodeStatus:
     """Complaints of devices since this agent started, each once."""
     agreed_steps: tuple[Step, ...] = ()
     """Steps in memory and on disk whose replicas were compared and held the same bits, and steps that have no replicas."""
+    compared: int = 0
+    """Number of tensors that several local ranks hold alike, and that this agent compares; 0: `agreed_steps` proves nothing."""
     certified_steps: tuple[Step, ...] = ()
     """Steps of `agreed_steps` that were followed by many later steps, and steps that are marked as certified on disk."""
     mismatches: tuple[Mismatch, ...] = ()
     """The last few mismatches of replicas since this agent started."""
     held: str = ""
-    """Fingerprints of its ranks at the last snapshots. The leader compares them with other nodes' (`signals.Held`)."""
+    """Fingerprints of this node's ranks at the last snapshots. The leader compares them with other nodes' (`signals.Held`)."""
     frozen: Step = Step(-1)
     """Step since which no parameter has changed although many steps completed; -1: parameters change."""
     paused: bool = False
@@ -101,18 +106,20 @@ class NodeStatus:
     declined: int = 0
     """Number of the last rewind order that the ranks could not obey, because they no longer have the state."""
     skips: bool = False
-    """Whether the loop or Session of each local rank can leave data out."""
+    """Whether the loop or Session of each local rank can skip data."""
     other_data: bool = False
     """Whether a loop of a local rank takes data that no recovery can put back."""
+    unsaved: str = ""
+    """Why a local rank's state could not be saved for a restart at the last attempt; empty: it could."""
     snapshot: str = ""
     """Id of the last snapshot request that the agent forwarded to the ranks."""
     snapshot_step: Step = Step(-1)
-    """Step of the first snapshot that all local ranks have begun since that request; -1: none yet. If it fails, they take a later
-    snapshot."""
+    """Step of the first snapshot that all local ranks have begun since that request; -1: none yet. If this snapshot fails, the ranks take a
+    later one."""
     pulse_s: float = 0.0
     """With several nodes: wall-clock time at which the agent last saw all local ranks finish a step, or start, in this generation."""
     stride_s: float = 0.0
-    """The longest recent time between two of these moments, in seconds."""
+    """The longest recent time between two values of `pulse_s`, in seconds."""
     often_s: float = 0.0
     """The longest time between two statuses of this node, in seconds."""
     drained: bool = False
@@ -142,9 +149,11 @@ class NodeRecord:
     home: str = ""
     """Distinguishes this node from another node with the same name: the host's boot, and the run directory with its inode."""
     fit: str = ""
-    """A sentence about a failed preflight check, because of which the node must not train; empty: none failed."""
+    """A sentence about a failed preflight check: such a node must not train. Empty: no check failed."""
     labels: dict[str, str] = field(default_factory=dict)
     """The node's labels, such as `rack` for `buddy_placement`."""
+    hosts_etcd: bool = False
+    """This agent runs the etcd of all nodes, which ends with this agent."""
 
 
 class AckKind(StrEnum):
@@ -180,6 +189,11 @@ class Spec:
     command: tuple[str, ...]
     sizes: tuple[int, ...] = (1,)
     """Numbers of nodes on which the job may train, ascending."""
+    asked: tuple[int, ...] = ()
+    """Numbers of nodes that the command names. Some of them may not be able to hold the script's layout."""
+    layouts: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By number of nodes: further arguments of the script, if that number of nodes cannot hold the script's own layout. All agents use the
+    first agent's arguments."""
     spares: int = 0
     """Number of additional nodes that are expected."""
     ranks: int = 0
@@ -187,13 +201,13 @@ class Spec:
     run: str = ""
     """Eight hexadecimal digits in the names of the job's snapshots. A new description of the job gets other digits."""
     first_generation: Generation = Generation(1)
-    """The first generation since the job was last started. Its number must be greater than the generations of older snapshots, which may
+    """The first generation since the job was last started. The number must be greater than the generations of older snapshots, which may
     exist although etcd's data is gone."""
     given_up: Generation = Generation(0)
-    """Of the generations up to this number, only snapshots on disk are left: an operator gave the command again when no agent of the job
-    was there. The next generation gets a greater number."""
+    """Generations up to this number have left nothing but snapshots on disk, because an operator gave the command again when no agent of
+    the job was running. The next generation gets a greater number."""
     windows: tuple[Window, ...] = ()
-    """Batches that the job left out before it was last started. It leaves them out again, from whichever step it starts now."""
+    """Batches that the job skipped before it was last started. The job skips these batches again, from whichever step it starts now."""
     alike: dict[str, str] = field(default_factory=dict)
     """Other settings that must be equal on all nodes, if they differ from the default (`agent/join/config_match.py`)."""
 

@@ -24,7 +24,7 @@ class Wish(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """An operator's order. A command, or an agent that got a signal, writes it into the store. It stays in force until the controller
+    """An operator's order. A command, or an agent that got a signal, writes it into the store. An order stays in force until the controller
     answers it."""
 
     kind: str
@@ -34,10 +34,10 @@ class Request:
     step: Step = Step(-1)
     """With REWIND: the step to rewind to."""
     skip: int = 0
-    """With REWIND: number of batches after that step to leave out."""
+    """With REWIND: number of batches after step `step` to skip."""
     left: str = ""
-    """With REWIND: name of the snapshot of that step to come back to, which an earlier order to rewind set aside; empty: the step of the
-    present lineage."""
+    """With REWIND: name of a snapshot of step `step` that an earlier order to rewind set aside, and to which the ranks come back. Empty:
+    the step of the present lineage."""
     node: str = ""
     """With DRAIN and READMIT: the node."""
     instance: str = ""
@@ -45,7 +45,7 @@ class Request:
     snapshot: bool = False
     """With STOP: whether to take a last snapshot first."""
     budget_s: float = 0.0
-    """With STOP: seconds from `at_s` within which the job must end; 0: as the configuration says."""
+    """With STOP and DRAIN: seconds within which the ranks must end; 0: as the configuration says."""
     exit_code: int = 0
     at_s: float = 0.0
     by: str = ""

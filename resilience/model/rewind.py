@@ -16,21 +16,21 @@ class Remedy(StrEnum):
     REPLAY_EARLIER = "replay earlier"
     """Replay the same data from an older state."""
     REWIND = "rewind"
-    """Continue from the newest state before the onset. It is not known which data the script uses then."""
+    """Continue from the newest state before the onset. It is not known which data the script uses after this remedy."""
     REWIND_EARLIER = "rewind earlier"
-    """Continue from an older state. It is not known which data the script uses then."""
+    """Continue from an older state. It is not known which data the script uses after this remedy."""
     SKIP = "skip"
-    """Leave out a window of data."""
+    """Skip a window of data."""
     RESCUE = "rescue"
-    """Leave out a window of data, and compute the steps around it with a lower learning rate or a higher precision (`rescue`)."""
+    """Skip a window of data, and compute the steps around it with a lower learning rate or a higher precision (`rescue`)."""
     GIVE_UP = "give up"
     WAIT = "wait"
     """Train on: a loss that has gone up mostly comes back by itself."""
     LEAVE_ALONE = "leave alone"
-    """Train on: the NaN is in the figures of one step only. Each replay gives it, and the state stays finite."""
+    """Train on: the NaN is in the figures of one step only. Each replay gives the NaN again, and the state stays finite."""
     CONTINUE = "continue"
-    """Go back to the newest state before the onset, and train on whatever the loss does: no remedy has helped. Data that rewinds
-    to this state or a later one left out for the same kind of fault is used after all."""
+    """Go back to the newest state before the onset, and train on, however high the loss is, because no remedy has helped. Data that earlier
+    rewinds to this state or a later one skipped because of the same kind of fault is used after all."""
 
 
 class Origin(StrEnum):
@@ -42,15 +42,15 @@ class Origin(StrEnum):
     STATE = "state"
     """A replay from an older state was clean: the newer state in memory may have been damaged."""
     DATA = "data"
-    """Each replay of the data had the fault, and leaving the data out cured it."""
+    """Each replay of the data had the fault, and skipping the data cured it."""
     UNDECIDED = "undecided"
     """The fault is gone, but the ranks may have used other data."""
     RESCUED = "rescued"
-    """Leaving data out did not cure the fault. Leaving more out, and computing the steps around it with care (`RESCUE`), cured it."""
+    """Skipping data did not cure the fault. Skipping more, and computing the steps around it with care (`RESCUE`), cured it."""
 
 
 SKIPS = (Remedy.SKIP, Remedy.RESCUE)
-"""Remedies that leave data out."""
+"""Remedies that skip data."""
 
 REPLAYS = (Remedy.REPLAY, Remedy.REPLAY_EARLIER)
 """Remedies after which the ranks use the same data again."""
@@ -78,7 +78,7 @@ class Turn:
 
 
 def left_out(turns: Iterable[Turn]) -> tuple[Window, ...]:
-    """Return the data that stays left out after these rewinds."""
+    """Return the data that remains skipped after these rewinds."""
     skips: list[Turn] = []
     for turn in turns:
         if turn.remedy is Remedy.CONTINUE:

@@ -41,7 +41,7 @@ class RankExit:
     is missing, or is no Python). `wrapper`: the process that started the rank ended. `no torch`: the launcher ended. `fenced`, `nonsense`:
     the rank's own agent ended it; for `nonsense`, `error` names the impossible value on the rank's page of shared memory."""
     step: Step = Step(-1)
-    """The step to which that reason applies."""
+    """The step to which `kind` applies."""
 
 
 class Repeated(IntEnum):
@@ -54,7 +54,7 @@ class Repeated(IntEnum):
 
 
 class Place(StrEnum):
-    """What the main thread of a rank is doing. It shows whether the rank waits for other ranks."""
+    """What the main thread of a rank is doing. The place shows whether the rank waits for other ranks."""
 
     HALTED = "halted"
     """The rank cannot move: a signal stopped it, it is stuck in the kernel, or its interpreter has not started."""
@@ -102,14 +102,14 @@ class RankStall:
     budget_s: float
     """Seconds for which the rank may be silent."""
     stage: str
-    """The stage for which that budget holds: `start`, `step`, `evaluation`, `checkpoint`, `tail`."""
+    """The stage for which `budget_s` holds: `start`, `step`, `evaluation`, `checkpoint`, `tail`."""
     step: Step
     """Steps that the rank had finished; -1: none in this generation."""
     place: Place
     words: str
     """What the main thread does, in words: `in all_reduce, train.py line 31 in main`."""
     site: str = ""
-    """The line of the script from which that code was called."""
+    """The line of the script that called the code in which the main thread is."""
     moved: bool = False
     """Whether the main thread was elsewhere at the first inspection."""
     busy: bool = False
@@ -140,7 +140,7 @@ class WrongSteps:
     remedy: str
     """What the ranks did besides rewinding (`rewind.Remedy`)."""
     window: Window | None = None
-    """Batches that the ranks leave out from then on."""
+    """Batches that the ranks skip from this rewind on."""
     value: float = 0.0
     """The figure that was wrong."""
     expected: float = 0.0
@@ -150,8 +150,8 @@ class WrongSteps:
 
 @dataclass(frozen=True, kw_only=True)
 class InPlaceRewind(WrongSteps):
-    """The agent's report of a rewind that the ranks did, by their own decision or by order. They rewind in the same processes. Only an
-    order may have had to wait for new processes."""
+    """The agent's report of a rewind that the ranks did, by their own decision or by order. The ranks rewound in the same processes. Only
+    an order may have been obeyed by new processes."""
 
     reached: Step
     """Newest step that was finished when the ranks rewound."""
@@ -215,7 +215,7 @@ class Straggler:
     own_s: float
     """Seconds that a step takes this rank, without waiting."""
     peers_s: float
-    """The median of the same time of its peers."""
+    """The median of the same time of the rank's peers."""
     usual: float
     """The earlier ratio of `own_s` to `peers_s`; 0: it was no lower."""
     lost: str
@@ -239,14 +239,14 @@ class Mismatch:
     ranks: tuple[Rank, ...]
     """Ranks that should hold the same bits."""
     wrong: tuple[Rank, ...] = ()
-    """Ranks of `ranks` that are known to be wrong; empty: not known, because there are two replicas or equally many hold each value."""
+    """Ranks of `ranks` that are known to be wrong; empty: not known, because there are two replicas or no value has a majority."""
     replayed: bool = False
     """Whether the ranks had to compute the step again to show which of them were wrong."""
     at_s: float
 
 
 Snapshot: TypeAlias = tuple[int, ...]
-"""A snapshot's generation, number of rewinds, and step. These tuples sort by the time at which the snapshots were taken."""
+"""A snapshot's generation, number of rewinds, and step. Such tuples sort by the time at which the snapshots were taken."""
 
 
 @dataclass(frozen=True, kw_only=True)

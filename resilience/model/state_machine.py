@@ -1,10 +1,10 @@
 """The state machine of a generation (one life of all ranks): phases, events, and a table of the transitions.
 
 In GATHER, every node ends the ranks that it still runs and acknowledges this. In LAUNCH, every node starts its ranks. In RUN, the ranks
-train. Then either the job ends, or a fault opens the next generation, in GATHER. `ENDING` lasts until the ranks have exited and the last
-snapshot is on disk. A node may be lost together with that snapshot: then the job goes on with the next generation. `ENDED` is final. The
-table has every pair of phase and event, because a level-triggered controller may see an event again at any tick. `IGNORE`: the event has no
-effect in that phase.
+train. After RUN, either the job ends, or a fault opens the next generation, in GATHER. `ENDING` lasts until the ranks have exited and the
+last snapshot is on disk. A node may be lost together with that snapshot: then the job continues with the next generation. `ENDED` is final.
+The table has every pair of phase and event, because a level-triggered controller may see an event again at any tick. `IGNORE`: the event
+has no effect in that phase.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Phase(StrEnum):
 
 
 class Event(StrEnum):
-    READY = "every member has nothing of an older generation left"
+    READY = "no member has anything of an older generation left"
     RUNNING = "every member's ranks are attached"
-    FAULT = "a verdict that can be recovered from"
-    FINISHED = "every rank left its loop at the end"
+    FAULT = "a verdict after which the job can recover"
+    FINISHED = "every rank has left its loop normally"
     STOP = "somebody asked the job to stop"
-    GIVE_UP = "a verdict that can not, or a spent budget"
+    GIVE_UP = "a verdict after which the job cannot recover, or a spent budget"
     MEMBERS = "other nodes are to train"
-    GONE = "every member says that its worker group is gone"
+    GONE = "every member has reported that its worker group is gone"
 
 
 class Move(StrEnum):

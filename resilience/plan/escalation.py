@@ -50,10 +50,10 @@ RESTARTS = (RESTART_GROUP, REPLACE_NODE, REPLAN)
 _LONGEST_PAUSE_S = 300.0
 """Longest wait between failed starts, in seconds. A file server's fail-over takes seconds to minutes."""
 _STARTS_ELSEWHERE = 5
-"""Maximum of failed starts on a number of nodes on which the job has not trained. The waits between them take 31 s together, longer than a
-network's disturbance when a node is lost."""
+"""Maximum number of failed starts on a number of nodes on which the job has not trained. The waits between these starts take 31 s together.
+The loss of a node disturbs the network for a shorter time."""
 
-_FROM_LEFT = "If one is good, this starts from it: mt-resilient run --run-dir NEW --start-from DIR/snapshots/NAME"
+_FROM_LEFT = "If one of them is good, start from it: mt-resilient run --run-dir NEW --start-from DIR/snapshots/NAME"
 _BEFORE = "although the job has trained before"
 
 
@@ -70,7 +70,7 @@ class RecoveryPolicy:
     """For scripts whose steps are not visible: ranks that have lived for this many seconds count as having made
     progress.
 
-    Such a script has no Session and none of the known loops."""
+    Steps are not visible if a script has no Session and none of the known loops."""
     same_failure_at_start: int = 2
     """The job stops after this many identical failures before the first step or after the last one, because the error
     is then in the script. If the job has trained since the command was given, `failed_starts` limits the failures
@@ -86,7 +86,7 @@ class RecoveryPolicy:
     or began at the same or a later step. Divergences on nodes in quarantine do not count."""
     in_place_s: float = 30.0
     """How many seconds the ranks may take to reach a boundary when replicas have diverged and they must rewind in
-    place. After that, all ranks restart. Raise it if one step takes longer."""
+    place. After that, all ranks restart. Raise `recovery.in_place_s` if one step takes longer."""
     mismatch_window_h: float = 24.0
     """Number of hours in which `max_mismatches` counts divergences.
 
@@ -191,7 +191,7 @@ def plan(
 
 def seated(answer: Plan, seats: Seats, fails: bool) -> Plan:
     """Return `answer` with the rung and reason that a restart has with these `seats` (the nodes of the next generation). fails: starts are
-    known to fail on that number of nodes. If they are not, the restart does not wait."""
+    known to fail on that number of nodes. If starts are not known to fail there, the restart does not wait."""
     if answer.rung != RESTART_GROUP:
         return answer
     rung = REPLACE_NODE if seats.successors else REPLAN if seats.dropped or seats.joined else RESTART_GROUP
@@ -247,9 +247,9 @@ def _answer_to_mismatch(
 def _answer_to_failed_starts(
     failed: int, causes: Sequence[str], restart: Plan, policy: RecoveryPolicy, size: Size
 ) -> Plan:
-    """Return the answer to failed starts of a job that has trained. Something that the job needs may be missing only for a while. On
-    another number of nodes, the script may refuse the layout or not fit into memory. Then the job tries its old number of nodes, or a third
-    one."""
+    """Return the answer to failed starts of a job that has trained. A start may fail because something that the job needs is missing for a
+    while. On another number of nodes, the script may refuse the layout or not fit into memory, so the job tries its old number of nodes, or
+    a third one."""
     said = f"{failed} starts in a row have failed before the first step"
     if size.another and (size.left or failed >= min(_STARTS_ELSEWHERE, policy.failed_starts)):
         return _leave(said, restart, size)

@@ -2,8 +2,8 @@
 
 NaN     The ranks have tried every remedy in place. A variable of the script that no rewind restores may hold a NaN. New processes begin
         without it, so they get one attempt.
-hang    A rank has hung again after the same step and at the same place. In the script's own code, the agent waits there for a multiple of
-        the first silence the second time (`hang_rules.patient`). So a third attempt would hardly end otherwise, unless on another node.
+hang    A rank has hung again after the same step and at the same place. In the script's own code, the agent waited the second time for a
+        multiple of the first silence (`hang_rules.patient`). So a third attempt would probably hang too, unless on another node.
         A rank whose device finishes nothing is not in the script's own code: its signature says `device`.
 """
 
@@ -18,7 +18,8 @@ from ..model.incident import Incident
 from ..model.signals import OWN_WORK
 
 SAME_NAN_STEPS = 200
-"""A NaN at most this many steps after one for which new processes started is the same fault, as `ladder.same_fault_steps` has it."""
+"""If new processes were started because of a NaN, a NaN at most this many steps later is the same fault. The number is the default of
+`ladder.same_fault_steps`."""
 
 
 def may_begin_anew(verdict: Verdict, restarts: Sequence[Incident], reached: int, kept: int) -> bool:
@@ -32,10 +33,10 @@ def may_begin_anew(verdict: Verdict, restarts: Sequence[Incident], reached: int,
 
 
 def hung_again(verdict: Verdict, restarts: Sequence[Incident], reached: int, most: int, nodes: int) -> str:
-    """Return why another restart would not help: the last ones, as many as can help, answered the same hang after the same step. Snapshots
-    may lie in between: the job came no further. Empty: it may help. most: how many can help if the rank waits for other ranks, or if
-    the fault may be its node's: other nodes are there, and one node is blamed. Otherwise one can help in the script's own code. nodes: how
-    many nodes are alive."""
+    """Return why another restart would not help: the last restarts answered the same hang after the same step, and there were as many of
+    them as can help. (Even if snapshots were taken in between, the job came no further.) Empty: another restart may help. most: how many
+    restarts can help if the rank waits for other ranks, or if the node may be at fault (one node is blamed, and others are alive). In all
+    other cases, one restart can help. nodes: how many nodes are alive."""
     if verdict.cause is not Cause.RANK_HUNG or reached < 0:
         return ""
     here = verdict.signature, verdict.nodes, reached

@@ -7,9 +7,9 @@ from dataclasses import replace
 from ..membership import buddy_sources
 from ..model.cluster_state import World, once, once_said
 from ..model.generation import RewindOrder
-from ..model.node import NodeStatus
+from ..model.node import AckKind, NodeStatus
 from ..model.state_machine import Phase
-from ..model.types import Step
+from ..model.types import NodeId, Step
 from .restart_history import bound, skipped_to, unreadable
 from .resume_point import ResumePoint, choose, exactly
 
@@ -28,8 +28,8 @@ def step_reached(world: World) -> Step:
 
 @once_said
 def said(world: World) -> list[NodeStatus]:
-    """Return the members' statuses. `memory_steps` includes the steps that a member can fetch from another node's memory. It excludes steps
-    for which the member's own memory holds other ranks' parts."""
+    """Return the members' statuses. `memory_steps` includes the steps that a member can fetch from another node's memory. The list excludes
+    steps for which the member's own memory holds other ranks' parts."""
     own, lent = buddy_sources.own(world), buddy_sources.fetchable(world)
     told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
     return [
@@ -46,6 +46,13 @@ def onset(world: World) -> Step:
 def point(world: World) -> ResumePoint:
     """Return the state from which the next ranks start."""
     return choose(said(world), unreadable(world.incidents), onset(world), skipped_to(world.incidents))
+
+
+def unseen(world: World) -> list[NodeId]:
+    """Return the ready members that do not see the storage of snapshots, if no state to start from is found without it."""
+    told = {node: world.status[node] for node in world.members if node in world.status}
+    blind = [node for node, status in told.items() if not status.storage]
+    return blind if world.all_acked(AckKind.READY) and point(world).step < 0 else []
 
 
 def ordered(world: World, order: RewindOrder) -> ResumePoint | None:

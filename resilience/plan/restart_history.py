@@ -79,7 +79,7 @@ def _failed(incident: Incident) -> bool:
 
 class Life(NamedTuple):
     """One generation of the worker group: the step and the time at which it began, and why and on which nodes the generation before it
-    was ended."""
+    ended."""
 
     step: int
     at_s: float
@@ -92,9 +92,9 @@ class Life(NamedTuple):
 def without_progress(
     restarts: Sequence[Incident], verdict: Verdict, reached: int, kept: int, unwatched_progress_s: float, trained: bool
 ) -> list[Life]:
-    """Return what followed each of the last generations without progress, the newest first. A generation without progress left no newer
-    state than it began with. The present generation is included. If the job has trained, failed starts are not: `failed_starts` counts
-    them."""
+    """For each of the last generations without progress, return the generation that followed it, the newest first. A generation without
+    progress left no newer state than it began with. The present generation is included. If the job has trained, failed starts are not:
+    `failed_starts` counts them."""
     told = any(incident.step_at_fault >= 0 for incident in restarts) or reached >= 0
     begun: list[Life] = []
     for incident in restarts:
@@ -117,7 +117,7 @@ def without_progress(
 
 def since_ordered(past: Sequence[Incident]) -> Sequence[Incident]:
     """Return the incidents after the last ordered rewind, and after the last change of the number of nodes because starts failed. Budgets
-    begin anew there: neither the older state nor failures on the other number of nodes are a lack of progress."""
+    begin anew there, because neither the older state nor failures on the other number of nodes are a lack of progress."""
     last = max((at for at, i in enumerate(past) if i.cause == Cause.ORDERED or i.unfit), default=-1)
     return past[last + 1 :]
 
@@ -128,8 +128,9 @@ def bound(past: Sequence[Incident]) -> Step:
 
 
 def skipped_to(past: Sequence[Incident]) -> Step:
-    """Return the training's last step, if ranks that began at this step have failed after their loop; -1: no ranks have. They may lack what
-    the loop's body makes, so the next ranks begin earlier. Like `bound`, this limit holds until the job has resumed."""
+    """Return the training's last step, if ranks that began at this step have failed after their loop; -1: no ranks have. Ranks that begin
+    at the last step do not run the loop's body, and the script may need what the body computes. So the ranks of the next start begin at an
+    earlier step. Like `bound`, this limit holds until the job has resumed."""
     return max((i.step_at_fault for i in _unanswered(past) if i.loop_skipped), default=Step(-1))
 
 
@@ -143,6 +144,6 @@ def _unanswered(past: Sequence[Incident]) -> list[Incident]:
 
 
 def unreadable(past: Sequence[Incident]) -> set[Step]:
-    """Return the steps on disk that two generations could not read. Their snapshots stay on disk: storage may recover."""
+    """Return the steps on disk that two generations could not read. The snapshots of these steps stay on disk: storage may recover."""
     failed = [i.step_at_fault for i in past if i.cause == Cause.SNAPSHOT_UNREADABLE]
     return {step for step in failed if failed.count(step) > 1}

@@ -24,12 +24,12 @@ class StabilityPolicy:
     """A snapshot whose replicas agreed is certified after this many further clean steps. By then, a fault in that
     state has usually shown.
 
-    PaLM (arXiv:2204.02311, section 5.1) answers a loss spike by going back about as many steps. So a fault in an
-    older state has shown by then."""
+    PaLM (arXiv:2204.02311, section 5.1) answers a loss spike by going back about as many steps, so a fault in an older
+    state has shown by then."""
 
     compare_nodes: bool = True
-    """Whether nodes that should hold the same bits are compared. Set it to false if nodes begin to diverge on
-    purpose, as in local SGD after a warm-up."""
+    """Whether nodes that should hold the same bits are compared. Set `stability.compare_nodes` to false if nodes begin
+    to diverge on purpose, as in local SGD after a warm-up."""
 
     def __post_init__(self) -> None:
         if self.certify_after_steps < 1:
@@ -39,7 +39,7 @@ class StabilityPolicy:
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
     step: Step
-    """The step to resume from; -1: no state is kept, so the script starts by itself."""
+    """The step to resume from; -1: no state is kept, so the script starts from its own beginning."""
     reason: str
 
 
@@ -76,7 +76,9 @@ def choose(
         return _newest(statuses, common, "there is no snapshot to resume from", bound)
     older = {step for step in common if step < onset}
     agreed = older.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
-    bound = f", the newest before step {onset} at which the replicas agreed"
+    bound = f", the newest before step {onset}"
+    if any(s.compared for s in statuses):
+        bound += " at which the replicas agreed"
     if older and not agreed:
         bound = f", the newest before step {onset}; whether its replicas agreed is not known"
     return _newest(statuses, agreed or older, f"there is no snapshot from before step {onset}", bound)

@@ -1,19 +1,29 @@
-"""When to wake a person, in PromQL. Pure. The rules of examples/prometheus/ and a table of docs/metrics.md are made from this; each rule
-has a page docs/runbooks/<slug>.md."""
+"""The rules that say when to wake a person, in PromQL. Pure. `scripts/dashboards` makes the rules in examples/prometheus/ and a table of
+docs/metrics.md from them. Each rule has a page docs/runbooks/<slug>.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ..model.cause import Cause
 
 PAGE, TICKET = "page", "ticket"
 """Severities: look now; look in the morning."""
 RUNBOOKS = "docs/runbooks/"
 STORM = 5
 """More recoveries than this within an hour are too many."""
+PLANNED = (Cause.ORDERED, Cause.MOVED)
+"""Causes that are no faults: incidents with these causes do not count as recoveries here."""
+HELPED_NOT = ("in vain", "not cured")
+"""Results of remedies after which the same fault is still there. Incidents with these results do not count as recoveries either, because a
+fault that is not cured has its own rule."""
 COPIED_S = 1800
-"""Seconds that the newest copy on another node may be old."""
+"""The newest copy on another node may be this many seconds old."""
 STABLE_S = 7200
-"""Seconds for which the newest stable snapshot may be older than this many seconds."""
+"""The newest stable snapshot may be this many seconds old. The alert is raised after it has been older for as many seconds again."""
+
+FEW_BYTES = 100_000_000_000
+"""A disk is full only if fewer bytes are free, too: a large file system may be 95 % full for years."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +32,17 @@ class Rule:
     slug: str
     expr: str
     lasts: str = "0m"
-    """How long the condition lasts until the alert is raised."""
+    """How long the condition must last before the alert is raised."""
     severity: str = PAGE
     summary: str
+
+
+def _counted(incidents: str, by: str, most: int) -> str:
+    """Return the condition that more than `most` such incidents were counted in the last hour. Only the agent that leads counts, and it
+    counts all incidents of the job. So the largest count of all agents is taken first. Sums of increases would miss what a new leader has
+    at its first sample, and would count twice what two leaders saw."""
+    count = f"max by (job, cause, rung, result) (mt_resilient_recoveries_total{{{incidents}}})"
+    return f"sum by ({by}) (increase({count}[1h:15s])) > {most}"
 
 
 RULES = (
@@ -47,7 +65,7 @@ RULES = (
     Rule(
         name="MtResilientRecoveryStorm",
         slug="recovery-storm",
-        expr=f'sum by (job) (increase(mt_resilient_recoveries_total{{rung!="0"}}[1h])) > {STORM}',
+        expr=_counted(f'rung!="0",cause!~"{"|".join(PLANNED)}",result!~"{"|".join(HELPED_NOT)}"', "job", STORM),
         summary="{{ $labels.job }} has recovered more than five times within an hour",
     ),
     Rule(
@@ -65,7 +83,8 @@ RULES = (
         'and on (job) max by (job) (mt_resilient_nodes{part="trains"}) > 1',
         lasts="15m",
         severity=TICKET,
-        summary="{{ $labels.job }} has no recent copy of its snapshots in other nodes' memory: a lost node costs all steps since disk",
+        summary="{{ $labels.job }} has no recent copy of its snapshots in other nodes' memory: a lost node costs all steps "
+        "since the last snapshot on disk",
     ),
     Rule(
         name="MtResilientQuarantinedNodes",
@@ -87,14 +106,14 @@ RULES = (
         slug="nobody-leads",
         expr="sum by (job) (mt_resilient_leads) == 0",
         lasts="2m",
-        summary="no agent of {{ $labels.job }} leads: no fault can be answered",
+        summary="no agent of {{ $labels.job }} leads: no dead or hung rank is restarted",
     ),
     Rule(
         name="MtResilientEtcdUnreachable",
         slug="etcd-unreachable",
         expr="max by (job) (mt_resilient_etcd_up) == 0",
         lasts="2m",
-        summary="etcd answers no agent of {{ $labels.job }}: training continues, but no fault can be answered",
+        summary="etcd answers no agent of {{ $labels.job }}: training continues, but no dead or hung rank is restarted",
     ),
     Rule(
         name="MtResilientEffectiveTimeLow",
@@ -108,7 +127,8 @@ RULES = (
     Rule(
         name="MtResilientDiskFilling",
         slug="disk-filling",
-        expr="min by (job, instance, place) (mt_resilient_disk_free_ratio) < 0.05 "
+        expr="(min by (job, instance, place) (mt_resilient_disk_free_ratio) < 0.05 "
+        f"and min by (job, instance, place) (mt_resilient_disk_free_bytes) < {FEW_BYTES}) "
         "or min by (job, instance, place) (predict_linear(mt_resilient_disk_free_ratio[1h], 14400)) < 0",
         lasts="10m",
         severity=TICKET,
@@ -117,7 +137,7 @@ RULES = (
     Rule(
         name="MtResilientNotCured",
         slug="not-cured",
-        expr='sum by (job, cause) (increase(mt_resilient_recoveries_total{result="not cured"}[1h])) > 0',
-        summary="a fault of {{ $labels.job }} ({{ $labels.cause }}) was not cured: the training goes on with it",
+        expr=_counted('result="not cured"', "job, cause", 0),
+        summary="a fault of {{ $labels.job }} ({{ $labels.cause }}) was not cured: the training continues with it",
     ),
 )

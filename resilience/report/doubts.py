@@ -1,4 +1,4 @@
-"""What a person should look at although the job trains: conditions of the alerts, as far as a journal shows them. Pure."""
+"""The reasons why a person should look at a job although it trains: the conditions of the alerts, as far as a journal shows them. Pure."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ..model.types import NodeId
 from ..plan.escalation import OBSERVE, STOP
 from ..text import formatting
 from . import explain
-from .alert_rules import COPIED_S, RUNBOOKS, STABLE_S, STORM
+from .alert_rules import COPIED_S, HELPED_NOT, PLANNED, RUNBOOKS, STABLE_S, STORM
 from .needs import NOTHING, needs
+from .overview import LOSSES
 
 
 @dataclass(frozen=True)
 class Doubt:
     urgent: bool
-    """Whether a person should act now, not by day: as the alert's severity."""
+    """Whether a person should act now, not only by day, as the severity of the alert says."""
     what: str
-    """A clause behind "Training, but"."""
+    """A clause that follows "Training, but"."""
     act: str
 
 
@@ -36,26 +37,30 @@ def unwritten(last: Mapping[str, Mapping[str, Any]]) -> str:
 def doubts(
     last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], incidents: Mapping[str, Incident], now: float
 ) -> list[Doubt]:
-    """Return what a person should look at although the job trains, the most urgent first. last: as in `Seen`. line: the newest `progress`
-    line."""
+    """Return the reasons why a person should look at the job although it trains, the most urgent first. last: as in `Seen`. line: the
+    newest `progress` line."""
     found: list[Doubt] = []
     if line.get("etcd_s") is None:
-        page = f"Training goes on meanwhile. The runbook: {RUNBOOKS}etcd-unreachable.md."
-        found.append(Doubt(True, "etcd does not answer, so no fault can be answered", page))
+        page = f"Training continues meanwhile. The runbook: {RUNBOOKS}etcd-unreachable.md."
+        found.append(Doubt(True, "etcd does not answer, so no dead or hung rank is restarted", page))
     answered = [(number, i) for number, i in incidents.items() if i.rung not in (OBSERVE, STOP) and not i.open]
-    uncured = [(n, i) for n, i in answered if explain.result(i) == "not cured"]
+    acted_s = max((i.at_s for _, i in answered if i.cause == Cause.ORDERED), default=0.0)
+    uncured = [(n, i) for n, i in answered if explain.result(i) == "not cured" and i.at_s > acted_s]
     for number, incident in uncured[-1:]:
         if number == answered[-1][0] or incident.at_s > now - 3600:
             found.append(Doubt(True, incident.summary, f"Incident {number} was not cured. {_act(incident)}".strip()))
-    found += _storm([i for _, i in answered if i.at_s > now - 3600], line.get("nodes", {}).get("trains", 0))
+    recovered = [i for _, i in answered if i.cause not in PLANNED and explain.result(i) not in HELPED_NOT]
+    found += _storm([i for i in recovered if i.at_s > now - 3600], line.get("nodes", {}).get("trains", 0))
     for number, incident in incidents.items():
         if incident.open and incident.rung == OBSERVE and (_act(incident) or incident.would is not None):
             lasts = f"Incident {number} lasts, and is only reported. {_act(incident)}".strip()
             found.append(Doubt(incident.cause == Cause.FROZEN, incident.summary, lasts))
     if why := unwritten(last):
-        found.append(
-            Doubt(False, f"the last snapshot could not be written to disk: {why}", "Make room, or mend the storage.")
-        )
+        act = f"Make room, or mend the storage ({why}). The program tries again by itself."
+        if steps := line.get("at_risk", {}).get(LOSSES[-1]):
+            what = "all nodes were" if line.get("nodes", {}).get("trains", 0) > 1 else "this machine was"
+            act += f" If {what} lost now, {formatting.steps(steps)} would be computed again."
+        found.append(Doubt(False, "the last snapshot could not be written to disk", act))
     found += _old(last, line, now)
     if line.get("quarantined"):
         nodes = formatting.count(line["quarantined"], "node is", "nodes are")
@@ -66,7 +71,7 @@ def doubts(
             Doubt(
                 False,
                 "no spare is left",
-                "After the next lost node the job waits, or goes on with fewer. Start another node.",
+                "After the next lost node the job waits, or continues with fewer nodes. Start another node.",
             )
         )
     return sorted(found, key=lambda each: not each.urgent)
@@ -81,7 +86,7 @@ _STABLE = "A snapshot is stable once its replicas agreed and the steps after it 
 
 
 def _old(last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], now: float) -> list[Doubt]:
-    """Return of which snapshots the newest one is too old. Each time is that after which the alert is raised."""
+    """Return the kinds of snapshots of which the newest one is too old. The limit for each kind is the age at which the alert is raised."""
     start, several = last.get("start", {}), line.get("nodes", {}).get("trains", 0) > 1
     copied = several and start.get("configuration", {}).get("copies.every_s") != 0
     rules = [
@@ -111,7 +116,7 @@ def _old(last: Mapping[str, Mapping[str, Any]], line: Mapping[str, Any], now: fl
 
 
 def _storm(recent: Sequence[Incident], nodes: int) -> list[Doubt]:
-    """recent: the recoveries of the last hour. nodes: number of those that train."""
+    """recent: the recoveries of the last hour. nodes: number of nodes that train."""
     if len(recent) <= STORM:
         return []
     [(cause, alike)] = Counter(i.cause for i in recent).most_common(1)

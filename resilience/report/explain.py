@@ -40,8 +40,8 @@ _OTHER = (
     "or its snapshots lack a part of its state (docs/state.md lists what they hold)"
 )
 _OTHER_DATA = (
-    "unless the data of this loop comes from what a snapshot holds, it could not be put back: "
-    "from there on the loop may use other data than without the fault"
+    "the data of this loop could not be put back, unless it comes from something that a snapshot holds: "
+    "from there on the loop may use other data than it would have used without the fault"
 )
 
 
@@ -75,7 +75,7 @@ def outcome(incident: Incident) -> str:
     if result(incident) == "interrupted" and incident.rung in RESTARTS:
         return "the ranks did not reach a step: another fault or the end of the job came first"
     if incident.remedy == Remedy.CONTINUE:
-        return f"not cured: the training goes on from step {incident.resume_step}; {_computed_again(incident)}"
+        return f"not cured: the training continues from step {incident.resume_step}; {_computed_again(incident)}"
     return recovered(incident)
 
 

@@ -1,5 +1,5 @@
-"""The journal: one JSON line for each event, in the run directory. It remains when etcd's data is gone, and `explain` reads it when no
-agent is running."""
+"""The journal: one JSON line for each event, in the run directory. The journal remains when etcd's data is gone, and `explain` reads it
+when no agent is running."""
 
 from __future__ import annotations
 
@@ -41,6 +41,37 @@ class Journal:
         for line in self.path.read_bytes().splitlines():
             if found := event(line):
                 yield found
+
+
+class Tail:
+    """Reads what is appended to the journal `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.read = 0
+        """How many bytes have been read."""
+        self._inode = 0
+
+    @property
+    def replaced(self) -> bool:
+        """Whether the journal is another file than the one that was read, or has become shorter."""
+        try:
+            now = self.path.stat()
+        except OSError:
+            return False
+        return bool(self._inode) and (now.st_ino != self._inode or now.st_size < self.read)
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the events of the whole lines that are new. While the file is not there, or cannot be read, return none."""
+        try:
+            with self.path.open("rb") as file:
+                self._inode = self._inode or os.fstat(file.fileno()).st_ino
+                file.seek(self.read)
+                whole = file.read().rpartition(b"\n")[0]
+        except OSError:
+            return []
+        self.read += len(whole) + bool(whole)
+        return [found for line in whole.splitlines() if (found := event(line))]
 
 
 def event(line: bytes) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ class IncidentObject:
     """An incident, in `mt-resilient explain --json` and in what hooks get."""
 
     number: str
-    """As `explain` takes it."""
+    """The number by which `mt-resilient explain` takes it."""
     result: str
     """What became of it, as in the metrics (`mt_resilient_recoveries_total`); `under way` while it is open."""
     needs: Needs
@@ -73,13 +73,13 @@ class SnapshotObject:
     step: int
     generation: int
     ranks: int | None
-    """null, as the next two: the snapshot is damaged, of another version, or was deleted just now."""
+    """null, as in the next two fields: the snapshot is damaged, of another version, or was deleted just now."""
     bytes: int | None
     written_s: float | None
     """Wall-clock time."""
     certified: bool
     yours: tuple[str, ...]
-    """`ordered` and `kept`, where that holds."""
+    """`ordered` if a person ordered it, `kept` if a person keeps it from being deleted."""
     place: str
     problem: str = ""
     """Why another version of the program must read it."""
@@ -116,15 +116,15 @@ class StatusObject:
     snapshots: dict[str, int] = field(default_factory=dict)
     """By tier: the newest step that the whole job can restore; -1: none."""
     at_risk: dict[str, int] = field(default_factory=dict)
-    """By loss: number of steps that would be computed again if it happened now."""
+    """By what is lost (a rank, a node, all nodes): number of steps that would be computed again if it were lost now."""
     doing: str = ""
     generation: GenerationRecord | None = None
-    """This and what follows is etcd's; empty or null while no agent runs, or etcd does not answer."""
+    """This field and all that follow come from etcd, and are empty or null while no agent runs, or etcd does not answer."""
     leader: str | None = None
     roles: dict[str, str] = field(default_factory=dict)
     """By node: what it does in the job."""
     quarantine: dict[NodeId, Quarantine] = field(default_factory=dict)
     orders: tuple[Request, ...] = ()
-    """Orders that are not done yet."""
+    """Operators' orders that are not carried out yet."""
     nodes: dict[NodeId, NodeStatus] = field(default_factory=dict)
     incidents: tuple[Incident, ...] = ()

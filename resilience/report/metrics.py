@@ -1,49 +1,41 @@
-"""Prometheus metrics of faults, their costs, and the training's progress. The only module that imports prometheus_client.
+"""Prometheus metrics of faults, their costs, and the training's progress. This module and `incident_metrics.py` alone import
+prometheus_client.
 
-Every label combination exists with value 0 from the start, because otherwise `increase()` would miss the first recovery.
-"""
+Every label combination of a counter exists with value 0 from the moment an agent has the counter, because otherwise `increase()` would miss
+the job's first recovery."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, start_http_server
 
+from ..clock import monotonic_s
 from ..errors import MachineError, StoreUnavailable
 from ..membership.node_roles import Role
-from ..model.cause import Cause
-from ..model.incident import PHASES, Incident
-from . import explain
+from ..model.incident import Incident
+from .incident_metrics import IncidentMetrics
 from .overview import LOSSES, TIERS, Overview, State
 from .time_ledger import WHERE
 
 disable_created_metrics()  # they would double the size of /metrics
 
 T = TypeVar("T")
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
-RESULTS = {
-    0: ("reported",),
-    1: ("recovered", "in vain", "not cured", "interrupted"),
-    2: ("recovered", "interrupted"),
-    3: ("recovered", "interrupted"),
-    4: ("recovered", "interrupted"),
-    6: ("stopped",),
-}
-"""The results that an answer can have (`explain.result`), by rung."""
-
+_DISK_S = 1.0
+"""Seconds for which a file system may not answer before no scrape waits for it. Prometheus gives a scrape 10 s."""
 _LOOPBACK = ("127.", "localhost", "[::1]")
 ALL, OWN = "/sd", "/sd/own"
-"""Service discovery: the agents of the jobs that have an agent on this machine, and those of this job."""
+"""Paths for Prometheus' service discovery. ALL names the agents of all jobs that have an agent on this machine, OWN those of this job."""
 JOB = "__meta_mt_resilient_job"
 """The label with the job's name. Prometheus drops labels of this form after relabelling."""
-AWAY = b"etcd does not answer\n"
 Target = dict[str, Any]
 """`targets`: addresses; `labels`: names and values. As Prometheus has them in files and answers."""
 
@@ -55,7 +47,7 @@ class Metrics:
         self.nodes: Callable[[], Mapping[str, str]] = dict
         """Returns the addresses of all nodes' metrics, by node. Raises StoreUnavailable. Set once etcd can be asked."""
         self.others: Callable[[str], list[Target]] = lambda host: []
-        """Returns the agents of the other jobs that have one on this machine. host: what to call this machine. Raises StoreUnavailable."""
+        """Returns the agents of the other jobs that have an agent on this machine. host: the name of this machine in their addresses."""
         self._job = job
 
         def metric(kind: Callable[..., T], name: str, words: str, *labels: str, **more: Any) -> T:
@@ -67,16 +59,8 @@ class Metrics:
         def gauge(name: str, words: str) -> Gauge:
             return metric(Gauge, name, words).labels(job)
 
-        self._recoveries = metric(
-            Counter,
-            "mt_resilient_recoveries",
-            "Incidents that are over, by cause, rung and result. Rung 0: only reported; 1: rewind in place; 2: restart of the ranks; "
-            "3: on a spare; 4: on another number of nodes; 6: stop. in vain: the fault recurred; interrupted: another fault, or the end "
-            "of the job, came first",
-            *("cause", "rung", "result"),
-        )
-        phases = f"Seconds of a recovery, by phase: {', '.join(PHASES)}"
-        self._phases = metric(Histogram, "mt_resilient_recovery_seconds", phases, "phase", buckets=_SECONDS)
+        only = "of the agent that leads; absent from the others"
+        self._incidents = IncidentMetrics(job, self.registry, only)
         self._snapshots = metric(
             Counter,
             "mt_resilient_snapshots",
@@ -90,7 +74,6 @@ class Metrics:
             "Seconds that a step takes a rank without waits for its peers; absent if not known",
             "rank",
         )
-        self._lost_steps = counter("mt_resilient_lost_steps", "Steps computed again after a fault")
         self._bytes = counter("mt_resilient_durable_bytes", "Bytes written to durable storage")
         self._suspicions = counter(
             "mt_resilient_suspected_hangs",
@@ -123,7 +106,6 @@ class Metrics:
             "Seconds of the job, by where they went. Each agent counts while it leads, so the sum over agents is the job's time",
             "where",
         )
-        only = "of the agent that leads; absent from the others"
         self._state = metric(Gauge, "mt_resilient_state", f"1: what the job does; {only}", "state")
         self._nodes = metric(Gauge, "mt_resilient_nodes", f"Nodes, by what they do; {only}", "part")
         self._spares = metric(Gauge, "mt_resilient_spares_wanted", f"Spares that the job was told to expect; {only}")
@@ -145,10 +127,13 @@ class Metrics:
         )
         self._of_leader = (
             *(self._state, self._nodes, self._spares, self._quarantined),
-            *(self._newest, self._newest_s, self._at_risk),
+            *(self._newest, self._newest_s, self._at_risk, self._incidents),
         )
         self._free = metric(
             Gauge, "mt_resilient_disk_free_ratio", "Free share of the file system; NaN: unknown", "place"
+        )
+        self._free_bytes = metric(
+            Gauge, "mt_resilient_disk_free_bytes", "Free bytes of the file system; NaN: unknown", "place"
         )
         self._etcd_up.set(1)
         self._step.set(math.nan)
@@ -156,12 +141,6 @@ class Metrics:
         self._step_s.set(math.nan)
         for where in WHERE:
             self._time.labels(job, where)
-        for cause in Cause:
-            for rung, results in RESULTS.items():
-                for result in results:
-                    self._recoveries.labels(job, cause, str(rung), result)
-        for phase in PHASES:
-            self._phases.labels(job, phase)
         for outcome in ("memory", "durable", "copied", "skipped", "failed"):
             self._snapshots.labels(job, outcome)
 
@@ -185,8 +164,9 @@ class Metrics:
         return int(server.server_port)
 
     def _targets(self, asked: dict[str, Any], answer: Callable[..., Any]) -> list[bytes]:
-        """Answer a Prometheus' HTTP service discovery with the agents of all nodes, and for ALL with those of the other jobs. If other
-        machines do not reach this one at the address that it has registered, it is named as it was asked."""
+        """Answer a Prometheus that asks for its targets: with the agents of all nodes of this job and, at the path ALL, also with the other
+        jobs' agents. If this machine has registered an address that other machines do not reach, its entry has the host name that
+        Prometheus used in this request."""
         name = asked.get("HTTP_HOST", "")
         try:
             nodes = {**self.nodes()}
@@ -195,24 +175,17 @@ class Metrics:
             found: list[Target] = [
                 {"targets": [at], "labels": {"node": node, JOB: self._job}} for node, at in sorted(nodes.items())
             ]
-            known = {_agent(each) for each in found}
-            more = self.others(name.rpartition(":")[0]) if asked["PATH_INFO"] == ALL else []
-            found += [each for each in more if _agent(each) not in known]
-        except StoreUnavailable:  # then Prometheus goes on with the targets that it has
+        except StoreUnavailable:  # then Prometheus keeps the targets that it has
             answer("503 Service Unavailable", [])
-            return [AWAY]
+            return [b"etcd does not answer\n"]
+        more = self.others(name.rpartition(":")[0]) if asked["PATH_INFO"] == ALL else []
+        each_once = {_agent(told): told for told in reversed((*found, *more))}  # agents of one job name each other
         answer("200 OK", [("Content-Type", "application/json")])
-        return [json.dumps(found).encode()]
+        return [json.dumps([*reversed(each_once.values())]).encode()]
 
     def recovery(self, incident: Incident) -> None:
-        """Count an incident that is over. Its number and generation are the exemplar, for a Prometheus that scrapes OpenMetrics."""
-        which = {"incident": incident.id, "generation": str(incident.generation)}
-        result = explain.result(incident)
-        self._recoveries.labels(self._job, incident.cause, str(incident.rung), result).inc(exemplar=which)
-        if result != "interrupted":  # the next incident has the steps
-            self._lost_steps.inc(incident.lost_steps)
-        for phase, seconds in incident.phases_s.items():
-            self._phases.labels(self._job, phase).observe(seconds, exemplar=which)
+        """Count an incident that is over, unless it is counted already."""
+        self._incidents.count(incident)
 
     def durable(self, size_bytes: int) -> None:
         self._snapshots.labels(self._job, "durable").inc()
@@ -238,6 +211,8 @@ class Metrics:
     def strides(self, stragglers: int, own_s: Mapping[int, float]) -> None:
         """Set the number of local stragglers and each rank's own time for a step, in seconds. own_s: by rank."""
         self._stragglers.set(stragglers)
+        if not own_s:  # the node stands by
+            self._own.clear()
         for rank, seconds in own_s.items():
             self._own.labels(self._job, str(rank)).set(seconds)
 
@@ -260,21 +235,25 @@ class Metrics:
             self._etcd.set(seconds)
 
     def disks(self, places: Mapping[str, Path]) -> None:
-        """Tell each place's free share at every scrape, in the thread of that scrape: a file system that hangs holds up nothing else."""
+        """Tell each place's free share and bytes at every scrape."""
         for name, path in places.items():
-            self._free.labels(self._job, name).set_function(partial(_free, path))
+            disk = _Disk(path)
+            for at, gauge in enumerate((self._free, self._free_bytes)):
+                gauge.labels(self._job, name).set_function(partial(disk.free, at))
 
     def spend(self, where: str, seconds: float) -> None:
         self._time.labels(self._job, where).inc(seconds)
 
-    def leads(self, told: Overview | None, since_s: Mapping[str, float]) -> None:
-        """Set the figures of the whole job. told: None: this agent does not lead. since_s: by tier, when its newest snapshot was first
-        seen."""
+    def leads(self, told: Overview | None, since_s: Mapping[str, float], incidents: Iterable[Incident] = ()) -> None:
+        """Set the figures of the whole job. told: the overview; None: this agent does not lead. since_s: for each tier, when its newest
+        snapshot was first seen. incidents: those of the job. An agent that begins to lead counts also those that ended before, because
+        the figures of the agent that led may have ended with it."""
         self._leads.set(told is not None)
         if told is None:
             for each in self._of_leader:
                 each.clear()
             return
+        self._incidents.count(*(each for each in incidents if not each.open))
         for state in State:
             self._state.labels(self._job, state).set(state == told.state)
         for part in Role:
@@ -289,12 +268,32 @@ class Metrics:
 
 
 def _agent(told: Target) -> tuple[Any, tuple[str, ...]]:
-    """Return what tells an agent from the others: its node, and its port."""
+    """Return what distinguishes an agent from the others: its node, and its port."""
     return told["labels"].get("node"), tuple(str(at).rpartition(":")[2] for at in told["targets"])
 
 
-def _free(path: Path) -> float:
-    with suppress(OSError):
-        usage = shutil.disk_usage(path)
-        return usage.free / usage.total if usage.total else math.nan
-    return math.nan
+class _Disk:
+    def __init__(self, path: Path) -> None:
+        self._path, self._free = path, (math.nan, math.nan)
+        self._look: threading.Thread | None = None
+        self._turn = threading.Lock()
+        self._began_s = 0.0
+
+    def free(self, at: int) -> float:
+        """Return the free share of the file system (at 0), or its free bytes (at 1); NaN if it has not answered within `_DISK_S`. While it
+        hangs, one thread waits for it, however often this is called."""
+        with self._turn:
+            if self._look is None or not self._look.is_alive():
+                self._look = threading.Thread(target=self._ask, name="free space", daemon=True)
+                self._look.start()
+                self._began_s = monotonic_s()
+            look = self._look
+        look.join(max(0.0, self._began_s + _DISK_S - monotonic_s()))
+        return math.nan if look.is_alive() else self._free[at]
+
+    def _ask(self) -> None:
+        free = math.nan, math.nan
+        with suppress(OSError):
+            usage = shutil.disk_usage(self._path)
+            free = (usage.free / usage.total if usage.total else math.nan), usage.free
+        self._free = free

@@ -15,14 +15,14 @@ NOTHING = "nothing"
 _REPORTED: dict[str, str] = {
     Cause.STRAGGLER: "look at what else runs on that node; if it stays slow: `mt-resilient drain NODE`",
     Cause.MEMORY_SHORT: "give the machine more memory, or fewer ranks",
-    Cause.DEVICE_SICK: "let somebody look at that device; `mt-resilient drain NODE` takes the node out first",
-    Cause.CUT_OFF: "look at that node's way to etcd; its ranks go on meanwhile",
+    Cause.DEVICE_SICK: "have somebody check that device; `mt-resilient drain NODE` takes the node out first",
+    Cause.CUT_OFF: "check that node's network to etcd; its ranks continue meanwhile",
     Cause.FROZEN: "read the script: its optimizer no longer changes the parameters",
 }
 _STOPPED: dict[str, str] = {
     Cause.SCRIPT_RAISED: "read the traceback (`mt-resilient explain`) and correct the script or the data, and give the same command again",
-    Cause.SNAPSHOT_UNUSABLE: "see which snapshots are good: `mt-resilient snapshots verify`",
-    Cause.SNAPSHOT_UNREADABLE: "see that the storage of the snapshots answers, and give the same command again",
+    Cause.SNAPSHOT_UNUSABLE: "check which snapshots are good: `mt-resilient snapshots verify`",
+    Cause.SNAPSHOT_UNREADABLE: "check that the storage of the snapshots answers, and give the same command again",
     Cause.FINGERPRINT_MISMATCH: "take that machine out of service, and give the same command again without it",
 }
 
@@ -87,10 +87,12 @@ def _act(incident: Incident) -> str:
     if incident.open:
         return "nothing yet: the job recovers by itself"
     if result == "not cured":
-        step = incident.resume_step if incident.resume_step is not None and incident.resume_step >= 0 else "STEP"
+        known = incident.resume_step is not None and incident.resume_step >= 0
+        step = incident.resume_step if known else "STEP"
         return (
-            f"look at the loss. If it is bad, go back to step {step}, from before the fault, and leave out the next N batches: "
-            f"`mt-resilient rewind --to {step} --skip N`. The job runs on meanwhile"
+            "look at the curve of the loss. If it is as expected, as with other data, do nothing. If it is bad, `mt-resilient pause` "
+            f"keeps the snapshots while you look for the cause. `mt-resilient rewind --to {step}` goes back to before the fault; "
+            "with `--skip N`, the ranks also skip the next N batches"
         )
     if incident.repeated is Repeated.OTHER:
         return "see why the same steps gave another loss: docs/guarantees.md, The same bits"

@@ -53,7 +53,7 @@ class Overview:
     snapshots: dict[str, int] = field(default_factory=dict)
     """By tier: the newest step that the whole job can restore; -1: none."""
     at_risk: dict[str, int] = field(default_factory=dict)
-    """By loss: number of steps that would be computed again if it happened now."""
+    """For each of LOSSES: number of steps that would be computed again if this were lost now."""
 
 
 @once

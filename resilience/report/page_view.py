@@ -12,7 +12,7 @@ from typing import Any
 from ..model.incident import PHASES, Incident, turns
 from ..model.rewind import left_out
 from ..plan.escalation import OBSERVE, STOP
-from ..text import formatting
+from ..text import formatting, secrets
 from ..text.formatting import printable
 from . import explain
 from .doubts import doubts
@@ -20,19 +20,19 @@ from .needs import needs, told
 from .overview import LOSSES, TIERS, Overview, State
 
 POINTS = 1500
-"""The most points of a curve that are sent; of more, every n-th."""
+"""The most points of a curve that are sent. Of a curve with more points, every n-th is sent."""
 SILENT_S = 200.0
-"""Seconds after which a leader's `progress` line is missing: it writes one at least every minute."""
+"""After this many seconds without a `progress` line, the leader counts as silent. A leader writes such a line at least every minute."""
 STILL_S, START_S = 600.0, 1800.0
 """Seconds without a step, and without the first step of a start, after which a person should look."""
 _QUIET = {
-    0: "in order",
+    0: "normally",
     129: "by SIGHUP",
     130: "by Ctrl-C",
     131: "by SIGQUIT",
     138: "by its scheduler's SIGUSR1",
     140: "by its scheduler's SIGUSR2",
-    143: "by SIGTERM, a preemption",
+    143: "by SIGTERM (a preemption)",
     152: "by its scheduler's SIGXCPU",
 }
 
@@ -45,7 +45,7 @@ class Seen:
     alive: bool
     """Whether an agent runs in the run directory."""
     gone: bool = False
-    """Whether it was killed on this machine."""
+    """Whether the agent of the run directory was killed on this machine."""
     stepped_s: float = math.inf
     """When the ranks had last made a step, or had a reason for making none."""
     launched: bool = False
@@ -77,7 +77,7 @@ def sentence(state: Mapping[str, Any]) -> str:
 
 def _state(seen: Seen, now: float) -> dict[str, Any]:
     line, start = seen.last.get("progress", {}), seen.last.get("start", {})
-    at = _step(line) if line.get("step", -1) >= 0 else "its first step"
+    at = _step(line) if line.get("step", -1) >= 0 else "its start"
     ago_s = abs(now - max(line.get("at_s", 0.0), start.get("at_s", 0.0)))  # the clock of another machine may be ahead
     here = " here" if start.get("several") and not seen.launched else ""
     if seen.finished:
@@ -89,9 +89,9 @@ def _state(seen: Seen, now: float) -> dict[str, Any]:
         return _said("bad", words, *_again(seen, here))
     if not line and (here or seen.launched):
         elsewhere = "Look into the run directory of that node: `mt-resilient status` names it."
-        return _said("warn", "Not known: the node that leads the job has its course in its own journal", elsewhere)
+        return _said("warn", "Not known: the job's progress is in the journal of the node that leads it", elsewhere)
     if ago_s > SILENT_S:
-        words = f"Silent: the last word is {formatting.duration(ago_s)} old, from {at}"
+        words = f"Silent: the last report is {formatting.duration(ago_s)} old, from {at}"
         return _said("warn" if here else "bad", words, "Does it still train? `mt-resilient status`.")
     if not line:
         return _said("info", "Starting: no agent that leads has written a line yet")
@@ -119,10 +119,11 @@ def _stopped(seen: Seen, code: int, at: str, here: str, now: float) -> dict[str,
 
 
 def _again(seen: Seen, here: str) -> list[str]:
-    """Return how to start the job again. here: empty if the job cannot run on elsewhere."""
-    command = seen.last.get("start", {}).get("again", "")
+    """Return how to start the job again. here: empty if the job cannot continue on other nodes."""
+    command = secrets.hidden_line(seen.last.get("start", {}).get("again", ""))
     known = f": `{command}`" if command and not seen.launched else ""
-    asked = ["Does it go on elsewhere? `mt-resilient status`. If not:"] if here else []
+    known += f", with what {secrets.HIDDEN} hides" if known and secrets.HIDDEN in command else ""
+    asked = ["Does the job continue on other nodes? `mt-resilient status`. If not:"] if here else []
     return [" ".join([*asked, f"Give the same command again{known}. It continues from the newest snapshot."])]
 
 
@@ -139,18 +140,21 @@ def figures(line: Mapping[str, Any], up_s: float | None) -> list[str]:
 
 
 def present_line(line: Mapping[str, Any], told: Overview, now: float) -> dict[str, Any]:
-    """Return the newest `progress` line with what etcd says now in place of what the journal said then."""
+    """Return the newest `progress` line, with the values that etcd has now instead of those in the journal."""
     before = line.get("snapshots", {})
     kept = {
         tier: (step, before[tier][1] if tier in before and before[tier][0] == step else now)
         for tier, step in told.snapshots.items()
     }
-    return {**line, **asdict(told), "snapshots": kept, "at_s": now}
+    known = {"step": told.step if told.step >= 0 else line.get("step", -1)}  # ranks that restart have none yet
+    return {**line, **asdict(told), **known, "snapshots": kept, "at_s": now}
 
 
 def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: float) -> dict[str, Any]:
     under_way = [i for i in seen.incidents.values() if i.open and OBSERVE < i.rung < STOP][-1:]
     since = "".join(f" for {formatting.duration(max(0.0, now - i.at_s))}" for i in under_way)
+    if doing is State.RECOVERING and not under_way and seen.last.get("incident", line)["at_s"] > line["at_s"]:
+        doing = State.TRAINING  # the incident has closed since
     still_s = line["at_s"] - seen.stepped_s
     if doing in (State.TRAINING, State.RECOVERING, State.STARTING) and still_s > (
         START_S if doing is State.STARTING else max(STILL_S, 20 * line.get("step_s", 0.0))
@@ -162,14 +166,16 @@ def _running(seen: Seen, doing: State, at: str, line: Mapping[str, Any], now: fl
         case State.RECOVERING:
             resumes = "".join(f", from step {i.resume_step}" for i in under_way if (i.resume_step or -1) >= 0)
             why = "".join(f": {i.summary}" for i in under_way)
-            alone = f"It recovers by itself, mostly within minutes. Look again if it takes more than {STILL_S / 60:.0f} min."
+            alone = f"The job recovers by itself, mostly within minutes. Look again if this takes more than {STILL_S / 60:.0f} min."
             return _said("info", f"Recovering{since}{resumes or f', at {at}'}{why}", alone)
         case State.WAITING:
             nodes = [node for i in under_way for node in i.nodes]
             lost = f"{formatting.listed(nodes)} {'are' if nodes[1:] else 'is'} lost, " if nodes else ""
             missing = formatting.count(line["missing"], "node") if line.get("missing") else "nodes"
-            which = f"{formatting.listed(nodes)} again, or another machine" if nodes else missing
-            start = f"Start {which}, with the command of the other nodes, but with its own --node and --address."
+            others = "the command of the other nodes, but with its own --node and --address, or torchrun's --node-rank"
+            start = f"Start {missing}, each with {others}."
+            if nodes:
+                start = f"Start {formatting.listed(nodes)} again, as before. Or start another machine, with {others}."
             resumes = f"The job waits at {at}. It resumes by itself as soon as {missing} {'has' if missing == '1 node' else 'have'} joined."
             return _said("bad", f"Not training{since}: {lost}waiting for {missing}", start, resumes)
         case State.PAUSED:
@@ -193,7 +199,7 @@ def last_incident(incidents: Mapping[str, Incident]) -> dict[str, Any] | None:
 
 
 def _ended(seen: Seen) -> int | None:
-    """Return the exit code with which the last agent here ended; None: it runs, or ended without a word."""
+    """Return the exit code with which the last agent here ended; None: it runs, or ended without a message."""
     end, start = seen.last.get("end"), seen.last.get("start", {"at_s": 0.0})
     return int(end["code"]) if end and not seen.alive and end["at_s"] >= start["at_s"] else None
 
@@ -237,8 +243,8 @@ def curve(progress: Sequence[Mapping[str, Any]], since_s: float) -> dict[str, li
 def further(
     start: Mapping[str, Any], written: Sequence[Mapping[str, Any]], incidents: Mapping[str, Incident]
 ) -> dict[str, Any]:
-    """Return what the lower part of the page shows: what snapshots on disk cost, which data was left out, configuration and versions.
-    start: the newest line of that kind. written: the drain processes' events."""
+    """Return what the lower part of the page shows: what snapshots on disk cost, which data was skipped, configuration and versions. start:
+    the newest line of that kind. written: the drain processes' events."""
     durable = [each for each in written if each["event"] == "durable"]
     seconds = [each.get("seconds", 0.0) for each in durable]
     size = sum(each.get("bytes", 0) for each in durable)
@@ -257,7 +263,9 @@ def further(
             if i.window
             and any(kept.start <= i.window.start < kept.stop for kept in left_out(turns([*incidents.values()])))
         ],
-        "configuration": {printable(name): printable(str(value)) for name, value in configuration.items()},
+        "configuration": {
+            printable(name): printable(secrets.value(name, value)) for name, value in configuration.items()
+        },
         "versions": {printable(name): printable(found) for name, found in start.get("versions", {}).items()},
     }
 
@@ -286,6 +294,6 @@ def row(number: str, incident: Incident, back: bool = False) -> dict[str, Any]:
 
 
 def story(number: str, incident: Incident, when: str) -> dict[str, Any]:
-    """Return an incident as its drill-down shows it: its phases in their order, and the lines of `explain`."""
+    """Return an incident as its drill-down shows it: its phases in sequence, and the lines of `explain`."""
     phases = {name: incident.phases_s[name] for name in PHASES if name in incident.phases_s}
     return {"phases": phases, "lines": [printable(line) for line in told(incident, when, number)]}

@@ -27,7 +27,7 @@ class Panel:
     kind: str = "timeseries"
     """timeseries, stat or bargauge."""
     thresholds: tuple[tuple[float, str], ...] = ()
-    """From which value on which colour is shown; below the first one, green."""
+    """Pairs of a value and the colour that is shown from it on. Below the first value, green is shown."""
     width: int = 12
     """In 24ths of the page."""
 
@@ -40,7 +40,7 @@ PANELS = (
     Panel(
         key="state",
         title="State",
-        question="Is it training, and if not, what does it do?",
+        question="Is the job training, and if not, what does it do?",
         queries=((f"max by (job, state) (mt_resilient_state{_OF}) == 1", "{{job}}: {{state}}"),),
         kind="stat",
         width=8,
@@ -98,10 +98,10 @@ PANELS = (
     Panel(
         key="recoveries",
         title="Incidents by cause, rung and result",
-        question="What happened since the agents started, how was it answered, and did that help?",
+        question="What happened since the job was started, how was it answered, and did that help?",
         queries=(
             (
-                f"sum by (job, cause, rung, result) (mt_resilient_recoveries_total{_OF}) > 0",
+                f"max by (job, cause, rung, result) (mt_resilient_recoveries_total{_OF}) > 0",
                 "{{job}}: {{cause}}, rung {{rung}}, {{result}}",
             ),
         ),
@@ -113,8 +113,8 @@ PANELS = (
         question="What does a recovery take, on average?",
         queries=(
             (
-                f"sum by (job, phase) (mt_resilient_recovery_seconds_sum{_OF}) / "
-                f"(sum by (job, phase) (mt_resilient_recovery_seconds_count{_OF}) > 0)",
+                f"max by (job, phase) (mt_resilient_recovery_seconds_sum{_OF}) / "
+                f"(max by (job, phase) (mt_resilient_recovery_seconds_count{_OF}) > 0)",
                 "{{job}}: {{phase}}",
             ),
         ),
@@ -165,7 +165,7 @@ PANELS = (
     Panel(
         key="leader",
         title="Agents that lead",
-        question="Does one agent decide? 0: none does, and no fault can be answered.",
+        question="Does one agent decide? 0: none does, and no dead or hung rank is restarted.",
         queries=((f"sum by (job) (mt_resilient_leads{_OF})", "{{job}}"),),
     ),
     Panel(

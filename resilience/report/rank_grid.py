@@ -13,7 +13,7 @@ from ..model.types import Rank
 TRAINS, PAUSED, FINISHED, STOPS, NO_RANKS = "trains", "paused", "finished", "stops", "no ranks"
 GONE, SILENT, SLOW = "gone", "silent", "slow"
 ODD = (GONE, SILENT, SLOW)
-"""What single ranks of a node may be that otherwise goes on."""
+"""Words for single ranks of a node whose other ranks do what `NodeRow.phase` says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class NodeRow:
 
 
 def rows(world: World, now: float) -> list[NodeRow]:
-    """Return the rows, those first that do something else than to train. now: wall-clock seconds."""
+    """Return the rows. Nodes that do not train come first. now: wall-clock seconds."""
     ranked = {node: at for at, node in enumerate(world.members if world.begun else ())}
     found = []
     for node, role in roles(world, now).items():

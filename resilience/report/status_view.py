@@ -13,6 +13,7 @@ from ..model.cluster_state import World
 from ..model.generation import Seats
 from ..model.node import NodeStatus
 from ..model.state_machine import Phase
+from ..plan import recoverable_state
 from ..text import formatting, sentences
 from . import explain
 
@@ -23,8 +24,7 @@ _LONG_S = 120.0
 
 
 def headline(world: World, now: float) -> str:
-    """Return what the job is doing, and the event because of which its generation began; empty: nothing is known. now: wall-clock
-    seconds."""
+    """Return what the job is doing, and which event made its generation begin; empty: nothing is known. now: wall-clock seconds."""
     record = world.record
     if (waits := awaited(world, now)) or record is None or not world.begun:
         return waits
@@ -110,9 +110,13 @@ def awaited(world: World, now: float, join_s: float | None = None) -> str:
     """Return for which nodes the job waits before it begins, or begins again; empty: it does not wait. now: wall-clock seconds. join_s:
     seconds that it still waits when enough nodes are there; None: not known."""
     spec = world.spec
+    if unseen := recoverable_state.unseen(world):
+        return f"waiting for the storage of the snapshots, which has not answered {formatting.listed(unseen)} yet"
+    if spec is None or max(spec.sizes) == 1:
+        return ""
     if _unheard(world):
         return f"waiting for {formatting.listed(world.members)}, which do not reach etcd: {sentences.AT_WORK}"
-    if spec is None or (world.record and world.begun and not _short(world, now)):
+    if world.record and world.begun and not _short(world, now):
         return ""
     unfit = [node for node, here in world.nodes.items() if here.fit]
     there = (
@@ -137,7 +141,7 @@ def _short(world: World, now: float) -> bool:
 
 
 def _unheard(world: World) -> bool:
-    """Whether all members are cut off and the job must wait for them. Then `awaited` reports this to a node that joins."""
+    """Whether all members are cut off and the job must wait for them. If so, `awaited` reports this to a node that joins."""
     cut = {
         n
         for i in world.incidents

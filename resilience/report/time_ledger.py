@@ -1,8 +1,8 @@
-"""Where the job's time goes: every second that an agent leads is booked once, as training or as what it was lost to. Pure.
+"""Where the job's time goes: every second for which an agent leads is booked once, as training or under the cause of its loss. Pure.
 
-While a recovery is under way, its seconds wait; when its incident closes, they are booked by phase. A fault is detected after it struck, so
-seconds may have been booked as training that were lost. They become a debt, which the training pays with its next seconds: so no sum ever
-falls, as a counter's must not.
+While a recovery is under way, its seconds are not booked. When its incident closes, they are booked by phase. A fault is detected some time
+after it struck, so lost seconds may already be booked as training. Such lost seconds become a debt: as many of the next seconds of training
+are not booked. So no sum ever falls, which a Prometheus counter requires.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .overview import State
 
 TRAINING, FIRST_START, STALL = "training", "first start", "stall"
 WHERE = (TRAINING, FIRST_START, *PHASES, STALL, str(State.WAITING), str(State.PAUSED))
-"""What a second can be booked as. The phases are those of recoveries; `stall`: the slowest rank was in our code between two steps."""
+"""The accounts on which a second can be booked. The phases are those of recoveries; `stall`: the slowest rank was in our code between two
+steps."""
 
 NO_AGENT = "no agent ran"
 
@@ -28,7 +29,7 @@ class Ledger:
         self.spent = dict.fromkeys(WHERE, 0.0)
         """Seconds booked, by `WHERE`."""
         self._unbooked = self._waited = self._debt = 0.0
-        """Seconds of a recovery that is under way, and those of it in which the job waited for nodes; and the training's debt."""
+        """Seconds of a recovery that is under way; seconds of these in which the job waited for nodes; and the training's debt."""
         self._stall_s = 0.0
 
     def passed(self, seconds: float, state: State, stall_s: float) -> None:

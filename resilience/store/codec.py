@@ -20,7 +20,7 @@ def dumps(record: Any) -> bytes:
 
 
 def printed(record: Any) -> str:
-    """Return the record as JSON that other programs can read, too: a number that is none, as NaN, becomes null."""
+    """Return the record as JSON that other programs can read, too: NaN and infinity become null."""
     return json.dumps(json.loads(dumps(record), parse_constant=lambda name: None))
 
 
@@ -36,7 +36,7 @@ def loads(cls: type[T], data: bytes | str) -> T:
 def _convert(cls: type[T], data: bytes | str) -> T:
     """Parse JSON that `dumps` may write and only Python accepts: NaN, and half a surrogate pair, as in a path that is not UTF-8."""
     try:
-        return msgspec.convert(json.loads(data), cls)
+        return msgspec.convert(json.loads(data), cls, str_keys=True)
     except (msgspec.ValidationError, ValueError) as error:
         raise InternalError(f"cannot read a {cls.__name__} from {data[:200]!r}: {error}") from error
 

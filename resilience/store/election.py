@@ -36,8 +36,8 @@ class Election:
         return entry.create_revision if entry is not None and self.won(entry, lease) else None
 
     def won(self, entry: Entry, lease: int) -> bool:
-        """Whether `entry`, which must be the leader key's, names this agent. If it does, `guard` returns the compare for this leadership
-        from now on."""
+        """Whether `entry`, which must be the leader key's, names this agent. If so, `guard` returns the compare for this leadership from
+        now on."""
         ours = entry.lease == lease and entry.value == self._identity.encode()
         if ours:
             self._guard = CreatedAt(self._key, entry.create_revision)

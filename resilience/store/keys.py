@@ -75,7 +75,7 @@ class Keys:
         return self.quarantines + node
 
     def death(self, instance: str) -> str:
-        """Key by which a neighbour reports that an agent is dead. It is bound to the neighbour's lease."""
+        """Key by which a neighbour reports that an agent is dead. The key is bound to the neighbour's lease."""
         return self.deaths + instance
 
     def incident(self, ident: str) -> str:

@@ -18,7 +18,7 @@ _LAST = chr(sys.maxunicode)
 
 
 class _Group:
-    """The records under one prefix, by the rest of the key, and sorted by it."""
+    """The records under one prefix. The rest of each key is the record's name, and the records are sorted by name."""
 
     def __init__(self, prefix: str, cls: type) -> None:
         self.prefix, self.cls = prefix, cls

@@ -1,5 +1,5 @@
-"""Finds the file descriptors that are readable, or become so within a time. Use the result immediately: a number closed since may be
-another file."""
+"""Finds the file descriptors that are readable, or become so within a time. Use the result immediately: after a descriptor is closed, its
+number may become another file's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The interface of the store through which agents and the controller agree: a small key-value store with revisions and leases.
 
 Data flow: agents write facts about their nodes, the controller replaces the generation record, and each agent watches the keys that it
-needs (`watch_cache.py`). All other code uses `Store`. `memory.MemoryStore` serves the simulator and the tests, and `client.EtcdStore`
-serves a cluster. tests/contract_store.py checks that both behave alike.
+needs (`watch_cache.py`). All other code uses `Store`. `etcd/client.py` implements it with etcd, and tests/memory_store.py in memory.
+tests/contract_store.py checks that both behave alike.
 
 The rules are etcd's. Every accepted write raises one revision counter for the whole store. An entry remembers the revision that created it
 and the revision that last changed it. An entry bound to a lease is deleted when that lease ends.
@@ -55,8 +55,8 @@ class KeyAbsent:
 
 @dataclass(frozen=True)
 class CreatedAt:
-    """Holds while `key` is the entry that `revision` created. It still holds after `key` is overwritten, but not after `key` is deleted and
-    created again."""
+    """Holds while `key` is the entry that `revision` created. The compare still holds after `key` is overwritten, but not after `key` is
+    deleted and created again."""
 
     key: str
     revision: int
@@ -95,11 +95,12 @@ Operation = Put | Delete
 
 
 class LeaseGone(StoreUnavailable):
-    """A put named a lease that has ended, so the store did not make it. Grant a new lease first."""
+    """A put named a lease that has ended, so the store did not write the entry. Grant a new lease first."""
 
 
 class HistoryGone(StoreUnavailable):
-    """The store no longer has the changes after the watch's last one. List the prefix again, and watch from the listing's revision."""
+    """The store no longer has all changes after the last one that the watch has returned. List the prefix again, and watch from the
+    listing's revision."""
 
 
 class Watch(Protocol):
@@ -129,14 +130,14 @@ class Watch(Protocol):
 
 class Store(Protocol):
     """A store that several threads may share. Every method raises `StoreUnavailable` when the store does not answer in time. A write may
-    have been made all the same, so read again before you decide again. No method retries, because level-triggered loops do."""
+    have been made nevertheless, so read again before you decide again. No method retries, because level-triggered loops do."""
 
     def range(self, prefix: str, limit: int = 0) -> dict[str, Entry]:
         """Return the entries whose key starts with `prefix`, sorted by key, at one revision: all, or the first `limit` if that is not 0."""
         ...
 
     def listing(self, prefix: str) -> Listing:
-        """Return all entries under `prefix` and their revision. They include every write that any client knows to be made."""
+        """Return all entries under `prefix` and their revision. The entries include every write that any client knows to have been made."""
         ...
 
     def watch(self, prefix: str, since: int) -> Watch:
@@ -158,9 +159,10 @@ class Store(Protocol):
         ...
 
     def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
-        """If all `compares` hold, make all `operations` in one revision and return True. Else make none and return False. Raises LeaseGone.
+        """If all `compares` hold, make all `operations` in one revision and return True. If a compare does not hold, make no operation and
+        return False. Raises LeaseGone.
 
-        Each key may be in only one operation. At most `MOST_OPERATIONS` operations are allowed.
+        Each key may be in only one operation of a transaction. At most `MOST_OPERATIONS` operations are allowed.
         """
         ...
 
@@ -174,7 +176,7 @@ class Store(Protocol):
         ...
 
     def revoke(self, lease: int) -> None:
-        """End `lease` now and delete the entries bound to it. If it has ended already, do nothing."""
+        """End `lease` now and delete the entries bound to it. If the lease has ended already, do nothing."""
         ...
 
     def close(self) -> None: ...

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..model.cluster_state import World
 from ..model.generation import GenerationRecord, Quarantine
-from ..model.incident import Incident
+from ..model.incident import Incident, in_order
 from ..model.node import Ack, Death, NodeRecord, NodeStatus, Spec
 from ..model.request import Answer, Request
 from ..model.types import NodeId
@@ -36,7 +36,7 @@ def world_of(keys: Keys, values: Values) -> World:
         dead=dead,
         status=_by_node(values.under(keys.statuses, NodeStatus)),
         acks={node: ack for node, ack in _by_node(acks).items() if members.get(node) == ack.instance},
-        incidents=tuple(values.under(keys.incidents, Incident).values()),
+        incidents=in_order(values.under(keys.incidents, Incident).values()),
         requests=tuple(replace(found, id=name) for name, found in values.under(keys.requests, Request).items()),
         answers=values.under(keys.answers, Answer),
         quarantine=_by_node(values.under(keys.quarantines, Quarantine)),

@@ -3,9 +3,9 @@
     store ──listing──▶ Mirror ──entries()──▶ the controller, or an agent that obeys
       └─────watch──────▲ └──fds()──────────▶ poll: a change has arrived
 
-The copy always shows one revision, because all changes of a revision come together. It may be stale, and only the store can tell. So a
-writer that relies on it puts what it read as compares into its transaction (ModifiedAt, UnchangedSince). Each read of the copy includes
-every earlier write that was made through the same store.
+The copy always shows one revision, because all changes of a revision come together. The copy may be stale, and only the store can tell. So
+a writer that relies on the copy puts what it read as compares into its transaction (ModifiedAt, UnchangedSince). Each read of the copy
+includes every earlier write that was made through the same store.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .poll import readable
 from .protocol import Entry, HistoryGone, Store, Watch
 
 _PATIENCE_S = 0.2
-"""If a write of our own has not arrived through the watch, the prefix is listed after this many seconds without any change. A change takes
-a few milliseconds, or longer behind thousands of other changes."""
+"""If a write of our own has not arrived through the watch, the prefix is listed after this many seconds without any change. A change
+arrives within a few milliseconds, or later if thousands of other changes come first."""
 
 
 class Mirror:
-    """A local copy for one thread. It has no descriptor before the first call of `entries`, and none after `close`."""
+    """A local copy for one thread. The copy has no file descriptor before the first call of `entries`, and none after `close`."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """How often each agent talks to the store, by the job's number of nodes, so that one etcd can serve them all. Pure; the table is the rule.
 
 One etcd does 3,000 to 5,000 operations a second before watchers lag by seconds (measured on two cores, with 120 µs of etcd's time a
-keepalive and 190 to 340 µs a put). Such a lag looks like the death of many nodes. So keepalives and statuses together stay below 3,500 a
-second:
+keepalive and 190 to 340 µs a put). A lag of seconds looks like the death of many nodes. So keepalives and statuses together stay below
+3,500 a second:
 
     nodes      keepalive   status     operations a second, at most
       300        1 s         1 s         632
@@ -58,8 +58,8 @@ def paced(nodes: int, lease_ttl_s: int) -> Pace:
 
 
 def jittered(period_s: float, share: float) -> float:
-    """Return the period, shortened by up to a tenth. share: a new random number in [0, 1) each time. Otherwise agents that one command
-    started, or that waited for the same pause of etcd, would all talk at the same moments."""
+    """Return the period, shortened by up to a tenth. share: a new random number in [0, 1) each time. With equal periods, agents that one
+    command started, or that waited for the same pause of etcd, would all talk at the same moments."""
     return period_s * (1.0 - 0.1 * share)
 
 

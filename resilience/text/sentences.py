@@ -102,7 +102,8 @@ def out_of_line(ranks: Sequence[Rank]) -> str:
 
 
 def turn(to: int, remedy: Remedy, window: Window | None, live: bool = True, rewound: str = "rewound") -> str:
-    """Return what the ranks did in a rewind or, with `rewound`: "rewind", would do. live: the ranks rewind in the same processes."""
+    """Return what the ranks did in a rewind or, if `rewound` is "rewind", what they would do. live: the ranks rewind in the same
+    processes."""
     what = _DONE.get(remedy, "")
     if window:
         what = f"skip {formatting.batches(window)}"
@@ -117,8 +118,8 @@ _DONE = {
     Remedy.REPLAY_EARLIER: "replay the same data, this time from an older state",
     Remedy.REWIND: "continue with whatever data the script reads next",
     Remedy.REWIND_EARLIER: "continue from this older state with whatever data the script reads next",
-    Remedy.CONTINUE: "train on from there, because no remedy has helped. Data that rewinds to this step or a later one left out is used "
-    "after all. What the loss was before is no longer compared",
+    Remedy.CONTINUE: "train on from there, because no remedy has helped. They now use data that rewinds to this step or a later one had "
+    "skipped. They no longer compare the loss with earlier values",
 }
 
 
@@ -129,8 +130,8 @@ def waits(kept: int) -> str:
 
 
 LEFT_ALONE = (
-    "a rewind did not cure it or one like it, the next step is finite, and so are the parameters, the gradients and the optimizers' state: "
-    "it does no harm, so training continues"
+    "a rewind did not cure this NaN or one like it, but the next step, the parameters, the gradients and the optimizers' state are finite: "
+    "the NaN does no harm, so training continues"
 )
 """What the ranks do about a NaN that does no harm."""
 
@@ -266,7 +267,7 @@ def shortage(found: Shortage, node: str) -> str:
 
 def growth(found: Shortage) -> tuple[str, ...]:
     """Return how fast the free memory shrinks, and which process takes it."""
-    whose = "no rank and not the agent grows so fast: another process does, or shared memory and files"
+    whose = "neither a rank nor the agent grows so fast: another process does, or shared memory and files"
     if found.grows:
         whose = f"{found.grows} grows by {formatting.size(found.grows_per_s)} a second"
     return (f"it shrinks by {formatting.size(found.per_s)} a second; {whose}",)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from ...errors import UsageError
 
 PASSWORD = "MT_RESILIENT_ETCD_PASSWORD"
-"""Environment variable with the password. It is not an argument, because every user of the machine can read arguments."""
+"""Environment variable with the password. The password is not an argument, because every user of the machine can read arguments."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _of_certificate(endpoint: Endpoint, access: Access, error: ssl.SSLCertVerifi
     if "expired" in said or "not yet valid" in said:
         return f"the server's certificate is out of date ({said}): renew it, or set this machine's clock right"
     if "mismatch" in said:
-        return f"the server's certificate is not for {endpoint.host} ({error.verify_message}): name it as its certificate does"
+        return f"the server's certificate is not for {endpoint.host} ({error.verify_message}): use the name that is in the certificate"
     by = access.ca or "the system's certificates"
     return (
         f"the server's certificate is not signed by {by} ({said}): name the file with the right CA with control.etcd_ca"

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import grpc
 
-from ...errors import StoreUnavailable, UsageError
+from ...errors import StoreRefused, StoreUnavailable, UsageError
 from ..protocol import Compare, Entry, LeaseGone, Listing, Operation, check_operations
 from .access import Access, fault, parse_endpoint
 from .keepalive import KeepaliveStream
@@ -36,9 +36,11 @@ _IN_WORDS = {
     "user name is empty": "the server demands a user: name one with control.etcd_user, and the file of its password with "
     "etcd_password_file",
     "authentication failed": "correct control.etcd_user or its password",
-    "authentication is not enabled": "leave control.etcd_user out, or enable authentication there",
+    "authentication is not enabled": "remove control.etcd_user, or enable authentication there",
 }
 """What to do, by a text that etcd's message contains."""
+_OVERLOADED = "too many requests"
+"""etcd's words, with the code RESOURCE_EXHAUSTED, if this member cannot keep up at the moment (`ErrGRPCRequestTooManyRequests`)."""
 _FAULT_WITHIN_S = 0.5
 _LOOKS = 3
 """Number of comparisons. One is not enough, because a write may happen between two members' answers."""
@@ -47,9 +49,9 @@ _LOOKS = 3
 class EtcdStore:
     """`Store` on the etcd cluster at `endpoints`, each `HOST:PORT` or a URL. Raises UsageError for anything else.
 
-    A call takes at most `deadline_s`. If there are several members, it asks two of them, for half of that time each. The call takes as much
-    again if etcd no longer knows our token. It also does if a connection fails but was not refused, because then we look for the reason.
-    All renewals of leases go through one stream, one after the other.
+    A call takes at most `deadline_s`. If etcd has several members, a call asks two of them, for half of that time each. The call takes up
+    to twice as long if etcd no longer knows our token. A call also takes up to twice as long if a connection fails without being refused,
+    because then we look for the reason. All renewals of leases go through one stream, one after the other.
     """
 
     def __init__(self, endpoints: Sequence[str], *, deadline_s: float = 2.0, access: Access | None = None) -> None:
@@ -98,7 +100,7 @@ class EtcdStore:
             "compare": [compare_fields(compare) for compare in compares],
             "success": [operation_fields(operation) for operation in operations],
         }
-        # Not repeated: if the first member made it but its answer was lost, the second would report that a compare failed.
+        # Do not repeat the transaction: if the first member made it but its answer was lost, the second would report that a compare failed.
         return self._write([each.key for each in operations], "Txn", fields, repeat=not compares).succeeded
 
     def grant(self, ttl_s: int) -> int:
@@ -184,7 +186,7 @@ class EtcdStore:
             member = self._present()
             try:
                 return ask(member, self._deadline_s / tries)
-            except (grpc.RpcError, TimeoutError, ValueError) as error:
+            except (grpc.RpcError, TimeoutError, ValueError, RuntimeError) as error:
                 silent.append(f"{member.endpoint} {_silence(error, name, member)}")
             self._leave(member)
         asked = ",".join(str(member.endpoint) for member in self._members)
@@ -211,14 +213,16 @@ class EtcdStore:
 
 def _silence(error: Exception, name: str, member: Member) -> str:
     """Return in a few words why there is no answer. Raises StoreUnavailable if etcd answered with a refusal."""
-    if not isinstance(error, grpc.Call):
-        return "did not answer in time" if isinstance(error, TimeoutError) else "is closed"
+    if not isinstance(error, grpc.Call):  # RuntimeError: gRPC gets no thread
+        words = {TimeoutError: "did not answer in time", RuntimeError: f"was not asked: {error}"}
+        return words.get(type(error), "is closed")
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.NOT_FOUND:
         raise LeaseGone(f"etcd at {member.endpoint} refused {name}: {details}; grant a new lease") from None
-    advice = next((words for part, words in _IN_WORDS.items() if part in details), _REFUSALS.get(code, ""))
+    refusal = "" if _OVERLOADED in details else _REFUSALS.get(code, "")
+    advice = next((words for part, words in _IN_WORDS.items() if part in details), refusal)
     if advice:
-        raise StoreUnavailable(f"etcd at {member.endpoint} refused {name}: {details}; {advice}") from None
+        raise StoreRefused(f"etcd at {member.endpoint} refused {name}: {details}; {advice}") from None
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "did not answer in time"
     said = details.rpartition(": ")[2].rstrip("]")  # keep only the last error of a list

@@ -1,7 +1,8 @@
 """One LeaseKeepAlive stream: lease ids go out, and the leases' remaining lifetimes come back.
 
 etcd3 opens a stream for each renewal. On a stream that stays open, a renewal costs the server only a quarter (103 against 447 µs,
-measured). gRPC can wait for answers only without a deadline. So the stream's own thread receives them, and `renew` waits on its queue.
+measured). gRPC can wait for answers only without a deadline. So the stream's own thread receives the answers, and `renew` waits on a queue
+of that thread.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class KeepaliveStream:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.ended = False
-        """Whether no more answers can come: the server restarted, the connection broke, or we cancelled the stream."""
+        """Whether the stream is over, so that no more answers can come: the server restarted, the connection broke, or we cancelled it."""
         self._stream: Any = member.stream(rpc, iter(self._requests.get, None))
         threading.Thread(target=self._receive, name="etcd-keepalive", daemon=True).start()
 

@@ -44,7 +44,7 @@ _NO_USERS = "authentication is not enabled"
 
 
 class Member:
-    """One endpoint of the cluster. It connects at the first call. Raises UsageError if a certificate cannot be read."""
+    """One endpoint of the cluster, to which the first call connects. Raises UsageError if a certificate cannot be read."""
 
     def __init__(self, endpoint: Endpoint, access: Access) -> None:
         self.endpoint = endpoint
@@ -93,13 +93,13 @@ class Member:
             self._open = False
 
     def introduce(self, timeout_s: float) -> None:
-        """Send user and password, if the member has not got them yet. Raises grpc.RpcError."""
+        """Send user and password, if the member does not have them yet. Raises grpc.RpcError."""
         # Even if etcd does not ask for it: without a token, etcd takes the name in our certificate as the user.
         if self.access.user and not self._token and not self._open:
             self.renew(timeout_s)
 
     def reconnect(self) -> bool:
-        """Reconnect if the certificates on disk were renewed. Return False if they are the same, or are being written just now."""
+        """Reconnect if the certificates on disk were renewed. Return False if the certificates are the same, or cannot be read now."""
         try:
             material = self.access.material()
         except UsageError:

@@ -2,9 +2,9 @@
 response class.
 
 etcd3 publishes the descriptors inside Python modules that only protobuf ≤ 3.20 can import. Pinning protobuf would downgrade it for
-everything else in the user's environment. So this module reads those modules as text and never executes them. It puts their serialized
-descriptors into a private pool. This works with protobuf 3.20 to 7, and cannot clash with another library's pool. Importing this module
-raises MachineError if etcd3 is missing or has other files than etcd3 0.12.0.
+everything else in the user's environment. So this module reads etcd3's modules as text, never executes them, and puts their serialized
+descriptors into a private pool. A private pool works with protobuf 3.20 to 7, and cannot clash with another library's pool. Importing this
+module raises MachineError if etcd3 is missing or has other files than etcd3 0.12.0.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ _WANTS_LEADER = ("hasleader", "true")
 
 
 class EtcdWatch:
-    """present: returns the member to use now; leave: is called with a member that has failed."""
+    """The changes under one prefix of an etcd cluster (it implements `protocol.Watch`). present: a function that returns the member to use
+    now; leave: a function that the watch calls with a member that has failed."""
 
     owed = 0
     doubtful = False
@@ -89,11 +90,12 @@ class EtcdWatch:
             self._at = member = self._present()
             try:
                 self._read(member)
-            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel is closed
+            # ValueError: the channel is closed. RuntimeError: gRPC gets no thread.
+            except (grpc.RpcError, ValueError, RuntimeError) as error:
                 self._excuse(member, error)
             if self._closed.is_set() or self._lost:
                 break
-            if self._at is member:  # else the caller that ended the stream has already called `_leave`
+            if self._at is member:  # otherwise, the caller that ended the stream has already called `_leave`
                 self._leave(member)
             self._closed.wait(self._pause_s * random.uniform(1.0, 1.5))
             self._pause_s = min(2 * self._pause_s, _PAUSES_S[1])
@@ -106,12 +108,12 @@ class EtcdWatch:
                 member.renewed(error, _RENEWAL_S)
 
     def _read(self, member: Member) -> None:
-        """Read changes until the stream ends. Raises grpc.RpcError, ValueError."""
+        """Read changes until the stream ends. Raises grpc.RpcError, ValueError, RuntimeError."""
         member.introduce(_RENEWAL_S)
         stream = self._open(member)
         for answer in stream or ():
             if answer.compact_revision:
-                self._forgotten("etcd has compacted the changes that were to come")
+                self._forgotten("etcd has compacted changes that the watch has not received")
                 break
             if answer.canceled:
                 member.renew(_RENEWAL_S)  # etcd gives no other sign if it does not know our token
