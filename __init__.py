@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,5 +27,5 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name], __name__), name)
     if name == "__version__":
-        return version("mt-resilient")
+        return import_module("importlib.metadata").version("mt-resilient")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

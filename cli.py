@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import commands, run_command
 from .options import parser
-from .resilience.errors import ResilientError, UsageError
+from .resilience.errors import MachineError, ResilientError, UsageError
 from .resilience.ipc.file_descriptors import fill_standard
 from .resilience.text.formatting import printable
 
@@ -39,6 +39,11 @@ def _exit_code(words: list[str]) -> int:
     except BrokenPipeError:  # `mt-resilient explain | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is None or words[:1] in (["run"], ["chaos"]):
+            raise
+        print(f"mt-resilient: {printable(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        return MachineError.exit_code
     except KeyboardInterrupt:
         return 130
 

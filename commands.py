@@ -19,7 +19,7 @@ def order(options: argparse.Namespace) -> int:
     from .agent.cli import explain, rewind_notice, send_request
     from .resilience.model.request import Request, Wish
 
-    directory, back = explain.find_directory(options.run_dir), None
+    directory, back = explain.find_running(options.run_dir), None
     match Wish(options.command):
         case Wish.REWIND:
             request, back = rewind_notice.request(directory, options.to, options.skip)
@@ -51,7 +51,7 @@ def _logs(options: argparse.Namespace) -> int:
     from .agent.cli import explain
     from .agent.cli.logs import logs
 
-    directory = explain.find_directory(options.run_dir)
+    directory = explain.on_this_machine(explain.find_directory(options.run_dir))
     return logs(directory, options.rank, options.incident, options.lines, options.follow)
 
 
@@ -61,9 +61,9 @@ def _snapshots(options: argparse.Namespace) -> int:
     if options.action in _FORMATS:
         return _FORMATS[options.action](options)
     if options.action == "keep":
-        return snapshots.keep(explain.find_directory(options.run_dir), options.snapshot, options.undo)
+        return snapshots.keep(explain.find_running(options.run_dir), options.snapshot, options.undo)
     if options.action == "rm":
-        return snapshots.remove(explain.find_directory(options.run_dir), options.snapshot)
+        return snapshots.remove(explain.find_running(options.run_dir), options.snapshot)
     if getattr(options, "json", False):
         return snapshots.list_json(_named(options))
     if not getattr(options, "all", False):
@@ -165,7 +165,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def chaos(options: argparse.Namespace, command: list[str]) -> int:
-    """Inject faults into a job, and check what comes of it. command: the arguments after the two dashes."""
+    """Inject faults into a job, and check the results. command: the arguments after the two dashes."""
     from .chaos.command import chaos
 
     policies(options.config, values(options.set))  # raises UsageError before anything is started

@@ -1,4 +1,4 @@
-"""The parser of all commands, and the options of all but `run`."""
+"""The parser of all commands, and the options of all commands except `run`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         commands, "preflight", "check memory, storage and devices of this node", "preflight --snapshots /shared/gpt"
     )
     check.add_argument(
-        "--snapshots", metavar="DIR|URL", help="place for snapshots to check (default: the run directory)"
+        "--snapshots", metavar="DIR|URL", help="the job's storage for snapshots (default: the run directory)"
     )
     configuration_options(check)
     check.add_argument(
@@ -51,19 +51,19 @@ def parser() -> argparse.ArgumentParser:
     status = add_command(commands, "status", "show what a running job is doing", "status")
     shown = status.add_mutually_exclusive_group()
     shown.add_argument("--json", action="store_true", help="print one JSON object (docs/schemas/status.json)")
-    shown.add_argument("--watch", action="store_true", help="show the job until it ends; Ctrl-C ends the watching")
+    shown.add_argument("--watch", action="store_true", help="show the job until it ends; Ctrl-C ends only this command")
     explain = add_command(
-        commands, "explain", "tell what happened in an incident, what was done, and what it cost", "explain 2"
+        commands, "explain", "explain what happened in an incident, what the program did, and what it cost", "explain 2"
     )
     explain.add_argument("--json", action="store_true", help="print a list of JSON objects (docs/schemas/explain.json)")
     explain.add_argument("incident", nargs="?", help="number of the incident, from status (default: all incidents)")
     logs = add_command(commands, "logs", "print what the ranks have printed", "logs --rank 3 --follow")
-    logs.add_argument("--rank", type=_count, metavar="N", help="only of this rank (default: of all ranks)")
+    logs.add_argument("--rank", type=_count, metavar="N", help="only the output of this rank (default: of all ranks)")
     which = logs.add_mutually_exclusive_group()
-    which.add_argument("--incident", metavar="N", help="of the generation that this incident struck")
-    which.add_argument("--follow", action="store_true", help="go on with what comes, until the job ends")
+    which.add_argument("--incident", metavar="N", help="the output of the generation in which this incident happened")
+    which.add_argument("--follow", action="store_true", help="also print new output, until the job ends")
     logs.add_argument(
-        "--lines", type=_count, default=20, metavar="N", help="last lines of each rank; 0: all (default: %(default)s)"
+        "--lines", type=_count, default=20, metavar="N", help="number of last lines; 0: all (default: %(default)s)"
     )
     _dashboard_options(commands)
     _report_options(commands)
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for command in (status, explain, logs, *orders, snapshots):
         command.add_argument(
-            "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: the newest in mt-runs)"
+            "--run-dir", type=Path, metavar="DIR", help="the job's run directory (default: one in mt-runs)"
         )
     _snapshot_actions(snapshots.add_subparsers(dest="action", required=True, parser_class=Parser))
     return whole
@@ -103,14 +103,14 @@ def _dashboard_options(commands: Any) -> None:
     add(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; others than this machine's need a token (default: %(default)s)",
+        help="address to listen on; if others can reach it, they need a token (default: %(default)s)",
     )
     add("--port", type=_count, help="port to listen on; 0: any free port (default: the first free one from 9465 on)")
     add(
         "--prometheus",
         default="",
         metavar="URL",
-        help="also show the panels of this Prometheus; none: of none (default: start Debian's, if it is installed)",
+        help="also show panels with data from this Prometheus; none: no panels (default: start Debian's, if installed)",
     )
 
 
@@ -143,9 +143,9 @@ def _order_actions(commands: Any) -> list[argparse.ArgumentParser]:
         help="step to go back to: the state after so many steps; or the name of a snapshot that an earlier rewind set aside",
     )
     rewind.add_argument(
-        "--skip", type=_count, default=0, metavar="N", help="leave out the next N batches, permanently (default: 0)"
+        "--skip", type=_count, default=0, metavar="N", help="skip the next N batches permanently (default: 0)"
     )
-    pause = add_command(commands, "pause", "let all ranks wait at their next boundary; nothing is lost", "pause")
+    pause = add_command(commands, "pause", "make all ranks wait at their next boundary; nothing is lost", "pause")
     resume = add_command(commands, "resume", "let paused ranks continue", "resume")
     snapshot = add_command(
         commands, "snapshot", "take a snapshot, and wait until it is on disk", "snapshot now --run-dir mt-runs/train"
@@ -169,7 +169,7 @@ def _simulate_options(commands: Any) -> None:
         "compute what faults would cost a training on a whole cluster",
         "simulate --gpus 4096 --days 30 --spares 8",
         description="Simulate a training on a cluster of any size. A seed draws the faults, and this program's own decisions answer them. "
-        "It touches no GPU, network or etcd. The same seed gives the same run every time.",
+        "It uses no GPU, network or etcd. The same seed gives the same run every time.",
     )
     add = simulate.add_argument
     add("--gpus", type=_count, default=16384, help="number of GPUs, without spares (default: %(default)s)")
@@ -210,14 +210,15 @@ def _chaos_options(commands: Any) -> None:
         "run a command with faults injected for real, and check that nothing is lost",
         "chaos --seed 1 -- torchrun --nproc-per-node 2 train.py",
         usage="mt-resilient chaos [PLAN.toml | --seed N] [options] -- torchrun …",
-        description="Run a torchrun command three times: under torchrun alone, under mt-resilient, and under mt-resilient with faults. "
-        "Print one page: which faults struck, how they were answered, and whether each promise was kept. Exit code 0: all were; 1: not "
-        "all; 2: the command or the plan is wrong. A campaign that fails is shrunk to its smallest plan.",
+        description="Run a torchrun command under torchrun alone, under mt-resilient, and under mt-resilient with faults. Print one page: "
+        "the faults, their answers, and whether each promise was kept. Exit code 0: all were; 1: not all; 2: a wrong command or plan.",
     )
     add = chaos.add_argument
     add("plan", nargs="?", type=Path, metavar="PLAN.toml", help="which faults strike what and when (docs/chaos.md)")
     add("--seed", type=_count, metavar="N", help="let this seed draw the faults and their moments (default: 0)")
     add("--faults", type=_count, default=5, metavar="N", help="how many faults the seed draws (default: %(default)s)")
+    add("--nodes", type=_count, metavar="N", help="run N nodes on this machine (default: torchrun's --nnodes, or 1)")
+    add("--spares", type=_count, default=0, metavar="K", help="let K further nodes stand by (default: %(default)s)")
     add("--list", action="store_true", help="print all faults, and start nothing")
     add("--dir", type=Path, metavar="DIR", help="an empty directory for all files (default: mt-chaos/<script>)")
     configuration_options(chaos, ", as for run")
@@ -253,7 +254,7 @@ def _snapshot_actions(actions: Any) -> None:
     )
     keep = add_command(actions, "keep", "keep a snapshot from being deleted as too old", "snapshots keep 1200")
     keep.add_argument("snapshot", help="a step, or a snapshot's name")
-    keep.add_argument("--undo", action="store_true", help="let it be deleted again when it is too old")
+    keep.add_argument("--undo", action="store_true", help="allow its deletion again when it is too old")
     remove = add_command(actions, "rm", "delete snapshots", "snapshots rm 1200 1400")
     remove.add_argument("snapshot", nargs="+", help="a step, or a snapshot's name")
     for action in (ls, verify, digest):

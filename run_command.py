@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import options as known
 from .agent.launch import handover
 from .resilience.errors import MachineError, UsageError
+from .resilience.text.formatting import printable
 from .run_options import RUNS, hosts_options, policies, values
 
 if TYPE_CHECKING:
@@ -22,18 +24,21 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     """Run a job, on this node or on the hosts of a hostfile. command: the arguments after the two dashes. words: the arguments between
     `run` and the dashes."""
-    from .agent.bootstrap import default_directory, run_job
+    from .agent.bootstrap import run_job
     from .agent.join.exit_report import leave
     from .agent.launch.launcher_program import is_script
     from .agent.output.terminal import Terminal
+    from .agent.run_choice import default_directory
     from .resilience.model.data_windows import Window
 
     _standing()
-    if handover.WRAPS in os.environ:  # inside a wrapped script: this agent is the torchrun's, and there is no other
+    if (
+        handover.WRAPS in os.environ
+    ):  # inside a wrapped script: this agent serves the torchrun, and no second agent is needed
         clean = handover.cleaned(os.environ)
         os.environ.clear()
         os.environ.update(clean)
-        del sys.argv[1:]  # a person who gives the command again gives the script's
+        del sys.argv[1:]  # the command to give again is that of the script
     script = is_script(command)
     flags = values(options.set)
     if options.label:
@@ -50,25 +55,56 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         _run_script(options, command, words)
     if options.hostfile:
         return _run_on_hosts(options, command, words, found, terminal)
+    if options.run_dirs != RUNS and (why := _unplaced(command, found, options.snapshots)):
+        what = printable(why.replace("; nothing was started", ""))
+        print(f"mt-resilient: {what}. This torchrun runs without mt-resilient", file=sys.__stderr__, flush=True)
+        _become(command, os.environ)
 
     def directory(launch: Launch, below: str, busy: Collection[Path]) -> Path:
-        return default_directory(launch, below, options.run_dirs, () if options.run_dirs == RUNS else busy)
+        task, once = _task(launch, found), options.run_dirs == RUNS
+        return default_directory(launch, below, options.run_dirs, busy, task, once=once)
 
     return leave(
         run_job(command, options.run_dir or directory, options.snapshots, options.start_from, windows, found, terminal)
     )
 
 
+def _task(launch: Launch, chosen: dict[str, Any]) -> str:
+    """Return this agent's number among those that one srun has started, each for a training of its own; empty: there is one agent."""
+    from .agent.join import identity
+    from .agent.launch import scheduler_env
+
+    return scheduler_env.task(os.environ) if identity.alone(launch, chosen["control"], chosen["nodes"]) else ""
+
+
+def _unplaced(command: list[str], chosen: dict[str, Any], snapshots: str | None) -> str:
+    """Return why no agent can run this torchrun of a script; empty: an agent can. Wrong options of `mt-resilient run` itself, and snapshots
+    of another job, are no such reason: without an agent, a training would then begin anew that the user wants to continue."""
+    from .agent.join import identity
+    from .agent.join.static_nodes import static
+    from .agent.launch.torchrun import understand
+
+    asked = chosen["nodes"]
+    try:
+        launch = understand(command, os.environ)
+        control, nodes = identity.placed(launch, chosen["control"], asked)
+        if not static(launch, control, nodes) and not (asked.number or asked.spares):
+            identity.counted(nodes, control, chosen["agent"], snapshots)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _fitting(options: argparse.Namespace, command: list[str], control: ControlPolicy, *, script: bool) -> None:
-    """Raise UsageError if options do not fit together, or not this command."""
+    """Raise UsageError if options contradict each other or do not fit the command."""
     if options.hostfile and script:
         raise UsageError(
-            f"--hostfile starts torchrun on each host, and {command[0]} is not torchrun; nothing was started. Leave --hostfile out if the "
+            f"--hostfile starts torchrun on each host, and {command[0]} is not torchrun; nothing was started. Omit --hostfile if the "
             "script starts torchrun on the hosts itself, by ssh"
         )
     if options.hostfile and (control.node or control.address or options.label):
         raise UsageError(
-            "--node, --address and --label are for one node, and the hostfile names several (write rack=NAME behind a host in it); "
+            "--node, --address and --label are for one node, and the hostfile names several (write rack=NAME after a host in it); "
             "nothing was started"
         )
     if not options.hostfile and (options.ssh_option or options.export):
@@ -76,29 +112,43 @@ def _fitting(options: argparse.Namespace, command: list[str], control: ControlPo
 
 
 def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, Any], *, script: bool) -> int:
-    from .agent.bootstrap import default_directory
     from .agent.join import dry_run, identity
     from .agent.join.registration import described
     from .agent.join.static_nodes import static
-    from .agent.launch import python_check
+    from .agent.launch import python_check, rank_count
+    from .agent.launch.layout_adviser import simumax
+    from .agent.launch.megatron_layout import fitting, sentences
     from .agent.launch.torchrun import understand
+    from .agent.run_choice import default_directory
     from .agent.run_directory import RunDirectory
+    from .resilience.membership.rank_assignment import sizes
 
     if script:
         print(dry_run.printed(dry_run.of_script(command)))
         return 0
-    launch = python_check.checked(understand(command, os.environ), os.environ)
+    launch = understand(command, os.environ)
+    if not options.hostfile:  # each host has its own Python and devices
+        launch = rank_count.counted(python_check.checked(launch, os.environ), os.environ)
     control, nodes = identity.placed(launch, chosen["control"], chosen["nodes"])
     found = static(launch, control, nodes)
     control, below = (found.control, found.below) if found else (control, "")
-    place = (options.run_dir or default_directory(launch, below, options.run_dirs)) / below
+    task = _task(launch, chosen)
+    place = (options.run_dir or default_directory(launch, below, options.run_dirs, (), task)) / below
     if not options.hostfile:  # raises UsageError if an option is missing
-        identity.counted(nodes, control, chosen["agent"], options.snapshots or (str(place) if found else None))
+        numbers, _ = identity.counted(
+            nodes, control, chosen["agent"], options.snapshots or (str(place) if found else None)
+        )
+    else:
+        numbers = sizes(nodes.number or "1")
     spec = described(launch, ())
-    elsewhere = bool(control.etcd and not found)  # that etcd alone knows which arguments the job has
+    elsewhere = bool(control.etcd and not found)  # only that etcd knows the job's arguments
     changed = chosen["agent"].changed_arguments or elsewhere
+    adviser = partial(simumax, nodes) if nodes.simumax_model else None
     told = {
         "run directory": f"{place}, {dry_run.state(RunDirectory(place), spec, changed=changed)}",
+        "other layouts": "; ".join(sentences(launch, numbers, fitting(launch, numbers, adviser)))
+        if launch.ranks
+        else "",
         "spares": str(nodes.spares or ""),
         "this node": control.node,
         "job": control.job,
@@ -112,8 +162,8 @@ def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, 
 
 
 def _run_script(options: argparse.Namespace, command: list[str], words: list[str]) -> NoReturn:
-    """Become `command`, a script whose torchruns are handed to agents."""
-    if options.run_dirs != RUNS:  # it was handed over as a torchrun, and is none
+    """Replace this process by `command`, a script whose torchruns are handed to agents."""
+    if options.run_dirs != RUNS:  # it was handed over as a torchrun, but is not one
         _become(command, os.environ)
     paths = known.Parser()
     for option in ("--run-dir", "--run-dirs", "--config", "--snapshots", "--start-from"):
@@ -126,12 +176,12 @@ def _run_script(options: argparse.Namespace, command: list[str], words: list[str
             rest += [f"--{option.replace('_', '-')}", where]
     if not options.quiet:
         print(
-            f"mt-resilient: {command[0]} is not torchrun. It runs as it is, and an agent runs each torchrun that it starts, here or by "
-            "ssh. If it starts none, nothing is watched",
-            file=sys.__stderr__,  # at once, because this process ends here
+            f"mt-resilient: {command[0]} is not torchrun. It runs unchanged, and an agent runs each torchrun that it starts, here or by "
+            "ssh. If it starts none, no training is watched",
+            file=sys.__stderr__,  # printed immediately, because the script replaces this process
             flush=True,
         )
-    _become(command, handover.environment([*rest, "--run-dirs", runs], os.environ))
+    _become(command, handover.environment([*rest, "--run-dirs", runs], os.environ, command))
 
 
 def _become(command: list[str], environ: Mapping[str, str]) -> NoReturn:
@@ -149,15 +199,15 @@ def _standing() -> None:
         os.getcwd()
     except OSError as error:
         raise MachineError(
-            f"the working directory cannot be found ({error.strerror}); nothing was started. Change into one that is there"
+            f"the working directory cannot be found ({error.strerror}); nothing was started. Change into an existing directory"
         ) from error
 
 
 def _run_on_hosts(
     options: argparse.Namespace, command: list[str], words: list[str], found: dict[str, Any], terminal: Any
 ) -> int:
-    from .agent.bootstrap import default_directory
     from .agent.launch.torchrun import understand
+    from .agent.run_choice import default_directory
     from .agent.ssh.hostfile_launch import Wanted, launch_on_hosts
 
     control, nodes = found["control"], found["nodes"]

@@ -1,4 +1,4 @@
-"""The options of `run`, and what they share with those of other commands."""
+"""The options of `run`, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_options(commands: Any) -> None:
         help="place for snapshots on disk: a directory, s3://… or gs://… (default: the run directory)",
     )
     add("--start-from", metavar="DIR|URL", help="start from the newest snapshot of another run, in any parallel layout")
-    many(run, "--skip-data", "FROM:TO", "leave out the global batches FROM to TO-1 of the data, counted from 0")
+    many(run, "--skip-data", "FROM:TO", "skip the global batches FROM to TO-1 of the data, counted from 0")
     configuration_options(run)
     add("--etcd", dest="control.etcd", metavar="HOST:PORT,…", help="endpoints of etcd (default: start one)")
     add("--job", dest="control.job", metavar="NAME", help="the job's name, the same on all its nodes")
@@ -81,7 +81,7 @@ def run_options(commands: Any) -> None:
         what = f"steps between snapshots {where} (default: chosen by what a snapshot costs)"
         add(f"--{option}-every", dest=f"snapshots.{key}", type=int, metavar="STEPS", help=what)
     for option, key, value, what in (
-        ("--observe", "agent.observe", "true", "detect and report faults, but change nothing: for the first days"),
+        ("--observe", "agent.observe", "true", "detect and report faults, but change nothing (for a first trial)"),
         ("--preflight", "preflight.enabled", "true", "check each node before it joins; a node that fails is not used"),
         ("--last-snapshot", "agent.last_snapshot", "true", "take a snapshot before the job ends on Ctrl-C or SIGTERM"),
         (
@@ -100,7 +100,7 @@ def run_options(commands: Any) -> None:
         metavar="PORT",
         help="port of /metrics (default: the first free one from 9464 on; 0: any free port)",
     )
-    add("--dry-run", action="store_true", help="print what is understood of the command, and start nothing")
+    add("--dry-run", action="store_true", help="print how the command is interpreted, and start nothing")
     add("--quiet", action="store_true", help="print warnings and errors only")
     add("wrapped", nargs="*", metavar="-- torchrun …", help="the command to run")
 

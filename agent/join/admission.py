@@ -30,7 +30,7 @@ class Course(Enum):
     ALL_DEAD = "no agent of the job is left: it continues with the agents that come now"
     LEAVERS = "the job has ended, and some of its agents have not exited yet: wait for them"
     NEXT_LIFE = "the job was stopped early: it continues, with new budgets"
-    JOIN_LIFE = "the same, and another node has begun the next run already"
+    JOIN_LIFE = "the job was stopped early, and another node has begun the next run already"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Found:
     """Registered agents, except an agent with this node's name."""
     incidents: tuple[Incident, ...]
     just: bool
-    """An agent has written the job's description to etcd within the last minute, for the first time or again."""
+    """True: an agent has written the job's description to etcd within the last minute, for the first time or again."""
 
     @property
     def over(self) -> Generation:
@@ -55,8 +55,8 @@ class Found:
         return merged((*self.known.windows, *left_out(done)))
 
     def unheard(self, node: NodeId) -> bool:
-        """Return whether an open incident says that a member is only cut off from etcd. Then its ranks and the other members' ranks may
-        still train, although no agent could record that. False if `node` is a member itself."""
+        """Return whether an open incident says that a member is only cut off from etcd. The ranks of a cut-off member and of the other
+        members may still train, although no agent could record that. False if `node` is a member itself."""
         record = self.record
         if record is None or node in record.members:
             return False

@@ -21,7 +21,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     "snapshots": ("every_steps", "durable_every_steps", "slots", "reach_steps"),
     "copies": ("every_s",),
 }
-"""By section: the keys that must be equal on all ranks, because all ranks judge together by them. An empty tuple means all keys."""
+"""By section: the keys that must be equal on all ranks, because all ranks judge the same figures by them. An empty tuple means all keys."""
 
 
 def alike(policies: Mapping[str, Any], windows: Sequence[Window], origin: str | None, version: str) -> dict[str, str]:
@@ -49,9 +49,9 @@ def apart(here: Mapping[str, str], there: Mapping[str, str]) -> str:
 
 
 _MOST = 8
-"""The most differences between two commands that are named."""
+"""The most differences between two commands that a message names."""
 _LONGEST = 80
-"""The most characters of a value that are shown."""
+"""The most characters of a value that a message shows."""
 
 
 def command_difference(here: Sequence[str], there: Sequence[str]) -> str:

@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from ...resilience.model.node import Spec
 from ...resilience.text import formatting
 from ..launch.launcher_program import LAUNCH, RUN
+from ..launch.script_options import value
 from ..launch.torchrun import Launch
 from ..run_directory import RunDirectory
 from .config_match import command_difference
@@ -53,16 +53,14 @@ def of_launch(
     yield "form", f"torchrun, run by {launch.python}"
     yield "script", " ".join(filter(None, [launch.form, launch.script[0]]))
     yield "loop", _loop(launch)
-    yield "ranks", f"{launch.ranks} on each node"
+    yield "ranks", f"{launch.ranks or launch.counts} on each node"
     yield "nodes", nodes or "1"
-    for name, value in known.items():
-        if value:
-            yield name, value
+    yield from filter(all, known.items())
     if static:
         what = "this node, which runs it" if static.serves else "the first node, which runs it"
         yield "etcd", f"{static.control.etcd} on {what} (from torchrun's --master-addr)"
     for name, options in _OF_MEGATRON.items():
-        given = [f"{option[2:]} {value}" for option in options if (value := _value(launch.script, option))]
+        given = [f"{option[2:]} {found}" for option in options if (found := value(launch.script, option))]
         if given:
             yield name, ", ".join(given)
     ours = command[: len(command) - len(launch.script)]
@@ -96,23 +94,17 @@ def state(run: RunDirectory, spec: Spec, *, changed: bool) -> str:
     )
 
 
-def _value(words: Sequence[str], option: str) -> str:
-    given = [value for name, value in pairwise([*words, ""]) if name == option]
-    given += [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    return given[-1] if given else ""
-
-
 def _loop(launch: Launch) -> str:
     if launch.form:
         return "not known: the script is no Python file. A loop that is known is found when the ranks import it"
     text = _text(Path(launch.script[0]))
     found = next((loop for name, loop in _LOOPS.items() if name in text), "")
-    return found or "not known: the script names none. One that is known is found when the ranks import it"
+    return found or "not known: the script names none. A loop that is known is found when the ranks import it"
 
 
 def of_script(command: Sequence[str]) -> Iterator[Line]:
     """Yield what is found in the text of a script and of the scripts that it names. Values of variables are not known."""
-    yield "form", f"{command[0]} is not torchrun: it runs as it is, and an agent runs each torchrun that it starts"
+    yield "form", f"{command[0]} is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent"
     todo, seen = [Path(word) for word in command if os.path.isfile(word)], list[Path]()
     said = False
     if any(os.path.basename(word) == "torchrun" for word in command[1:]):
@@ -131,7 +123,10 @@ def of_script(command: Sequence[str]) -> Iterator[Line]:
                 beside = word.lstrip("/")  # behind a variable, such as $WORK_HOME/run.sh or $(dirname "$0")/run.sh
                 todo += [path for path in (Path(word), file.parent / word, file.parent / beside) if path.is_file()]
     if not said:
-        yield "not known", "which torchrun it starts: none is named in its text. Each one has an agent all the same"
+        yield (
+            "not known",
+            "which torchrun the script starts: its text names none. Each torchrun gets an agent all the same",
+        )
     else:
         yield "not known", "the values of the script's variables: they are known when the script runs"
 

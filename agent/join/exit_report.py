@@ -27,10 +27,11 @@ AT_THE_END_S = 20.0
 on disk. The time suffices for two requests to an object store, each within its deadline."""
 
 LEAVE_S = 30.0
-"""Seconds that an agent may take to exit after its final message. It writes to etcd within 2 s, and kills processes within 5 s."""
+"""Seconds that an agent may take to exit after its final message. An exiting agent writes to etcd within 2 s. Killing processes takes it up
+to 5 s."""
 
 _TELL_S = 5.0
-"""Seconds that writing `log` may take, because storage may be the cause of the hang."""
+"""Seconds that writing `log` may take: storage that hangs may be the reason why the agent does not exit."""
 
 
 def leave_soon(code: int, log: Path, within_s: float = LEAVE_S) -> None:
@@ -91,7 +92,7 @@ def say_the_end(
 ) -> None:
     """Print the final message, and mark a finished job. lost: why the training's last state is not on disk. newest: the newest step on
     disk. drained: the job continues without this node. through: this node's ranks have reached the end of the training."""
-    again = "begins anew" if newest is None else f"goes on from step {newest}"
+    again = "begins anew" if newest is None else f"continues from step {newest}"
     ended = f"ended, {record.reason}" if record and record.over else "ended as asked"
     if drained and record:
         on = formatting.listed([*record.members])
@@ -105,7 +106,7 @@ def say_the_end(
             run.finished.touch()
         further = "" if record.complete else f"; the same command {again}"
         only = "only the script's own checkpoints do"
-        telling.say(f"{record.reason}. No snapshot has its last state ({lost}): {only}{further}", "warn")
+        telling.say(f"{record.reason}. No snapshot contains the last state ({lost}): {only}{further}", "warn")
     elif lost and newest is None and record and record.complete:
         run.finished.touch()  # the same command must not repeat the whole training
         telling.say(

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
-from ...resilience.clock import wall_s
-from ...resilience.errors import MachineError, StoreUnavailable, UsageError
+from ...resilience.clock import monotonic_s, sleep, wall_s
+from ...resilience.errors import MachineError, StoreRefused, StoreUnavailable, UsageError
 from ...resilience.membership.rank_assignment import NodesPolicy, sizes
 from ...resilience.model.node import NodeRecord
 from ...resilience.store.codec import loads
@@ -26,6 +26,7 @@ from ..launch import scheduler_env
 from ..launch.torchrun import Launch
 from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
+from .patient_store import AGAIN_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +48,28 @@ class ControlPolicy:
     that a scheduler gives. Short: `--label`."""
     deadline_s: float = 2.0
     """How long one call to etcd may take."""
+    join_wait_s: float = 60.0
+    """How long an agent that starts waits for the endpoints of `control.etcd`, if none of them answers, before it exits. While it joins the
+    job, it waits as long for each answer.
+
+    torchrun's c10d rendezvous waits as long for its store (`read_timeout`)."""
     etcd_ca: str = ""
     """File with the CA certificates for `https://` endpoints. Empty: the system's."""
     etcd_cert: str = ""
-    """File with the agent's own certificate, if etcd requires one of its clients."""
+    """File with the agent's own certificate, if etcd requires a certificate from its clients."""
     etcd_key: str = ""
-    """File with the key of that certificate."""
+    """File with the private key that belongs to `etcd_cert`."""
     etcd_user: str = ""
-    """User name, if etcd has authentication on. A certificate's common name does as well, and saves etcd the
-    password check (70 ms of a core)."""
+    """User name, if etcd has authentication on. The common name of a certificate works, too, and saves etcd the password check (70 ms of a
+    core)."""
     etcd_password_file: str = ""
-    """File with that user's password, mode 600. Empty: the environment variable `MT_RESILIENT_ETCD_PASSWORD`."""
+    """File with the password of `etcd_user`, mode 600. Empty: the environment variable `MT_RESILIENT_ETCD_PASSWORD`."""
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0:
             raise UsageError(f"control.deadline_s is {self.deadline_s}; it must be more than 0")
+        if self.join_wait_s < 0:
+            raise UsageError(f"control.join_wait_s is {self.join_wait_s}; it must be 0 or more")
         for name in ("job", "node"):
             if not re.fullmatch(r"[\w.:@-]*", getattr(self, name), re.ASCII):
                 raise UsageError(
@@ -86,11 +94,19 @@ class ControlPolicy:
         return Papers(self.etcd_ca, self.etcd_cert, self.etcd_key, self.etcd_user, self.etcd_password_file)
 
 
+def alone(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> bool:
+    """Return whether torchrun trains on one node, however many nodes the scheduler gives, and no own option says otherwise."""
+    return launch.alone and not (control.etcd or nodes.number or nodes.spares)
+
+
 def placed(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> tuple[ControlPolicy, NodesPolicy]:
     """Return both policies, completed with the values from a scheduler and torchrun's options. A job of one node does not get the
-    scheduler's name for it, because that changes if it is submitted again. Raises UsageError if the values contradict each other."""
+    scheduler's name for the job, because that name changes when the job is submitted again. Raises UsageError if the values contradict each
+    other."""
     asked = scheduler_env.Place(node=control.node, nodes=nodes.number, spares=nodes.spares, job=control.job)
-    here = scheduler_env.place(asked, launch, os.environ, socket.gethostname())
+    here = scheduler_env.place(
+        asked, replace(launch, alone=alone(launch, control, nodes)), os.environ, socket.gethostname()
+    )
     several = max(sizes(here.nodes or "1")) > 1 or here.spares > 0
     job = here.job if several else control.job
     return replace(control, node=here.node, job=job), replace(nodes, number=here.nodes)
@@ -130,13 +146,13 @@ def named(address: str) -> str:
         found = ip_address(place[0])
         if found.is_unspecified or found.is_multicast:
             raise UsageError(
-                f"--address {address} does not name one machine; nothing was started. Name this node as the others reach it"
+                f"--address {address} does not name one machine; nothing was started. Give the address at which other nodes reach this one"
             )
         with socket.socket(family, socket.SOCK_DGRAM) as here:  # node rank 0's ranks and copies will listen there
             here.bind(place)
     except OSError as error:
         raise MachineError(
-            f"--address {address}: {error.strerror or error}; nothing was started. Name this node as the others reach it"
+            f"--address {address}: {error.strerror or error}; nothing was started. Give the address at which other nodes reach this one"
         ) from error
     return address if found.is_loopback or "%" in str(found) else str(found)
 
@@ -172,8 +188,8 @@ def metrics_of_nodes(store: Store, keys: Keys) -> dict[str, str]:
 
 
 def one_cluster(store: EtcdStore, keys: Keys) -> None:
-    """Raise UsageError if some endpoint belongs to another etcd cluster than the one where this agent has just registered. Otherwise some
-    nodes would sooner or later use the other cluster."""
+    """Raise UsageError if some endpoint belongs to another etcd cluster than the one where this agent has just registered. With endpoints
+    of two clusters, some nodes would sooner or later use another cluster than the rest."""
     if others := store.elsewhere(keys.spec):
         raise UsageError(
             "--etcd names more than one cluster: the first endpoint knows this job, and "
@@ -184,18 +200,11 @@ def one_cluster(store: EtcdStore, keys: Keys) -> None:
 def endpoints(
     control: ControlPolicy, access: Access, run: RunDirectory, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
-    """Return (None, the given endpoints) if one endpoint answers; raise StoreUnavailable if none does. If no endpoints are given, start an
-    own etcd, and return the server and its endpoint."""
+    """Wait until one of the given endpoints answers, for at most `join_wait_s` seconds, and return (None, all of them). If no endpoints are
+    given, start an own etcd, and return the server and its endpoint. Raises StoreUnavailable."""
     if control.etcd:
         given = control.etcd.split(",")
-        silent = []
-        for endpoint in given:
-            try:
-                probe(endpoint, control.deadline_s, access)
-            except StoreUnavailable as error:
-                silent.append(error)
-        if len(silent) == len(given):
-            raise silent[0]
+        silent = answered(given, access, control.deadline_s, control.join_wait_s, terminal)
         for reason in silent:  # an etcd member may be down
             terminal.say(
                 f"{reason}; another endpoint answers, so the agent continues without this one", wall_s(), "warn"
@@ -204,3 +213,34 @@ def endpoints(
     server, endpoint = started(run, terminal, closing)
     closing.enter_context(server.naming_its_disk())
     return server, [endpoint]
+
+
+def answered(
+    given: Sequence[str], access: Access, deadline_s: float, wait_s: float, terminal: Terminal, *, quiet_s: float = 0.0
+) -> list[StoreUnavailable]:
+    """Wait until one of the given endpoints answers, for at most `wait_s` seconds. Tell the user about the wait once it takes `quiet_s`
+    seconds. Return the errors of the endpoints that do not answer. Raises StoreUnavailable, and StoreRefused at once if an endpoint refuses
+    this agent."""
+    began_s, told = monotonic_s(), False
+    while len(silent := _silent(given, deadline_s, access)) == len(given):
+        waited_s = monotonic_s() - began_s
+        if waited_s >= wait_s:
+            raise silent[0]
+        if not told and waited_s >= quiet_s:
+            told = True
+            terminal.say(f"{silent[0]}. Waiting for it, for at most {wait_s:.0f} s", wall_s(), "warn")
+        sleep(AGAIN_S)
+    return silent
+
+
+def _silent(given: Sequence[str], deadline_s: float, access: Access) -> list[StoreUnavailable]:
+    """Return the errors of the endpoints that do not answer. Raises StoreRefused if one refuses this agent."""
+    found = []
+    for endpoint in given:
+        try:
+            probe(endpoint, deadline_s, access)
+        except StoreRefused:
+            raise
+        except StoreUnavailable as error:
+            found.append(error)
+    return found

@@ -27,6 +27,7 @@ from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import Copies
 from ..config import AgentPolicy
 from ..launch import scheduler_env
+from ..launch.megatron_layout import sentences
 from ..launch.torchrun import Launch
 from ..output.event_log import Telling
 from ..peers.liveness_link import Neighbour
@@ -36,6 +37,8 @@ from ..preflight.rules import PreflightPolicy
 from ..run_directory import BOOT, RunDirectory
 from . import identity, storage_match
 from .identity import ControlPolicy
+from .layouts import agreed
+from .patient_store import patient
 from .registration import register
 
 
@@ -47,6 +50,8 @@ class Places:
     """The place (a directory or object store) that holds `snapshots/`."""
     run: RunDirectory
     metrics_port: int = 0
+    hosts_etcd: bool = False
+    """This agent runs the etcd of all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,8 @@ def join(
     """Check this node and register it. spec: the job's description from the command line. Raises NodeUnfit, the errors of `register`, and
     StoreUnavailable."""
     root, run, several = at.root, at.run, spec.nodes > 1
+    if control.etcd:  # nothing restarts an etcd of this agent's own at this point
+        seat = replace(seat, store=patient(seat.store, control.join_wait_s, telling.say))
     checking: PreflightPolicy = policies["preflight"]
     places = (root, Files(run.root))
     here = checks.alone(checking, launch.python, launch.ranks, places, os.environ) if checking.enabled else ()
@@ -99,14 +106,16 @@ def join(
         address=identity.named(control.address) if control.address else identity.address(at.endpoints),
         home=_home(run) if neighbour else "",
         labels={**scheduler_env.labels(os.environ), **control.labelled},
+        hosts_etcd=at.hosts_etcd,
     )
     copies, token = None, ""
     if max(spec.sizes) > 1 and policies["copies"].every_s:
         token = _token(seat)
         copies = Copies(launch.ranks, me.address, token, policies["copies"])
         me = replace(me, copies_port=copies.port)
-    first = Generation(catalog.next_generation(root))  # it must be larger than that of any snapshot
-    asked = replace(spec, run=secrets.token_hex(4), first_generation=first)
+    first = Generation(catalog.next_generation(root))  # it must exceed the generation of every snapshot
+    fit = agreed(seat, launch, spec, policies["nodes"])
+    asked = replace(spec, sizes=fit.numbers, layouts=fit.layouts, run=secrets.token_hex(4), first_generation=first)
 
     def kept() -> int:
         # Whether a job of one node is finished is recorded only in its run directory.
@@ -127,6 +136,9 @@ def join(
         # The check took time, and another agent may have described the job anew.
         spec, over = register(seat, spec, run, me, kept=kept, lease_s=agent.lease_s)
         joined = replace(joined, spec=spec, over=over)
+    # The layouts are those of the first agent that registered. This agent may have computed others.
+    for sentence in sentences(launch, spec.asked, replace(fit, numbers=spec.sizes, layouts=spec.layouts)):
+        telling.say(sentence, "warn")
     me = replace(me, fit=rules.unfit(seat.node, reasons))
     if me.fit:
         telling.say(me.fit, "bad")
@@ -134,8 +146,8 @@ def join(
 
 
 def _home(run: RunDirectory) -> str:
-    """Return a text that identifies this agent's machine and run directory. It contains the directory's inode, because two containers on
-    one machine may use the same path for different directories."""
+    """Return a text that identifies this agent's machine and run directory. The text contains the run directory's inode, because two
+    containers on one machine may use the same path for different directories."""
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
 
 

@@ -2,48 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from contextlib import closing, suppress
-from http.client import HTTPConnection, HTTPException
+from contextlib import closing
 from typing import Any
 
-from ...resilience.errors import StoreUnavailable
-from ...resilience.report.metrics import AWAY, JOB, OWN, Target
+from ...resilience.report.metrics import JOB, OWN, Target
 from ..config import AgentPolicy
 
 PORTS = range(AgentPolicy.metrics_port, AgentPolicy.metrics_port + 16)
-"""Where an agent listens to which the user gave no port: at the first of these that is free."""
+"""An agent whose user names no port for metrics listens on the first free one of these."""
 _DEADLINE_S = 1.0
+"""Seconds that the agents of this machine may take to answer. All are asked at the same time."""
+_MOST_BYTES = 1 << 24
 
 
-def found(own: int, host: str) -> list[Target]:
-    """Return the targets of all jobs that have an agent at one of PORTS, but for `own`. host: what Prometheus calls this machine. Raises
-    StoreUnavailable if one of these agents does not know its job's nodes now."""
-    return [each for port in PORTS if port != own for each in _told(port, f"{host}:{port}")]
+class OtherJobs:
+    def __init__(self, own: int) -> None:
+        """own: the port of this agent, which is not asked."""
+        self._own = own
+        self._last: dict[int, list[Target]] = {}
+        """For each port, the last answer of the agent there."""
+
+    def __call__(self, host: str) -> list[Target]:
+        """Return the targets of all jobs that have an agent at one of PORTS. host: Prometheus's name for this machine. An agent may not
+        answer now, or may not know its job's nodes because their etcd does not answer. Then its last answer counts."""
+        told = asyncio.run(self._asked(host))
+        self._last = {port: self._last.get(port, []) if targets is None else targets for port, targets in told.items()}
+        return [target for targets in self._last.values() for target in targets]
+
+    async def _asked(self, host: str) -> dict[int, list[Target] | None]:
+        ports = [port for port in PORTS if port != self._own]
+        return dict(zip(ports, await asyncio.gather(*(_told(port, f"{host}:{port}") for port in ports)), strict=True))
 
 
 def namesake(own: int, job: str) -> str:
-    """Return a sentence if another job on this machine has the name of this one; empty: none is known to."""
-    with suppress(StoreUnavailable):
-        if any(each["labels"].get(JOB) == job for each in found(own, "127.0.0.1")):
-            return (
-                f"another job on this machine is named {job}, too: a Prometheus counts both as one. "
-                "--job NAME gives this one a name of its own"
-            )
+    """Return a sentence if another job on this machine has the same name; empty: no such job is known."""
+    if any(each["labels"].get(JOB) == job for each in OtherJobs(own)("127.0.0.1")):
+        return (
+            f"another job on this machine is named {job}, too: a Prometheus counts both as one. "
+            "--job NAME gives this one a name of its own"
+        )
     return ""
 
 
-def _told(port: int, name: str) -> list[Target]:
-    """Return the targets that an agent at this port names; none if there is another program, or none."""
-    with suppress(OSError, HTTPException, ValueError), closing(HTTPConnection("127.0.0.1", port, _DEADLINE_S)) as asked:
-        asked.request("GET", OWN, headers={"Host": name})
-        answer = asked.getresponse()
-        told = answer.read(1 << 24)
-        if answer.status == 503 and told == AWAY:
-            raise StoreUnavailable(f"the etcd of the job at port {port} does not answer")
-        targets = json.loads(told) if answer.status == 200 else []
-        return [each for each in targets if _is_target(each)] if isinstance(targets, list) else []
-    return []
+async def _told(port: int, name: str) -> list[Target] | None:
+    """Return the targets that an agent at this port names. Empty: there is another program at this port, or no program. None: there was no
+    answer, or the agent does not know its targets now."""
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            answer, asked = await asyncio.open_connection("127.0.0.1", port)
+            with closing(asked):
+                asked.write(f"GET {OWN} HTTP/1.0\r\nHost: {name}\r\n\r\n".encode())
+                told = b""
+                while len(told) < _MOST_BYTES and (more := await answer.read(_MOST_BYTES)):
+                    told += more
+        head, _, body = told.partition(b"\r\n\r\n")
+        status = head.split(maxsplit=2)[1:2]
+        targets = json.loads(body) if status == [b"200"] else []
+    except TimeoutError:
+        return None
+    except (OSError, ValueError):
+        return []
+    if status == [b"503"]:
+        return None
+    return [each for each in targets if _is_target(each)] if isinstance(targets, list) else []
 
 
 def _is_target(told: Any) -> bool:

@@ -1,17 +1,18 @@
-"""How an agent registers with its job in etcd. It writes the job's description, lets a job that was stopped early continue, or finds that
-the job is finished."""
+"""How an agent registers with its job in etcd: the agent writes the job's description, lets a job that was stopped early continue, or finds
+that the job is finished."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_address
 
 from ...resilience.clock import sleep
 from ...resilience.decide.operator_requests import LEAVING
-from ...resilience.errors import UsageError
+from ...resilience.errors import StoreUnavailable, UsageError
 from ...resilience.model.generation import GenerationRecord
-from ...resilience.model.incident import Incident
+from ...resilience.model.incident import Incident, in_order
 from ...resilience.model.node import NodeRecord, Spec
 from ...resilience.model.request import Request
 from ...resilience.model.types import Generation, NodeId
@@ -31,15 +32,18 @@ until its lease expires."""
 SOME = 64
 """The most other agents that are read from etcd. If thousands of agents start together and each reads all others, etcd sends gigabytes."""
 BEGIN_S = 60
-"""Seconds after its description within which a job must have a generation or an agent. Otherwise it was abandoned before it began, and the
-next agent describes it anew."""
+"""Seconds after its description within which a job must have a generation or an agent. A job without either was abandoned before it began,
+and the next agent describes the job anew."""
 
 
 def described(launch: Launch, sizes: Sequence[int], spares: int = 0, alike: Mapping[str, str] | None = None) -> Spec:
     """Return the job's description from this agent's command line. torchrun's own options are no part of it: they may have a time stamp
     (`--log-dir`), or a node's name. alike: the settings that must be the same on all nodes, by name (`config_match.py`)."""
     command = (*filter(None, [launch.form]), *launch.script)
-    return Spec(command=command, sizes=tuple(sizes), spares=spares, ranks=launch.ranks, alike=dict(alike or {}))
+    numbers = tuple(sizes)
+    return Spec(
+        command=command, sizes=numbers, asked=numbers, spares=spares, ranks=launch.ranks, alike=dict(alike or {})
+    )
 
 
 def register(
@@ -55,13 +59,13 @@ def register(
 ) -> tuple[Spec, Generation]:
     """Write the job's description into etcd, or check that it matches the one there. Let a job that was stopped early begin a new run.
 
-    Return the valid description, and the number of the generation with which the job had ended; 0: it had not ended. If a job of several
-    nodes is finished, this number is at least `first_generation`. Then a scheduler has restarted a node, and there is nothing to do.
+    Return the valid description, and the number of the generation with which the job had ended; 0: it had not ended. If a scheduler
+    restarts a node of a finished job of several nodes, this number is at least `first_generation`, and the agent has nothing to do.
 
     Raises UsageError for another command, another number of ranks or nodes, a finished job of one node, and a name that another agent uses.
     pause: sleeps for the given seconds, while other agents exit or return. kept: returns the newest step on disk. lease_s: returns a
     lease's lifetime in seconds for a given number of nodes. changed: called with the difference if the job continues with other arguments;
-    None: it must not.
+    None: the job must not.
     """
 
     def anew() -> tuple[Spec, Generation]:
@@ -85,8 +89,8 @@ def register(
         return known, max(known.first_generation, found.over)
     if run.finished.exists():
         raise UsageError(
-            f"the run in {run.root} is finished; nothing was started. To train anew, name another directory with --run-dir. To begin with "
-            f"the last snapshot of this one, say --start-from {run.root}, too"
+            f"the run in {run.root} is finished; nothing was started. To train anew, name another directory with --run-dir. To start from "
+            f"the last snapshot of this run, add --start-from {run.root}"
         )
     ttl_s = lease_s(known.nodes)
     if namesake.home != me.home:
@@ -119,7 +123,7 @@ def register(
         changed(f"the job continues with other arguments: {command_difference(spec.command, known.command)}")
     described_now = known
     if what is Course.NEXT_LIFE:
-        if found.windows != known.windows:  # first, because the incidents that name them are deleted next
+        if found.windows != known.windows:  # before the incidents that name these windows are deleted
             store.transact([there], [Put(keys.spec, dumps(replace(known, windows=found.windows)))])
             return anew()
         _forget_life(seat, known, found.over)  # the journal keeps these data
@@ -128,7 +132,14 @@ def register(
     elif not several or what is Course.ALL_DEAD:
         given_up = Generation(max(found.record.number, spec.first_generation - 1)) if found.record else known.given_up
         described_now = replace(
-            known, command=spec.command, sizes=spec.sizes, spares=spec.spares, alike=spec.alike, given_up=given_up
+            known,
+            command=spec.command,
+            sizes=spec.sizes,
+            asked=spec.asked,
+            layouts=spec.layouts,
+            spares=spec.spares,
+            alike=spec.alike,
+            given_up=given_up,
         )
     if what is Course.BEGIN and described_now == known:
         return known, found.over
@@ -143,8 +154,8 @@ def forget_leaving(store: Store, keys: Keys) -> None:
 
 
 def _waited(still: Callable[[], bool], pause: Callable[[float], None], most_s: float) -> bool:
-    """Return whether `still` becomes false within `most_s` seconds. It is called seldom, because it asks etcd, and thousands of nodes may
-    wait at the same time."""
+    """Return whether `still` becomes false within `most_s` seconds. `still` is called seldom, because each call asks etcd, and thousands of
+    nodes may wait at the same time."""
     wait_s, every_s = 0.0, max(0.1, most_s / 10)
     while still():
         if wait_s >= most_s:
@@ -168,8 +179,9 @@ def _others(seat: Seat) -> dict[NodeId, NodeRecord]:
 
 
 def await_others(seat: Seat) -> None:
-    """Wait until the other agents have read the end of the job, at most LEAVE_S seconds. The etcd ends with this agent."""
-    _waited(lambda: bool(_others(seat)), sleep, LEAVE_S)
+    """Wait until the other agents have read that the job has ended, at most LEAVE_S seconds. etcd ends with this agent."""
+    with suppress(StoreUnavailable):  # nothing restarts this agent's etcd any more
+        _waited(lambda: bool(_others(seat)), sleep, LEAVE_S)
 
 
 def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Found:
@@ -178,7 +190,7 @@ def _found(seat: Seat, known: Spec, others: Mapping[NodeId, NodeRecord]) -> Foun
         known=known,
         record=_last(seat),
         others=others,
-        incidents=tuple(loads(Incident, entry.value) for entry in store.range(keys.incidents).values()),
+        incidents=in_order(loads(Incident, entry.value) for entry in store.range(keys.incidents).values()),
         just=store.get(keys.described) is not None,
     )
 
@@ -197,7 +209,8 @@ def _last(seat: Seat) -> GenerationRecord | None:
 
 
 def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
-    """Delete from etcd the data of the run that is over. Also delete the place for snapshots of a next run that never began."""
+    """Delete from etcd the data of the run that is over. If the next run never began, also delete its entry with the place of its
+    snapshots."""
     store, keys = seat.store, seat.keys
     for prefix in (keys.incidents, keys.requests, keys.answers, keys.quarantines):
         store.delete_prefix(prefix)
@@ -206,8 +219,8 @@ def _forget_life(seat: Seat, known: Spec, over: Generation) -> None:
 
 
 def _begun_anew(seat: Seat, spec: Spec) -> None:
-    """Describe the job anew if its first description is from an agent that exited before the job began. Also delete that agent's place for
-    snapshots from etcd."""
+    """Describe the job anew if its first description is from an agent that exited before the job began. Also delete from etcd the place of
+    the snapshots that this agent had chosen."""
     store, keys = seat.store, seat.keys
     entry = store.get(keys.spec)
     if entry is None or store.get(keys.described) or store.get(keys.generation):
@@ -234,9 +247,9 @@ _HEEDLESS = (
 def _same(known: Spec, spec: Spec, otherwise: str) -> None:
     """Raise UsageError if this node's settings differ from the other nodes'. otherwise: the end of the message, which says what to do if no
     other node is there."""
-    if known.sizes != spec.sizes:
+    if known.asked != spec.asked:
         raise UsageError(
-            f"the job was started for {formatting.listed(known.sizes)} nodes, and this command says {formatting.listed(spec.sizes)}; "
+            f"the job was started for {formatting.listed(known.asked)} nodes, and this command says {formatting.listed(spec.asked)}; "
             f"nothing was started. Give the same --nodes everywhere{otherwise}"
         )
     if known.spares != spec.spares:
@@ -246,8 +259,8 @@ def _same(known: Spec, spec: Spec, otherwise: str) -> None:
         )
     if differs := apart(spec.alike, known.alike):
         raise UsageError(
-            f"the job's other nodes have other settings: {differs}; nothing was started. All ranks judge by them together: give the same "
-            f"options and configuration everywhere{otherwise}. To change them, stop the job and start all of it again"
+            f"the job's other nodes have other settings: {differs}; nothing was started. All ranks judge by these settings: give the same "
+            f"options and configuration everywhere{otherwise}. To change them, stop the job and start it again on all nodes"
         )
 
 
@@ -260,7 +273,7 @@ def reached(me: NodeRecord, others: Mapping[NodeId, NodeRecord]) -> None:
             who = "this node" if _own(me.address) else f"node {name}"
             raise UsageError(
                 f"{who} has the address {me.address if _own(me.address) else other.address}, which other machines cannot reach; nothing "
-                "was started. Name etcd by an address that all nodes reach, or name the node's own with --address"
+                "was started. Name etcd by an address that all nodes reach, or give the node's own address with --address"
             )
 
 
@@ -279,7 +292,7 @@ def comparable(known: Spec, spec: Spec, run: RunDirectory, several: bool, *, oth
         alike = "Give the same command on all nodes. " if several else ""
         raise UsageError(
             f"{what} another command: {command_difference(spec.command, known.command)}; nothing was started. {alike}To continue "
-            f"the job with this command, stop it and say --changed-arguments. To train anew, {fresh}"
+            f"the job with this command, stop the job and add --changed-arguments. To train anew, {fresh}"
         )
     if known.ranks not in (0, spec.ranks):
         raise UsageError(

@@ -1,29 +1,37 @@
-"""Several nodes whose torchruns name a master and no etcd: `torchrun --nnodes 2 --node-rank 0 --master-addr gpu-01 --master-port 29500 …`.
+"""Several nodes without a given etcd, whose torchrun commands name a master: `torchrun --nnodes 2 --node-rank 0 --master-addr gpu-01
+--master-port 29500 …`.
 
-The master's agent runs the etcd, on the port after torchrun's. All other names follow from torchrun's options, which are the same on
-all nodes but for the rank.
+The master's agent runs the etcd, on the port after torchrun's. All other names follow from torchrun's options, which are the same on all
+nodes except for the rank.
 """
 
 from __future__ import annotations
 
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 
-from ...resilience.clock import sleep, wall_s
-from ...resilience.errors import MachineError, StoreUnavailable
+from ...resilience.clock import wall_s
+from ...resilience.errors import MachineError
 from ...resilience.membership.rank_assignment import NodesPolicy, sizes
 from ...resilience.store.etcd.access import Access
-from ..etcd.server import EmbeddedEtcd, probe, started
+from ..etcd.server import EmbeddedEtcd, started
 from ..launch.torchrun import Launch
 from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
-from .identity import ControlPolicy
+from .identity import ControlPolicy, address, answered
 
 WAIT_S = 300.0
-"""Seconds that a node waits for the master's etcd, as torchrun waits for its store."""
-_SAY_S = 5.0
+"""Seconds that a node of a running job waits for the master's etcd once no rank runs on it."""
+_JOIN_S = 900.0
+"""Seconds that a node that starts waits for the master's etcd if `--rdzv-conf` gives no `timeout`, as torchrun waits for its store
+(`LaunchConfig`, torch 2.13)."""
+_ELSEWHERE = "192.0.2.1:9"
+"""An address of no machine (RFC 5737), in the direction of which the kernel knows this machine's address. No packet is sent."""
+_QUIET_S = 5.0
+"""The nodes of a job rarely start in the same second, so a node that waits for the master for less than this says nothing."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class Static:
     """Address of the master's etcd."""
     serves: bool
     """This node is the master."""
+    wait_s: float = _JOIN_S
+    """How long this node waits for that etcd when it starts."""
 
     @property
     def below(self) -> str:
@@ -43,7 +53,8 @@ class Static:
 
 
 def static(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> Static | None:
-    """Return what torchrun's options say about the nodes. None: there is one node, an etcd is given, or no master is named."""
+    """Return what torchrun's options say about the nodes. None: there is one node, or the user names an etcd, or torchrun's options name no
+    master."""
     several = max(sizes(nodes.number or "1")) > 1 or nodes.spares > 0
     if control.etcd or not several or not launch.master:
         return None
@@ -53,7 +64,9 @@ def static(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> Static
     node = f"{int(rank):0{wide}}-{control.node}" if rank.isdecimal() else control.node
     job = control.job or Path(launch.script[0]).stem
     serves = int(rank) == 0 if rank.isdecimal() else _is_here(host)
-    return Static(replace(control, etcd=f"{host}:{port}", job=job, node=node), host, port, serves)
+    return Static(
+        replace(control, etcd=f"{host}:{port}", job=job, node=node), host, port, serves, launch.timeout_s or _JOIN_S
+    )
 
 
 def _is_here(host: str) -> bool:
@@ -69,27 +82,27 @@ def serve(
     found: Static, run: RunDirectory, access: Access, terminal: Terminal, closing: ExitStack
 ) -> tuple[EmbeddedEtcd | None, list[str]]:
     """Start the etcd if this node is the master, else wait for it. Return the server and its endpoint. Raises MachineError, and
-    StoreUnavailable if no etcd answers within WAIT_S."""
+    StoreUnavailable if no etcd answers within `wait_s` seconds."""
     if found.serves:
-        server, endpoint = started(run, terminal, closing, lambda: _resolved(found.host), found.port)
+        own, everywhere = reachable(found.host)
+        server, endpoint = started(run, terminal, closing, lambda: own, found.port, everywhere=everywhere)
         terminal.say(f"this node runs the etcd of all nodes, at {endpoint}", wall_s())
         return server, [endpoint]
-    began_s, told = wall_s(), False
-    while True:
-        try:
-            probe(found.control.etcd, found.control.deadline_s, access)
-            return None, [found.control.etcd]
-        except StoreUnavailable as error:
-            if wall_s() - began_s > WAIT_S:
-                raise
-            if not told and wall_s() - began_s > _SAY_S:
-                told = True
-                terminal.say(f"waiting for the etcd of the first node ({error})", wall_s(), "warn")
-        sleep(0.5)
+    given = [found.control.etcd]
+    answered(given, access, found.control.deadline_s, found.wait_s, terminal, quiet_s=_QUIET_S)
+    return None, given
 
 
-def _resolved(host: str) -> str:
+def reachable(host: str) -> tuple[str, bool]:
+    """Return the master's own IPv4 address, and whether etcd must listen at all addresses of this machine. That is so if only this machine
+    takes the master's name for a loopback address (Debian's 127.0.1.1): it does not know which address the other nodes use. Raises
+    MachineError."""
     try:
-        return socket.gethostbyname(host)
+        found = socket.gethostbyname(host)
     except OSError as error:
         raise MachineError(f"--master-addr {host}: {error.strerror}; nothing was started") from error
+    if not ip_address(found).is_loopback or host == found or host.startswith("localhost"):
+        return found, False
+    with suppress(MachineError):  # without a network, the name may serve
+        return address([_ELSEWHERE]), True
+    return found, False

@@ -19,17 +19,21 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 _HERE = Path(os.path.abspath(__file__))
 BIN = str(_HERE.with_name("bin"))
 SITE = str(_HERE.parents[2] / "training" / "site")
-"""The directory of the hook (the module that each rank loads). It comes first on the ranks' PYTHONPATH."""
+"""The directory of the hook (the module that each rank loads), which comes first on the ranks' PYTHONPATH."""
 WRAPS, PYTHON = "MT_RESILIENT_WRAPS", "MT_RESILIENT_PYTHON"
 """WRAPS: the agent's own options as JSON, and this file, for `sitecustomize`. PYTHON: the agent's interpreter."""
 _ABSENT = "MT_RESILIENT_NO_PYTHONPATH"
-"""Set if PYTHONPATH was not."""
+"""This environment variable is not empty if the user's environment had no PYTHONPATH."""
+_IF_ANY = "if any"
+"""The value of _ABSENT if the script adds its colon only behind a PYTHONPATH that is not empty: `/repo${PYTHONPATH:+:$PYTHONPATH}`. Without
+this form, `/repo:` means what the script's own `/repo:$PYTHONPATH` means: the working directory is searched, too."""
 _WITH_A_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"
 """ssh's options that have a value (OpenSSH 9)."""
 _WITHOUT_A_COMMAND = set("sNWO")
@@ -38,11 +42,12 @@ _FAR = (
     f'{_ABSENT}=1; [ -z "$PYTHONPATH" ] || {_ABSENT}=; '
     f'export {_ABSENT} PATH={shlex.quote(BIN)}:"$PATH" PYTHONPATH={shlex.quote(SITE)}"${{PYTHONPATH:+:$PYTHONPATH}}"; '
 )
-"""What the far end of an ssh does before the command, in the same shell: the command may need functions of its start files."""
+"""What the shell at the far end of an ssh runs before the command. The user's command then runs in the same shell, because it may need
+functions from the shell's start files."""
 _STARTER = re.compile(r"(?:ba|da|k|z|c|tc)?sh|torchrun|python[\d.]*|.*\.sh|\$.*|.*/.*")
 """The programs that may start a torchrun: these, and those that are named by a path or a variable."""
 _NAMED = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|launch)|.*\btorchrun\s.*", re.DOTALL)
-"""The words that name torchrun, behind any program but these:"""
+"""The words that name torchrun. They count behind every program except these, which only handle it as a file or a text:"""
 _LEFT_ALONE = re.compile(
     r"(?:.*/)?(?:git(?:-.*)?|rsync|scp|sftp-server|pkill|pgrep|killall|kill|cp|mv|rm|mkdir|touch|chmod|echo|printf|cat|ls|which|grep|tail)"
 )
@@ -52,25 +57,40 @@ _IN_FRONT = re.compile(
 """The words that may stand in front of a program, with options and variables."""
 
 
-def environment(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a script whose torchruns are handed to agents. words: the agents' own options."""
+def environment(words: Sequence[str], environ: Mapping[str, str], command: Sequence[str] = ()) -> dict[str, str]:
+    """Return the environment of a script whose torchruns are handed to agents. words: the agents' own options. command: starts the script;
+    of its files, the first MiB is read."""
     known = environ.get("PYTHONPATH", "")
     return {
         **environ,
         WRAPS: json.dumps({"words": list(words), "handover": str(_HERE)}),
         PYTHON: sys.executable,
-        _ABSENT: "" if known else "1",
+        _ABSENT: "" if known else _IF_ANY if any(map(_adds_if_any, command)) else "1",
         "PATH": f"{BIN}{os.pathsep}{environ.get('PATH', os.defpath)}",
         "PYTHONPATH": f"{SITE}{os.pathsep}{known}" if known else SITE,
     }
 
 
+def _adds_if_any(word: str) -> bool:
+    """Return whether a word of the command, or the file that it names, has `${PYTHONPATH:+`."""
+    text = word.encode(errors="surrogateescape")
+    if os.path.isfile(word):
+        with suppress(OSError), open(word, "rb") as file:
+            text = file.read(1 << 20)
+    return re.search(rb"\$\{PYTHONPATH:?\+", text) is not None
+
+
 def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that a program would have without `environment`."""
     found = {name: value for name, value in environ.items() if name not in (WRAPS, PYTHON, _ABSENT)}
-    found["PATH"] = found.get("PATH", os.defpath).replace(f"{BIN}{os.pathsep}", "")
+    places = found.get("PATH", os.defpath).split(os.pathsep)
+    found["PATH"] = os.pathsep.join(place for place in places if place != BIN)
     path = found.get("PYTHONPATH", "")
-    path = path.replace(SITE, "") if environ.get(_ABSENT) else path.replace(f"{SITE}{os.pathsep}", "").replace(SITE, "")
+    if environ.get(_ABSENT) in (None, "", _IF_ANY):
+        path = path.replace(f"{SITE}{os.pathsep}", "")
+    if environ.get(_ABSENT) == _IF_ANY:
+        path = path.replace(f"{os.pathsep}{SITE}", "")
+    path = path.replace(SITE, "")
     return {**found, "PYTHONPATH": path} if path else {n: value for n, value in found.items() if n != "PYTHONPATH"}
 
 
@@ -115,13 +135,14 @@ def _may_start_torchrun(command: str) -> bool:
                 return True
             passes = bool(_IN_FRONT.fullmatch(word)) or "=" in word if first else passes
             first = False
-    except ValueError:  # a quote that is not closed, as in a comment
+    except ValueError:  # an unclosed quote, such as an apostrophe in a comment
         return "torchrun" in command or "torch.distributed" in command
     return False
 
 
 def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the command to become instead of `command`. Its first word is the program's path; empty: the program is not there."""
+    """Return the command that replaces `command`. The first word of the returned command is the program's path; empty: the program is not
+    there."""
     here = cleaned(environ)["PATH"]
     if command[0] == "ssh":
         return [shutil.which("ssh", path=here) or "", *far(command[1:], environ)]
@@ -132,8 +153,19 @@ def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]
     return agent(words, environ)
 
 
+def uncoerced(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with LC_CTYPE as this process was given it: Python sets LC_CTYPE to C.UTF-8 in the C locale (PEP 538)."""
+    kept = {name: value for name, value in environ.items() if name != "LC_CTYPE"}
+    try:
+        given = re.findall(rb"(?:^|\0)LC_CTYPE=([^\0]*)", Path("/proc/self/environ").read_bytes())
+    except OSError:
+        return dict(environ)
+    return {**kept, "LC_CTYPE": os.fsdecode(given[0])} if given else kept
+
+
 def become(words: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process with a command, as a shell starts it. Raises OSError."""
+    environ = uncoerced(environ)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a command inherits that
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -148,12 +180,13 @@ def become(words: list[str], environ: Mapping[str, str]) -> NoReturn:
 
 
 def main() -> None:
-    """Become the agent, or ssh. The arguments are the command."""
+    """Replace this process with the agent, or with ssh. The arguments are the command."""
     words = replacement(sys.argv[1:], os.environ)
     if not words[0]:
         print(f"{sys.argv[1]}: command not found", file=sys.stderr)
         sys.exit(127)
-    if sys.argv[1] != "ssh":  # as torchrun does, hear them also in a script's background, where the shell ignores them
+    # As under torchrun, these signals also end a job in a script's background, where the shell ignores them.
+    if sys.argv[1] != "ssh":
         for number in (signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
     become(words, cleaned(os.environ))

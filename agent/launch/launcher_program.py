@@ -1,8 +1,8 @@
 """Finds the program in the user's command that starts the ranks (torchrun itself, or a wrapper around torchrun) → `Program`.
 
-The warm process (which forks ranks) replaces torchrun only if the agent knows everything that torchrun sets for its ranks. That requires
-torch's own entry point, and an interpreter that is a binary. A site's wrapper may set anything, so the agent runs the wrapper at each
-start.
+The warm process (which forks ranks) replaces torchrun only if the agent knows everything that torchrun sets for its ranks. The agent knows
+this only of torch's own entry point, run by an interpreter that is a binary. A site's wrapper may set anything, so the agent runs the
+wrapper at each start.
 """
 
 from __future__ import annotations
@@ -48,12 +48,17 @@ def program(command: Sequence[str]) -> tuple[Program, list[str]]:
         return found
     if name == "torchrun":
         return _torchrun(command[0]), list(command[1:])
-    inside = next((n for n, word in enumerate(command) if n and os.path.basename(word) == "torchrun"), 0)
-    cure = "the command has to be torchrun … or python -m torch.distributed.run …"
-    if inside:
-        before, after = (shlex.join(words) for words in (command[:inside], command[inside : inside + 1]))
-        cure = f"put mt-resilient right in front of torchrun: {before} mt-resilient run -- {after} …"
+    cure = _in_front(command) or "the command has to be torchrun … or python -m torch.distributed.run …"
     raise UsageError(f"{command[0]} is not torchrun: mt-resilient run starts the ranks through torchrun, so {cure}")
+
+
+def _in_front(command: Sequence[str]) -> str:
+    """Return the advice where to put this program, if another program of the command starts torchrun; empty: no word is torchrun."""
+    for at, word in enumerate(command[1:], 1):
+        name = os.path.basename(word)
+        if name == "torchrun" or (name.startswith("python") and _python(command[at:])):
+            return f"put mt-resilient right in front of torchrun: {shlex.join(command[:at])} mt-resilient run -- {shlex.quote(word)} …"
+    return ""
 
 
 _INSTEAD = {"accelerate", "deepspeed", "lightning", "fabric", "mpirun", "horovodrun"}
@@ -68,6 +73,10 @@ def is_script(command: Sequence[str]) -> bool:
         return False
     module = _options_of_python(command)[1] or "" if name.startswith("python") else ""
     other = next((each for each in _INSTEAD if each in (name, module.partition(".")[0])), "")
+    if other and (cure := _in_front(command)):
+        raise UsageError(
+            f"{other} may start torchrun where no agent can take its place; nothing was started. Instead, {cure}"
+        )
     if other:
         raise UsageError(
             f"{other} starts the ranks by itself, so no agent could watch them; nothing was started. Start the same script with torchrun, "
@@ -107,7 +116,7 @@ def _options_of_python(command: Sequence[str]) -> tuple[list[str], str | None, i
         word = command[position]
         position += 1
         short = not word.startswith("--")
-        at = next((n for n, letter in enumerate(word) if short and letter in "mcWX"), 0)  # the rest is its value
+        at = next((n for n, letter in enumerate(word) if short and letter in "mcWX"), 0)  # its value follows
         taken = [word]
         if (at and not word[at + 1 :]) or word == "--check-hash-based-pycs":
             taken += command[position : position + 1]

@@ -16,13 +16,14 @@ from ...resilience.errors import MachineError
 from ...resilience.ipc import die_with_parent
 from .torchrun import Launch
 
-_AS_THE_LAUNCHER = """
+AS_THE_LAUNCHER = """
 import sys
 if sys.argv[1] == "script" and sys.path[:1] == [""]:
     del sys.path[0]
 """
-"""This code runs at the start of each probe. Python puts the working directory on sys.path for `-m` and `-c`, but not for a script file."""
-_PROBE = f"""{_AS_THE_LAUNCHER}
+"""This code runs at the start of each probe of the launcher's Python. Python puts the working directory on sys.path for `-m` and `-c`, but
+not for a script file."""
+_PROBE = f"""{AS_THE_LAUNCHER}
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 known = [find_spec("torch"), find_spec("mt_resilient")]
@@ -31,16 +32,16 @@ for name in ("distributed", "run"):
 print()
 print(*map(bool, known))
 """
-_IMPORT = f"{_AS_THE_LAUNCHER}import torch.distributed.run"
+_IMPORT = f"{AS_THE_LAUNCHER}import torch.distributed.run"
 _FAILS_S = 5.0
 """Seconds that the import of torch may take. The launcher has just read the same files."""
-_ANSWERS_S = 60.0
-"""Seconds that a probe may take: the interpreter may be on a shared file system. After that, the check assumes that torch and mt_resilient
-are there."""
+ANSWERS_S = 60.0
+"""Seconds that a probe may take: the interpreter may be on a shared file system. If a probe takes longer, the check assumes that torch and
+mt_resilient are there."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what this interpreter has. That of the ranks may be another one."""
+    """Return the versions of the packages that this interpreter has. The ranks' interpreter may be another one."""
     found = {"python": platform.python_version(), "linux": platform.release()}
     for name in ("mt-resilient", "torch", "megatron-core", "numpy"):
         with suppress(PackageNotFoundError):
@@ -53,16 +54,16 @@ def checked(launch: Launch, environ: Mapping[str, str]) -> Launch:
     launcher cannot start."""
     if not launch.interpreter:
         return launch
-    as_what = _as_what(launch)
-    torch, ours = _ask(launch.interpreter, as_what, environ)
+    kind = as_what(launch)
+    torch, ours = _ask(launch.interpreter, kind, environ)
     if not torch:
         raise MachineError(
-            f"{launch.python} has no torch (torch.distributed.run); nothing was started. Install torch there, or put the environment "
-            "that has it first on PATH"
+            f"{launch.python} has no torch (torch.distributed.run); nothing was started. Install torch there, or let PATH begin "
+            "with an environment that has torch"
         )
     ranks = launch.rank_python or launch.python
     if launch.interpreter[1:] or launch.rank_python:
-        _, ours = _ask([ranks], as_what, environ)
+        _, ours = _ask([ranks], kind, environ)
     if ours or launch.own_programs:
         return launch
     return replace(launch, hooked=False, rank_command=(), warm_refused=f"mt_resilient is not installed for {ranks}")
@@ -73,19 +74,20 @@ def unimportable(launch: Launch, environ: Mapping[str, str]) -> str:
     this only if a launcher ended before it started a rank."""
     if not launch.interpreter:
         return ""
-    done = run([*launch.interpreter, "-c", _IMPORT, _as_what(launch)], environ, _FAILS_S)
+    done = run([*launch.interpreter, "-c", _IMPORT, as_what(launch)], environ, _FAILS_S)
     if done is None or not done.returncode:
         return ""
     return f"{launch.python} cannot import torch: {last_line(done)}"
 
 
-def _as_what(launch: Launch) -> str:
+def as_what(launch: Launch) -> str:
+    """Return the first argument of a probe: how the launcher is started."""
     return "module" if "-m" in launch.program else "script"
 
 
-def _ask(interpreter: Sequence[str], as_what: str, environ: Mapping[str, str]) -> tuple[bool, bool]:
+def _ask(interpreter: Sequence[str], kind: str, environ: Mapping[str, str]) -> tuple[bool, bool]:
     """Return whether the interpreter finds torch's launcher, and whether it finds mt_resilient."""
-    done = run([*interpreter, "-c", _PROBE, as_what], environ, _ANSWERS_S)
+    done = run([*interpreter, "-c", _PROBE, kind], environ, ANSWERS_S)
     if done is None:
         return True, True
     if done.returncode:

@@ -42,7 +42,7 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
     given. launch: torchrun's options. host: this host's name. Raises UsageError if torchrun's options and the scheduler contradict each
     other, and no own option decides."""
     if "SLURM_JOB_ID" in environ:
-        found = _slurm(asked, environ, host)
+        found = _slurm(asked, launch, environ, host)
     elif "KUBERNETES_SERVICE_HOST" in environ:
         found = _kubernetes(environ, host)
     else:
@@ -59,7 +59,8 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
 
 
 def _name(rdzv_id: str) -> str:
-    """Return torchrun's `--rdzv-id`; empty if it has a date or a time. Then it is new at each launch, and names no job."""
+    """Return torchrun's `--rdzv-id`; empty if it has a date or a time. An id with a date or a time is new at each launch, and names no
+    job."""
     return "" if _STAMP.search(rdzv_id) else rdzv_id
 
 
@@ -70,11 +71,19 @@ def labels(environ: Mapping[str, str]) -> dict[str, str]:
     return {"rack": switches} if known and node == environ.get("SLURMD_NODENAME", node) else {}
 
 
-def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
+def task(environ: Mapping[str, str]) -> str:
+    """Return the number of this task if srun has started several tasks; empty for the first one, which may be an interactive shell."""
+    number = environ.get("SLURM_PROCID", "") if environ.get("SLURM_STEP_NUM_TASKS", "1") != "1" else ""
+    return "" if number == "0" else number
+
+
+def _slurm(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -> Place:
     node = environ.get("SLURMD_NODENAME") or host
     job = environ["SLURM_JOB_ID"]  # the id stays the same when Slurm requeues the job
     if "SLURM_ARRAY_JOB_ID" in environ:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}-{environ.get('SLURM_ARRAY_TASK_ID', '0')}"
+    if launch.alone:
+        return Place(node=node, nodes="1", job=f"slurm-{job}")
     if environ.get("SLURM_LOCALID", "0") != "0":
         raise UsageError(
             f"Slurm has started mt-resilient more than once on {node}, which needs one agent; nothing was started. "
@@ -82,7 +91,11 @@ def _slurm(asked: Place, environ: Mapping[str, str], host: str) -> Place:
         )
     given = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "1")
     nodes = environ.get("SLURM_STEP_NUM_NODES", "")
-    if not nodes or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
+    outside = not nodes or environ.get("SLURM_STEP_ID") == _INTERACTIVE
+    if launch.master and not asked.nodes and max(sizes(launch.nodes or "1")) > (1 if outside else int(nodes)):
+        # A loop starts a torchrun on each node, by srun or ssh. Slurm's name of the job is not known behind an ssh.
+        return Place(node=node)
+    if outside:
         if given != "1" and not asked.nodes:
             raise UsageError(
                 f"Slurm has given this job {given} nodes, but mt-resilient runs on only one of them, because srun did not start it; "

@@ -1,22 +1,23 @@
-"""Parses the wrapped command, `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and makes arguments for one node from it.
+"""Parses the wrapped command, `torchrun …` or `python -m torch.distributed.run …` → `Launch`, and derives the arguments of one node's
+torchrun from it.
 
-It performs no I/O, except to check that the program and the script exist. Every torchrun option keeps its meaning, except those of the
-rendezvous. Each generation uses a new static rendezvous, at the requested port if that port is free.
+This module performs no I/O, except to check that the program and the script exist. Every torchrun option keeps its meaning, except those of
+the rendezvous. Each generation uses a new static rendezvous, at the requested port if that port is free.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from ...resilience.errors import UsageError
 from ...resilience.text import formatting
 from .handover import SITE
 from .launcher_program import LAUNCH, RUN, program
+from .script_options import number
 
 _OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
 _OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
@@ -33,6 +34,7 @@ _MARK = "TORCHELASTIC_RUN_ID"
 (`training/attach/attach.py`)."""
 _PORT = 29500
 """torchrun's default port."""
+_TIMEOUT = re.compile(r"(?:^|,)\s*timeout\s*=\s*(\d+)")
 _FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
 _OF_LAUNCH = {"use_env"}
 """Further options of torch.distributed.launch."""
@@ -52,11 +54,17 @@ class Launch:
     options: tuple[str, ...]
     """torchrun's options that keep their meaning."""
     ranks: int
-    """Number of ranks on this node."""
+    """Number of ranks on this node; 0: `rank_count.counted` has not counted yet what `counts` names."""
+    counts: str = ""
+    """The word of `--nproc-per-node`, such as `gpu`; empty: it is a number."""
     nodes: str = ""
     """torchrun's `--nnodes`; empty: not given."""
+    alone: bool = False
+    """torchrun's options say that this node trains alone."""
     script: tuple[str, ...]
     """The script, or module, and its arguments."""
+    layouts: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """For each number of nodes: further arguments that give the script another parallel layout."""
     form: str = ""
     """How torchrun starts the script, if that is not as a Python file: `--module`, `--no-python` or `--run-path`."""
     rank_command: tuple[str, ...] = ()
@@ -73,6 +81,8 @@ class Launch:
     """The port of `--rdzv-endpoint`; 0: not given."""
     node_rank: str = ""
     """torchrun's `--node-rank`; empty: not given."""
+    timeout_s: int = 0
+    """`timeout` of `--rdzv-conf`: how long a node waits for the master; 0: not given."""
     interpreter: tuple[str, ...] = ()
     """The command that starts the launcher's Python as the launcher does, options included. Empty: only a wrapper knows it."""
     rank_python: str = ""
@@ -85,18 +95,15 @@ class Launch:
     hooked: bool = True
     """The ranks' Python loads the hook."""
     hash_seed: int = 0
-    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, if the agent's environment sets none. It is the same in all generations and runs of a job.
-    So a script iterates over a set of strings in the same order after a recovery. 0: each Python draws its own."""
+    """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, if the agent's environment sets none. This seed is the same in all generations and runs of
+    a job. So a script iterates over a set of strings in the same order after a recovery. 0: each Python draws its own seed."""
 
     @property
     def torn_groups(self) -> int:
         """Return the size of the tensor-parallel groups that the script's arguments ask for (Megatron's), if some groups span two nodes; 0:
         no group does. Ranks are numbered node by node, and such a group has consecutive ranks (Megatron's order, tp first)."""
-        option = "--tensor-model-parallel-size"
-        given = [value for name, value in pairwise([*self.script, ""]) if name == option]
-        given += [word.partition("=")[2] for word in self.script if word.startswith(f"{option}=")]
-        size = int(given[-1]) if given and given[-1].isdecimal() else 1
-        return size if size and self.ranks % size else 0
+        size = number(self.script, "--tensor-model-parallel-size", 1)
+        return size if self.ranks % size else 0
 
     def torn(self) -> str:
         """Return the warning about tensor-parallel groups that span two nodes."""
@@ -111,16 +118,17 @@ class Launch:
         `--rdzv-id`. Ranks read it as TORCHELASTIC_RUN_ID, and may name files after it."""
         meeting = [f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--master-addr={master_addr}"]
         ours = [*meeting, f"--master-port={master_port}", "--max-restarts=0", f"--nproc-per-node={self.ranks}"]
-        return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script]
+        return [*ours, f"--rdzv-id={self.rdzv_id or run}", *self.options, *self.script, *self.layouts.get(nodes, ())]
 
     def shown(self, command: Sequence[str]) -> list[str]:
-        """Return what `ps` would show of `command` without this program. Scripts that stop a job look for the path of torchrun there."""
+        """Return what `ps` would show of `command` without this program. Scripts that stop a job look for the path of torchrun in the
+        output of `ps`."""
         found = shutil.which(command[0]) == self.program[0]
         return [*self.interpreter, self.program[0], *command[1:]] if found else [*command]
 
     @property
     def etcd_port(self) -> int:
-        """Return the port of an etcd beside torchrun's own store: the next one."""
+        """Return the port of an etcd on the host of torchrun's own store: the port after the store's."""
         return (self.endpoint_port or self.port or _PORT) + 1
 
     def missing_script(self) -> str:
@@ -141,7 +149,8 @@ class Launch:
         return found
 
     def told_to_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that ranks have under torchrun alone, but not if the agent starts torchrun with its own options."""
+        """Return the variables that ranks have under torchrun alone, and would lack because the agent starts torchrun with options of its
+        own."""
         found = {name: value for name, value in environ.items() if name in _OURS_AS_VARIABLES}
         return found | ({"TORCHELASTIC_MAX_RESTARTS": self.max_restarts} if self.max_restarts else {})
 
@@ -167,7 +176,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
     module = "m" in options or _said("module", options, environ)
     if not module and not no_python:
         _look_at(script[0])
-    ranks = _ranks(_told("nproc_per_node", options, environ) or "1", environ)
+    ranks = _ranks(per_node := _told("nproc_per_node", options, environ) or "1")
     rdzv_id = _told("rdzv_id", options, environ)
     endpoint = _told("rdzv_endpoint", options, environ)
     host, _, port_there = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
@@ -187,7 +196,9 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         python=found.python,
         options=tuple(kept),
         ranks=ranks,
+        counts="" if ranks else per_node,
         nodes=nodes,
+        alone=nodes in ("1", "1:1") or (not nodes and _said("standalone", options, environ)),
         script=tuple(script),
         form="--module" if module else "--no-python" if no_python else "--run-path" if run_path else "",
         rank_command=() if refused else _rank_command(found.python, module, script),
@@ -197,6 +208,7 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         master=host or _told("master_addr", options, environ),
         endpoint_port=int(port_there) if port_there.isdecimal() else 0,
         node_rank=_told("node_rank", options, environ),
+        timeout_s=int(said[1]) if (said := _TIMEOUT.search(_told("rdzv_conf", options, environ))) else 0,
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,
         own_programs=no_python or run_path,
@@ -278,18 +290,9 @@ def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str
     return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
 
 
-def _ranks(text: str, environ: Mapping[str, str]) -> int:
+def _ranks(text: str) -> int:
     if text.isdigit() and int(text) > 0:
         return int(text)
-    if text == "cpu":
-        return os.cpu_count() or 1
-    if text in ("auto", "gpu"):
-        visible = environ.get("MUSA_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
-        if visible:
-            return len(visible.split(","))
-        devices = [
-            p for p in Path("/dev").iterdir() if p.name.removeprefix("nvidia").isdigit() or p.name.startswith("mtgpu.")
-        ]
-        if devices or text == "auto":
-            return len(devices) or os.cpu_count() or 1
+    if text.isidentifier():
+        return 0
     raise UsageError(f"--nproc-per-node {text}: give the number of processes on this node")
