@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ..checkpoint.backend.filesystem import Files
 from ..checkpoint.backend.place import Place
 from ..checkpoint.durable import catalog, commit
 from ..checkpoint.durable.save_interval import SnapshotPolicy
-from ..resilience.clock import wall_s
+from ..resilience.clock import monotonic_s, wall_s
 from ..resilience.config import changed
 from ..resilience.controller import Controller
 from ..resilience.decide import observe_only
@@ -38,6 +37,7 @@ from ..resilience.store.keys import Keys
 from ..resilience.store.seat import Seat
 from ..resilience.store.write_rates import paced
 from ..resilience.text import formatting
+from . import shared_run
 from .config import AgentPolicy
 from .join import identity, other_jobs
 from .join.config_match import alike
@@ -45,7 +45,7 @@ from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, un
 from .join.join import Joined, Places, join
 from .join.registration import await_others, described
 from .join.static_nodes import serve, static
-from .launch import megatron_layout, python_check
+from .launch import python_check, rank_count
 from .launch.torchrun import Launch, understand
 from .loop.etcd_restart import Revival
 from .loop.executor import Performer
@@ -63,14 +63,8 @@ from .output.terminal import Terminal
 from .peers.lease import Heartbeat
 from .policies import NodePolicies, at_least
 from .preflight import kernel_features
-from .run_directory import RunDirectory, command_again, next_directory, take_one
-
-
-def default_directory(launch: Launch, below: str = "", base: str = "mt-runs/", busy: Collection[Path] = ()) -> Path:
-    """Return the run directory for `launch`: `base` or, if that ends with a slash, `<base><script>`; or that with `.2`, `.3` … behind it
-    (`next_directory`). below: this node's folder in it. busy: directories that other agents have locked."""
-    name = Path(launch.script[0]).stem.rpartition(".")[2] if base.endswith("/") else ""
-    return next_directory(Path(base) / name, described(launch, ()).command, below, busy)
+from .run_choice import take_one
+from .run_directory import RunDirectory, command_again
 
 
 def run_job(
@@ -87,7 +81,7 @@ def run_job(
     start from. windows: batches of data that are skipped."""
     search_seldom()
     hear_early(policies["preemption"])
-    launch = python_check.checked(understand(command, os.environ), os.environ)
+    launch = rank_count.counted(python_check.checked(understand(command, os.environ), os.environ), os.environ)
     show_instead(command, launch.shown(command))
     control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
     found = static(launch, control, nodes)
@@ -104,15 +98,19 @@ def run_job(
         root = stores.at(stores.address(snapshots or str(run.root), kept.endpoint, kept.region))
         agent: AgentPolicy = policies["agent"]
         beginning = None
-        if origin and (agent.observe or not catalog.look(root).durable):  # with observe, never restore own snapshots
+        seen = (
+            catalog.look(root) if origin and not agent.observe else None
+        )  # when observing, no own snapshot is restored
+        if origin and not (seen and (seen.durable or seen.unread)):
             beginning = _begun_from(origin, kept)
-        if beginning:  # all ranks read this snapshot at each restart; its own job must not delete it meanwhile
+        if beginning:  # all ranks read it at each restart; the job that wrote it must not delete it meanwhile
             closing.enter_context(beginning.reading(paths.COMMIT))
         numbers, spares = identity.counted(nodes, control, agent, snapshots)
-        numbers, misfits = megatron_layout.fitting(launch, numbers)
-        refused = [*kernel_features.check(), *misfits]
-        run.own(root / paths.SNAPSHOTS, control.job)
-        # This refuses a snapshot from another version. A damaged or unreadable snapshot is found and reported by a rank.
+        refused = kernel_features.check()
+        arguments = None if agent.changed_arguments else described(launch, ()).command
+        heir = bool(found) and shared_run.heir(whole, run, control.job, arguments, closing)
+        run.own(root / paths.SNAPSHOTS, control.job, whole.absolute() if heir else None)
+        # This refuses a snapshot from another version of the program. A rank finds and reports a damaged or unreadable one.
         for chosen in [beginning] if beginning else catalog.committed(root)[:1]:
             with suppress(SnapshotError, MachineError):
                 commit.read_commit(chosen)
@@ -139,7 +137,7 @@ def run_job(
         telling = Telling(terminal, journal, metrics, hooks.tell)
         seat = Seat(store, keys, NodeId(control.node))
         spec = described(launch, numbers, spares, alike(policies, windows, origin, version("mt-resilient")))
-        places = Places(endpoints, root, run, port)
+        places = Places(endpoints, root, run, port, hosts_etcd=bool(found and server))
         joined = join(seat, launch, spec, control, places, policies, telling, closing)
         if joined.done:
             return _nothing_left(keys.job, run, telling)
@@ -177,6 +175,7 @@ def run_job(
         )
         life = joined.spec.run or secrets.token_hex(4)
         left_out = merged((*windows, *joined.spec.windows))
+        launch = replace(launch, layouts=joined.spec.layouts)
         node = Node(launch, run, root, chosen_by, life, beginning, left_out, joined.copies)
         closing.callback(node.output.finish)
         closing.callback(node.close)
@@ -184,12 +183,12 @@ def run_job(
         node.spared = hooks.pids
         mend = Revival(server, endpoints[0], node, telling) if server else None
         cause = server.cramped if server else str
-        outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token)
+        outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token, bool(found and not server))
         supervisor = _supervisor(seat, joined, node, deciding, policies, telling, outage)
         closing.callback(supervisor.heartbeat.end)
         ranks = formatting.count(launch.ranks, "rank")
         if beginning:
-            terminal.say(f"beginning with {beginning}", wall_s())
+            terminal.say(f"the ranks start from the snapshot {beginning}", wall_s())
         where = f"{ranks} on this node, {seat.node}" if max(joined.spec.sizes) > 1 else ranks
         terminal.say(f"job {keys.job}: {where}, everything about it in {run.root}", wall_s())
         _warn(launch, max(joined.spec.sizes), supervisor.telling)
@@ -221,7 +220,7 @@ def run_job(
 
 
 def _warn(launch: Launch, nodes: int, telling: Telling) -> None:
-    """Say what of the launch may not be as the user expects."""
+    """Report what the launch may do otherwise than the user expects."""
     if launch.torn_groups and nodes > 1:
         telling.say(launch.torn(), "warn")
     if not launch.hooked:
@@ -256,7 +255,7 @@ def _serve(metrics: Metrics, wished: int, terminal: Terminal) -> int:
     port = metrics.serve(*((*other_jobs.PORTS, 0) if wished == AgentPolicy.metrics_port else (wished,)))
     taken = f" (port {wished} is taken)" if port != wished != 0 else ""
     terminal.say(f"metrics on http://localhost:{port}/metrics{taken}", wall_s())
-    metrics.others = partial(other_jobs.found, port)
+    metrics.others = other_jobs.OtherJobs(port)
     return port
 
 
@@ -274,6 +273,7 @@ def _supervisor(
     nodes = spec.nodes
     ttl_s = policy.lease_s(nodes)
     heartbeat = Heartbeat(seat, me, ttl_s, random.random)
+    node.orphans.meanwhile = lambda: heartbeat.keep(monotonic_s())
     election = Election(seat.store, seat.keys.leader, me.instance)
     controller = Controller(seat.store, seat.keys, election, replace(deciding, lease_s=ttl_s), telling.decided)
     company = Company(seat, heartbeat, neighbour, node, telling, spec) if neighbour else None

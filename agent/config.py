@@ -24,26 +24,23 @@ class AgentPolicy:
     """After the first step, keep a process that has run the script's imports. The agent forks the next ranks from it
     ([starts.md](starts.md)). Short for false: `--no-warm`."""
     warm_wait_s: float = 60.0
-    """How long a start waits for that process while it is still importing. Then the start is cold."""
+    """How long a start waits for the warm process while that is still importing. After this time, the start is cold."""
     metrics_port: int = 9464
     """Port of `/metrics`. The default: if another program has that port, the agent takes the next free one. 0: any free one. Short:
     `--metrics-port`."""
     rank_log_mb: float = 0.0
-    """The most that is kept of what a rank prints in one generation, in `logs/ranks/`. 0: nothing is kept, and the
-    ranks print directly, as under torchrun. Otherwise they print through the agent
-    ([what differs](limits.md#what-ranks-print))."""
+    """The most MB of a rank's output in one generation that the agent keeps, in `logs/ranks/`. 0: it keeps nothing, and the ranks print
+    directly, as under torchrun. With any other value, the ranks print through the agent ([what differs](limits.md#what-ranks-print))."""
     last_snapshot: bool = False
     """Take a snapshot before the job ends on Ctrl-C, too. Short: `--last-snapshot`."""
     changed_arguments: bool = False
-    """Continue the job although the script or its arguments are not those it was started with. Short:
-    `--changed-arguments`."""
+    """Continue the job although the script or its arguments are not those that the job was started with. Short: `--changed-arguments`."""
     stop_grace_s: float = 60.0
-    """How long the ranks may take to reach a boundary for that snapshot. The write to disk may take as long again.
+    """How long the ranks may take to reach a boundary for the last snapshot before the job ends. The write to disk may take as long again.
     After a scheduler's signal `preemption.budget_s` holds instead."""
     lease_ttl_s: int = 0
-    """Lifetime of the agent's lease in etcd, at least 2. A node without power or network goes unnoticed for this
-    long. 0: 3 s for up to 300 nodes, 5 s for up to 1,000, 10 s for up to 7,500, 15 s for up to 11,000, 30 s beyond.
-    A node that trains alone has 10 s.
+    """Lifetime of the agent's lease in etcd: at least 2 s, or 0. A node without power or network goes unnoticed for this long. 0: a job of
+    one node has 10 s, one of up to 300 nodes 3 s, up to 1,000 5 s, up to 7,500 10 s, up to 11,000 15 s, and a larger one 30 s.
 
     The agent renews the lease after a third of its lifetime (`write_rates.pace`)."""
 
@@ -56,8 +53,8 @@ class AgentPolicy:
         asked = paced(nodes, self.lease_s(nodes)).operations_per_s(nodes)
         if self.lease_ttl_s < pace(nodes).lease_ttl_s and asked > MOST_PER_S and self.lease_ttl_s:
             raise UsageError(
-                f"agent.lease_ttl_s is {self.lease_ttl_s}: {nodes} nodes would ask {asked:.0f} operations a second of etcd, which does "
-                f"some {MOST_PER_S}; nothing was started. Leave it out ({pace(nodes).lease_ttl_s} s then)"
+                f"agent.lease_ttl_s is {self.lease_ttl_s}: {nodes} nodes would ask {asked:.0f} operations a second of etcd, which "
+                f"can do about {MOST_PER_S}; nothing was started. Remove this key: the lease is then {pace(nodes).lease_ttl_s} s"
             )
 
     def __post_init__(self) -> None:
@@ -73,8 +70,7 @@ class AgentPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class PreemptionPolicy:
-    """A scheduler's signal takes the machine away. The ranks take a last snapshot and exit; it does not count as a
-    fault."""
+    """A scheduler's signal takes the machine away. The ranks take a last snapshot and exit. A preemption does not count as a fault."""
 
     signals: str = "SIGTERM,SIGUSR1,SIGUSR2"
     """Signals to the agent that announce a preemption, separated by commas. Possible are SIGTERM, SIGUSR1, SIGUSR2,
@@ -82,8 +78,7 @@ class PreemptionPolicy:
 
     Kubernetes and Slurm send SIGTERM. Slurm also sends the signal that its `--signal` names."""
     budget_s: float = 25.0
-    """Time from such a signal until the job has exited. Half of it is for the ranks to reach a boundary, the rest
-    for the disk.
+    """Time from a preemption's signal until the job has exited. Half of it is for the ranks to reach a boundary, the rest for the disk.
 
     By default, Kubernetes and Slurm kill the processes 30 s after SIGTERM."""
 

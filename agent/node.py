@@ -1,6 +1,6 @@
 """This node's objects that outlive a generation (ranks' pages, snapshot memory, warm and drain process), and the present worker group.
 
-The supervisor acts through this class. Each method carries out one action immediately, and makes no decisions.
+The supervisor acts through this class. Each method of `Node` carries out one action immediately, and makes no decisions.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Node:
         self.group: WorkerGroup | None = None
         self.spared: set[int] = set()
         """Process ids of further children of the agent that are not in the worker group: etcd, and the command of a hook."""
-        self._orphans = Orphans()
+        self.orphans = Orphans()
         self._in_order = False
         """True: the last worker group exited normally."""
         self._ran: tuple[int, ...] = ()
@@ -78,14 +78,14 @@ class Node:
         slots = [[Slot(path) for path in row] for row in self.paths]
         self.held = Holdings(slots, root, run, policies.stability, copies, policies.window_h)
         self.told: tuple[InPlaceRewind, ...] = ()
-        self.sentences: list[str] = []
-        """Sentences for the log about faults on this node. The caller that reports a sentence removes it."""
+        self.sentences: list[tuple[str, str]] = []
+        """Sentences for the log about faults on this node, each with its mood. The caller that reports a sentence removes it."""
         self.witness = Witness(launch.ranks, directory.logs)
         self.output = RankOutput(directory.logs, launch.ranks, policies.rank_log_mb)
         self._door = Door([self.board.path, *chain(*self.paths), *self.witness.paths, *self.output.paths])
         self._after_death = AfterDeath(self._door.token)
         self.lookout = Lookout(policies.hang, self.witness, observe=policies.ranks.observe)
-        self.vitals = Vitals(policies.stragglers)
+        self.vitals = Vitals(policies.stragglers, self.sentences)
         self.warm = WarmProcess(
             launch.rank_command,
             lambda: launch.shared_environment(os.environ) | self._door.environment,
@@ -113,7 +113,7 @@ class Node:
         self._door.pids.clear()
         self.board.pause(record.waits)  # before any rank reads its page
         self.board.fetching(self.fetching)
-        self.lookout.begin(tells=record.resume_step >= 0)
+        self.lookout.begin(record.resume_step >= 0, record.warmup_s)
         self.vitals.strides.begin()
         handoff = Handoff(
             generation=record.number,
@@ -171,8 +171,8 @@ class Node:
             self._end_others()
 
     def stop_group(self, *, last: bool = False) -> None:
-        """End every process of the worker group, and its fetch, so that no snapshot arrives in memory after the leader's next choice. last:
-        no other group follows. Then processes that a script left running at its normal end may go on, as with torchrun."""
+        """End every process of the worker group. Also stop the fetch of a snapshot, so that none arrives in memory after the leader's next
+        choice. last: no other group follows, so processes that a script left running at its normal end may continue, as with torchrun."""
         self._read()
         if self.group is not None:
             self._in_order = last and self.group.launcher.code == 0
@@ -197,15 +197,16 @@ class Node:
 
     def _end_others(self) -> None:
         """End every descendant of the agent except its helper processes."""
-        self._orphans.end(self._helpers)
+        self.orphans.end(self._helpers)
 
     def _helpers(self) -> set[int]:
-        return {pid for pid in (*self.warm.pids, self.drain.pid, self._after_death.pid, *self.spared) if pid}
+        found = (*self.warm.pids, self.drain.pid, self.vitals.devices.pid, self._after_death.pid, *self.spared)
+        return {pid for pid in found if pid}
 
     def close(self) -> None:
         self.stop_group()
         if not self._in_order:
-            self._orphans.end(self._helpers, TIDY_S)
+            self.orphans.end(self._helpers, TIDY_S)
         self.warm.stop()
         self.drain.stop()
         self._after_death.not_needed()
@@ -229,10 +230,10 @@ class Node:
                 process.missing = self.launch.missing_script() if process.code == _NO_SCRIPT else ""
         if ended and self.group and self.group.launcher.code and self._started_none():
             self.group.unimportable = python_check.unimportable(self.launch, os.environ)
-        self._orphans.reap(self._helpers() | (self.group.living() if self.group else set()), monotonic_s())
+        self.orphans.reap(self._helpers() | (self.group.living() if self.group else set()), monotonic_s())
         if self.group:
             known = self.told[-1].ordinal if self.told else 0
-            further = status_report.rewinds(self.board.pages, self.group.generation, wall_s() - monotonic_s(), known)
+            further = status_report.rewinds(self.board.pages, self.group.generation, self.group.offset_s, known)
             self.told = (*self.told, *further)
             self.held.went_back(further)
             found = status_report.sightings(self.board.pages, self.group.generation, 0.0)
@@ -252,15 +253,15 @@ class Node:
     def _read(self) -> None:
         """Read the ranks' pages, and end ranks that have written impossible values."""
         if self.group is not None:
-            observe = self.policies.ranks.observe
-            self.sentences += read(self.board, self._door, self.group, self._helpers(), observe=observe)
+            found = read(self.board, self._door, self.group, self._helpers(), observe=self.policies.ranks.observe)
+            self.sentences += [(sentence, "bad") for sentence in found]
 
     def pace_saving(self) -> None:
         """Ask the ranks for the snapshots that are due."""
         if self.group and self.board.all_training():
             reserves, observes = self.vitals.reserves, self.policies.ranks.observe
             short = not observes and reserves.snapshot_due(self.saving.took_s, monotonic_s())
-            self.saving.pace(short=short, first_of_several=self.held.seat[0] == 0 and self.held.seat[1] > 1)
+            self.saving.pace(self.held.seat, short=short)
 
     def status(self, generation: int) -> NodeStatus:
         memory, seen = self.held.memory(), self.held.shelf.seen
@@ -276,13 +277,13 @@ class Node:
             kept,
             self.group,
             self.board.pages,
-            offset_s=wall_s() - monotonic_s(),
+            offset_s=self.group.offset_s if self.group else 0.0,
             told=self.told,
             stalls=self.lookout.stalls,
             stuck=bool(self.lookout.teardown),
             snapshot=self.saving.asked,
         )
-        said = replace(said, seat=self.held.seat, observes=self.policies.ranks.observe)
+        said = replace(said, seat=self.held.seat, observes=self.policies.ranks.observe, warmup_s=self.lookout.warmup_s)
         if self.copies:
             courses = tuple((stamp.generation, stamp.rewinds) for stamp in memory)
             said = replace(said, courses=courses, copies=self.copies.held(), unfetched=tuple(self.copies.unfetched))
@@ -293,7 +294,7 @@ class Node:
 
     @property
     def untold(self) -> bool:
-        """True if ranks run, but no training loop reports its steps. Then no snapshot contains their state."""
+        """True if ranks run, but no training loop reports its steps, so no snapshot contains the ranks' state."""
         return (
             self.group is not None and self.all_attached() and not any(p.tells or p.built_ns for p in self.board.pages)
         )

@@ -1,4 +1,5 @@
-"""The run directory: all files of one job on this node. They outlive the agent. Its lock lets only one agent use it."""
+"""The run directory: all files of one job on this node. The files outlive the agent. The directory's lock lets only one agent use the
+directory."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import os
 import shlex
 import sys
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,9 +20,9 @@ from ..checkpoint.backend import paths, place
 from ..checkpoint.backend.filesystem import Files, own_name, read_file
 from ..checkpoint.backend.place import Place
 from ..checkpoint.durable import catalog
-from ..resilience.clock import monotonic_s, sleep, wall_s
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.ipc.file_descriptors import high
+from ..resilience.model.state_machine import Phase
 from ..resilience.report.journal import Journal
 from ..resilience.store.etcd.access import Papers
 from ..resilience.text import formatting
@@ -30,8 +31,6 @@ from .ranks.exit_codes import born
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 MARK = paths.JOB
 _MARK_BYTES = 1024
-_AT_ONCE_S = 60.0
-"""Torchruns that begin within so many seconds were started by one script, to run at the same time."""
 
 
 class InUse(UsageError):
@@ -51,7 +50,7 @@ class RunDirectory:
         self.endpoint = root / "endpoint"
         """The file with the job name and etcd endpoints of the running agent, for the other commands."""
         self._last_endpoint = root / "endpoint.last"
-        """With several nodes: the same of an agent that has exited normally."""
+        """With several nodes: such a file of the last agent, if that agent exited normally."""
         self.finished = root / "finished"
         """A file that exists if the training has reached its end and no result is missing."""
 
@@ -60,6 +59,24 @@ class RunDirectory:
         """The journal of this directory, and the journals below it of nodes that were started from here. The leader's journal covers the
         whole job."""
         return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
+
+    @property
+    def journals_beside(self) -> list[Path]:
+        """The journals of this job's other nodes, if their run directories lie beside this one (`agent/join/static_nodes.py`)."""
+        beside = self.root.parent.glob("*/journal.jsonl") if self.root.parent.name == "nodes" else ()
+        with suppress(OSError):
+            mine = _text(self.root / "job")
+            return [
+                path
+                for path in sorted(beside)
+                if path.with_name("job").exists() and _text(path.with_name("job")) == mine
+            ]
+        return []
+
+    @property
+    def nodes(self) -> list[RunDirectory]:
+        """The run directories of this job's nodes that are known here: this one, those below it, and those beside it."""
+        return [RunDirectory(path.parent) for path in dict.fromkeys((*self.journals, *self.journals_beside))]
 
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers, metrics_port: int = 0) -> None:
         """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
@@ -85,7 +102,7 @@ class RunDirectory:
 
     @property
     def gone(self) -> bool:
-        """Whether the last agent was killed here, without a word. False if it may run on another machine."""
+        """Whether the last agent was killed on this machine, and so did not exit normally. False if it may run on another machine."""
         place = self._published(self.endpoint)
         return place is not None and place.get("machine") == _machine() and self.agent() is None
 
@@ -104,26 +121,35 @@ class RunDirectory:
 
     @property
     def several(self) -> bool:
-        """True if the last agent that ran here belonged to a job of several nodes. Such a job's etcd outlives the agent, and the leader
-        reports the events."""
-        return bool(self._start().get("several"))
+        """True if the last agent that ran here belonged to a job of several nodes. The etcd of a job of several nodes outlives the agent,
+        and the leader reports the events."""
+        return bool(self.start().get("several"))
 
     def kept(self) -> Place:
         """Return the place (a directory or object store) that holds the `snapshots/` of the job that ran here last. If the run directory
         contains snapshots, that is the directory itself, even after it was moved or copied."""
         if (self.root / paths.SNAPSHOTS / MARK).exists():
             return Files(self.root)
-        return place.at(self._start().get("snapshots", str(self.root)))
+        return place.at(self.start().get("snapshots", str(self.root)))
 
     @property
     def arguments(self) -> list[str] | None:
         """The script and arguments of the last run (`Spec.command`); None: not known."""
-        return self._start().get("arguments")
+        return self.start().get("arguments")
 
-    def _start(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:
         """Return what the last agent that ran here wrote at its start; empty: no agent did."""
         starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
         return starts[-1] if starts else {}
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last agent that ran here has begun to end its job."""
+        last: dict[str, Any] = {}
+        for line in Journal(self.journal).read():
+            last = line if line["kind"] in ("start", "generation", "end") else last
+        phase = last.get("record", {}).get("phase")
+        return last.get("kind") == "end" or phase in (Phase.ENDING, Phase.ENDED)
 
     @property
     def has_snapshot(self) -> bool:
@@ -134,35 +160,38 @@ class RunDirectory:
             return True
 
     def take(self) -> None:
-        """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written, InUse if another agent has
-        locked it."""
+        """Create the directory if it is missing, and lock it. Raises MachineError if it cannot be written or locked, InUse if another agent
+        has locked it."""
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self._lock = high(os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        except OSError as error:
-            raise MachineError(
-                f"the run directory {self.root} cannot be written ({error.strerror}); nothing was started. Name another one with --run-dir"
-            ) from error
-        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._lock)
-            self._lock = None
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            raise self.in_use from error
+            opened, self._lock = self._lock, None
+            if opened is not None:
+                os.close(opened)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise self.in_use from error
+            what, where = ("written", "") if opened is None else ("locked", " on a local disk")
+            raise MachineError(
+                f"the run directory {self.root} cannot be {what} ({error.strerror}); nothing was started. Name another one{where} with "
+                "--run-dir"
+            ) from error
 
     @property
     def in_use(self) -> InUse:
         """The error that another agent has locked this directory."""
         return InUse(
-            f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}"
+            f"another mt-resilient is running in {self.root}; look at it with: mt-resilient status --run-dir {self.root}. To "
+            "train beside it, name another directory with --run-dir"
         )
 
-    def own(self, snapshots: Place, name: str = "") -> None:
-        """Bind the place `snapshots` to this job permanently, with a mark file. name: the job's name, if it has several nodes. Raises
-        UsageError if the place belongs to another job: each job would restore and delete the other's snapshots. Raises MachineError if this
-        job's mark is missing: the job would start again from the beginning."""
+    def own(self, snapshots: Place, name: str = "", shared: Path | None = None) -> None:
+        """Bind the place `snapshots` to this job permanently, with a mark file. name: the job's name, if it has several nodes. shared: the
+        run directory of all nodes, if a node without a mark may adopt the mark of the snapshots there (`shared_run.heir`).
+
+        Raises UsageError if the place belongs to another job: each job would restore and delete the other's snapshots. Raises MachineError
+        if this job's mark is missing: the job would start again from the beginning."""
         ours = self.root / "job"
         try:
             missed = ours.exists() and not snapshots.there(MARK)
@@ -170,21 +199,27 @@ class RunDirectory:
             raise MachineError(f"{error}; nothing was started") from error
         if missed:
             raise MachineError(
-                f"{snapshots} does not hold the snapshots of this job; nothing was started. Mount it, or name the place "
-                f"that holds them with --snapshots; to begin anew, name another directory than {self.root} with --run-dir"
+                f"{snapshots} does not hold the snapshots of this job; nothing was started. Mount it, or name with "
+                f"--snapshots the place that holds them; to begin anew, name another directory than {self.root} with --run-dir"
             )
         writable(snapshots)
-        within = isinstance(snapshots, Files) and snapshots.path.parent == self.root
+        within = isinstance(snapshots, Files) and snapshots.path.parent in (self.root, shared)
         theirs = snapshots.read(MARK, _MARK_BYTES).decode(errors="replace") if snapshots.there(MARK) else ""
-        identity = _text(ours) if ours.exists() else (within and theirs) or _identity(name)
+        identity = self.owner or (within and theirs) or _identity(name)
         if not theirs:
-            snapshots.write(MARK, identity.encode())
-        if not ours.exists():  # written last: this file says that the mark in `snapshots` must exist
-            ours.write_text(identity)
-        if (theirs or identity) != _text(ours):
+            snapshots.write(MARK, identity.encode(), first=not snapshots.there(MARK))  # an empty mark: power failed
+            theirs = snapshots.read(MARK, _MARK_BYTES).decode(errors="replace")
+        if theirs != identity:
             raise UsageError(
                 f"the snapshots in {snapshots} are another job's; nothing was started. Name another place with --snapshots"
             )
+        if not self.owner:  # written last: this file says that the mark in `snapshots` must exist
+            Files(self.root).write("job", identity.encode())
+
+    @property
+    def owner(self) -> str:
+        """The identity of the job that this directory belongs to; empty: it belongs to none yet."""
+        return _text(self.root / "job") if (self.root / "job").exists() else ""
 
     @property
     def identity(self) -> str:
@@ -205,58 +240,13 @@ class RunDirectory:
             self._lock = None
 
 
-def next_directory(base: Path, arguments: Sequence[str], below: str = "", busy: Collection[Path] = ()) -> Path:
-    """Return the first of `base`, `base.2`, `base.3` … with an unfinished run of these arguments (`Spec.command`). If there is none, return
-    a free one. But if no run ever had these arguments, and one with others has a snapshot to continue from, return that: the agent names
-    the difference. below: this node's folder in it. busy: directories that other agents have locked."""
-    again, other, ordinal, path = False, None, 1, base
-    while (path / below).exists():
-        run = RunDirectory(path / below)
-        same = run.arguments in (None, list(arguments))
-        if same and not run.finished.exists() and path not in busy:
-            return path
-        again = again or same
-        if not same and path not in busy and not run.finished.exists() and not run.agent() and run.has_snapshot:
-            other = path
-        ordinal += 1
-        path = base.with_name(f"{base.name}.{ordinal}")
-    return other if other and not again else path
-
-
 def _machine() -> str:
-    """Return what identifies the machine since its boot, and the container on it: only there do its processes' ids mean anything."""
+    """Return a text that identifies the machine since its boot, and the container on it. Process ids are valid only there."""
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def take_one(
-    choose: Callable[[Collection[Path]], Path], below: str, say: Callable[[str], None], wait_s: float = 30.0
-) -> tuple[Path, RunDirectory]:
-    """Lock a run directory. If another agent has locked it, choose again. choose: of the directories that others have locked. wait_s: how
-    long to wait for an agent whose job this one would continue. Raises as `RunDirectory.take` does."""
-    busy: list[Path] = []
-    since_s = monotonic_s()
-    told = False
-    while True:
-        whole = choose(busy)
-        run = RunDirectory(whole / below)
-        try:
-            run.take()
-            return whole, run
-        except InUse as error:
-            if choose([*busy, whole]) == whole:  # the user named it
-                raise
-            began_s = run._start().get("at_s", wall_s())
-            if wall_s() - began_s < _AT_ONCE_S or monotonic_s() - since_s > wait_s:
-                busy.append(whole)
-                continue
-            if not told:  # a script ends a job and starts it again
-                say(f"{error}. Waiting {wait_s:.0f} s for it to exit; after that, this run begins in another directory")
-                told = True
-            sleep(0.2)
-
-
 def command_again() -> str:
-    """Return the words for a shell that start this program again, in any folder; empty: a script gave them, not a person."""
+    """Return a shell command that starts this program again from any folder; empty: this process was started without arguments."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}" if words[1:] else ""
 
@@ -270,7 +260,7 @@ def _identity(job: str) -> str:
 
 
 def writable(snapshots: Place) -> None:
-    """Check that the place `snapshots` can be written, with a test file. Create it if it is a directory. Raises MachineError."""
+    """Check, with a test file, that the place `snapshots` can be written. If the place is a directory, create it. Raises MachineError."""
     probe = f".probe-{own_name()}"
     try:
         snapshots.write(probe, b"\0" * 4096)

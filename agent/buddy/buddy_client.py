@@ -71,7 +71,7 @@ class Copies:
         """Monotonic time until which the last requested copy may still be under way; 0: no copy is."""
 
     def held(self) -> tuple[Copy, ...]:
-        """Return the complete copies. Each copy contains all ranks of one node."""
+        """Return the complete copies. Each copy contains a snapshot's parts of all ranks of one node."""
         rows = [[slot.header() for slot in row] for row in self._slots]
         found = []
         for stamp in sorted(admission.whole(rows)):
@@ -91,7 +91,7 @@ class Copies:
         return together and first % len(headers) == 0 and len({header.world for header in headers}) == 1
 
     def forget(self, wrong: Callable[[Stamp], bool]) -> None:
-        """Free each sealed copy for which `wrong` is true, because it no longer belongs to the lineage."""
+        """Free each sealed copy that no longer belongs to the lineage: `wrong` returns True for its stamp."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.state is State.SEALED and wrong(header.stamp):

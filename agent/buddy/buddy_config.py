@@ -30,11 +30,11 @@ class BuddyConfig:
     """If no byte moves for this many seconds, the other end counts as lost. The time includes the allocation of memory for the first copy:
     about 1 s per 3 GB."""
     patience_s: float = 0.0
-    """Seconds that the buddy may be unreachable before this is reported. It may still be starting, or the job may soon continue without its
-    node."""
+    """Seconds that the buddy may be unreachable before this is reported. The buddy may still be starting, or the job may soon continue
+    without the buddy's node."""
     hold_s: float = 60.0
-    """Seconds that a snapshot's slots may stay locked while they are copied. It must exceed the duration of a copy. A rank that finds no
-    free slot meanwhile skips a snapshot."""
+    """Seconds that a snapshot's slots may stay locked while they are copied. The limit must exceed the duration of a copy. A rank that
+    finds no free slot meanwhile skips a snapshot."""
 
     def __post_init__(self) -> None:
         for name in ("listen", "send_to"):

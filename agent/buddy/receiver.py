@@ -53,7 +53,7 @@ class Keeping:
     def _answer(self, caller: socket.socket) -> None:
         try:
             connection = Connection(caller, self._config.stall_s)
-        except OSError:  # the caller has hung up already
+        except OSError:  # the caller has closed the connection already
             caller.close()
             self._strangers.release()
             return

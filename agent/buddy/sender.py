@@ -17,6 +17,10 @@ from ...resilience import clock
 from .buddy_config import BACKOFF_S, BuddyConfig, Event, Tell, address_of
 
 
+class _Overdue(Exception):
+    """A copy took longer than `hold_s`, although the buddy answered."""
+
+
 class Sending:
     """Copies the newest complete marked snapshot to the buddy, over one connection, until it is stopped."""
 
@@ -51,6 +55,8 @@ class Sending:
                     while to == self.to and not self._over.is_set():
                         if not self._copied_one(connection):
                             connection.idle(self._config.poll_s)
+            except _Overdue:  # the next try continues with the ranks whose copy the buddy lacks
+                self._over.wait(self._pause_s())
             except (Lost, Refused) as error:
                 if to != self.to:
                     continue
@@ -68,19 +74,23 @@ class Sending:
             return False
         started, moved = clock.monotonic_s(), 0
         with holding(self._slots, stamp) as held:
-            for row, (slot, view) in enumerate(held or ()):
-                outcome = give(connection, row, len(self._slots), slot, view, started + self._config.hold_s)
-                moved += view.header.image.memory_bytes if outcome.word is Word.KEPT else 0
-                if not outcome.there:
-                    break
+            try:
+                for row, (slot, view) in enumerate(held or ()):
+                    outcome = give(connection, row, len(self._slots), slot, view, started + self._config.hold_s)
+                    moved += view.header.image.memory_bytes if outcome.word is Word.KEPT else 0
+                    if not outcome.there:
+                        break
+            except Lost as error:
+                limit_s = self._config.hold_s
+                if clock.monotonic_s() < started + limit_s:
+                    raise
+                self._not_copied(stamp, f"it takes longer than copies.hold_s allows ({limit_s:g} s)", self._wait_s)
+                raise _Overdue from error
         if not held or outcome.word is Word.VOID:
             return False
-        named: Event = {"step": stamp.step, "generation": stamp.generation}
         if not outcome.there:
             again_s = self._wait_s if outcome.word is Word.LATER else None
-            if outcome.why != self._why:
-                self._tell({"event": "not replicated", **named, "reason": outcome.why, "retry_in_s": again_s})
-            self._why = outcome.why
+            self._not_copied(stamp, outcome.why, again_s)
             if again_s:
                 connection.idle(self._pause_s())
                 return False
@@ -88,11 +98,19 @@ class Sending:
         if outcome.there:
             self._wait_s, self._why = BACKOFF_S[0], ""
             took_s = round(clock.monotonic_s() - started, 3)
+            named: Event = {"step": stamp.step, "generation": stamp.generation}
             self._tell({"event": "replicated", **named, "bytes": moved, "seconds": took_s})
         return True
 
+    def _not_copied(self, stamp: Stamp, why: str, again_s: float | None) -> None:
+        """Report why this snapshot was not copied, unless the last report gave the same reason."""
+        if why != self._why:
+            named: Event = {"step": stamp.step, "generation": stamp.generation}
+            self._tell({"event": "not replicated", **named, "reason": why, "retry_in_s": again_s})
+        self._why = why
+
     def _pause_s(self) -> float:
-        """Return how many seconds to wait now. Each further wait is longer, until a copy succeeds."""
+        """Return how many seconds to wait now. Until a copy succeeds, each wait is twice as long as the one before, up to a limit."""
         wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, BACKOFF_S[1])
         return wait_s
 

@@ -1,8 +1,8 @@
 """The drain process's part in copies: it sends this node's snapshots to the buddy's memory, and keeps another node's copies in guest slots.
 
-arena → `Sending` → the buddy's `Keeping` → guest slots → `_fetch` of the node that has lost its part. Each of the three runs in its own
-thread of the drain process, with its own `Slot` objects. So a slow buddy does not delay writes to disk, and a hanging disk does not delay
-copies. The threads report events through `tell`.
+arena → `Sending` → the buddy's `Keeping` → guest slots → `_fetch` of the node that has lost its part. Sending, keeping and fetching run in
+three threads of the drain process, each with its own `Slot` objects. So a slow buddy does not delay writes to disk, and a hanging disk does
+not delay copies. The threads report events through `tell`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .receiver import Keeping
 from .sender import Sending
 
 TOKEN = "MT_RESILIENT_BUDDY_TOKEN"
-"""Environment variable with the job's secret, at least 32 hexadecimal digits. It is not an argument, because every user of a machine can
-read arguments."""
+"""Environment variable with the job's secret, at least 32 hexadecimal digits. The secret is not an argument, because every user of a
+machine can read arguments."""
 FETCH_TRIES = 3
-"""A fetch fails when this many connections have broken. A retry can succeed after the other drain process has died, because the other agent
-owns the copy."""
+"""A fetch fails when this many connections have broken. If the other node's drain process has died, a retry can still succeed, because that
+node's agent owns the copy."""
 
 
 class Buddy:
@@ -78,8 +78,8 @@ class Buddy:
             self._tell({"event": "fetched", **named, "bytes": moved, "seconds": took_s})
 
     def _fetch_part(self, connection: Connection, stamp: Stamp, rank: int, row: Sequence[str]) -> int:
-        """Fetch one rank's part, and return its number of bytes. A slot may be busy with an abandoned snapshot that is still being written
-        or copied. Then use another slot, or the first slot that becomes free within `stall_s`."""
+        """Fetch one rank's part, and return its number of bytes. Skip a slot that is busy with an abandoned snapshot (which is still being
+        written or copied). If all slots are busy, wait up to `stall_s` for one."""
         slots = [Slot(path, turn=self._arena[0][0]) for path in row]
         until_s = clock.monotonic_s() + self._config.stall_s
         try:

@@ -26,12 +26,12 @@ class JobNow:
     """Whether an agent runs in the run directory."""
     finished: bool
     over: bool
-    """Whether the job has ended, here as far as is known: no agent runs, and none may run elsewhere."""
+    """Whether the job has ended, as far as this machine knows: it is finished, or no agent runs here and etcd shows none elsewhere."""
     seen: Seen
     line: Mapping[str, Any]
-    """The figures, as a `progress` line has them."""
+    """The figures, in the form of a journal's `progress` line."""
     state: Mapping[str, Any]
-    """The sentence of state (`page_view.state`)."""
+    """What the job does now, as a sentence and its mood (`page_view.state`)."""
     up_s: float | None
     at_s: float
 
@@ -42,7 +42,7 @@ class JobNow:
 
 
 def look_at(directory: RunDirectory, reader: RunReader) -> JobNow:
-    """Return the job as it is now. reader: of this directory; it reads only what is new."""
+    """Return the job as it is now. reader: reads only what is new in this directory."""
     reader.look()
     began_s = monotonic_s()
     world, took_s = look(directory), monotonic_s() - began_s

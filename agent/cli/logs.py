@@ -7,6 +7,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from .explain import incidents, look
 
 _LOOK_S = 0.3
 _LONG = 4000
-"""The most characters of a line that a terminal gets."""
+"""A longer line is cut at this many characters on a terminal."""
 _NAME = re.compile(r"generation-(\d+)/rank-(\d+)\.log")
 
 
@@ -35,13 +36,13 @@ class RankLog:
 
 
 def logs(directory: RunDirectory, rank: int | None, incident: str | None, lines: int, follow: bool) -> int:
-    """Print the last `lines` lines (0: all) of each chosen rank. rank: None: all. incident: the generation that it struck; None: the
-    newest one. follow: then print what comes, until the job ends."""
+    """Print the last `lines` lines (0: all) of each chosen rank. rank: None: every rank. incident: its number; the output is of the
+    generation that it struck. None: the newest generation. follow: afterwards, print new lines until the job ends."""
     found = _logs(directory)
     if not found:
         raise UsageError(
-            f"what ranks print is not kept in {directory.root}: to keep it from the next start on, give mt-resilient run the option "
-            "--set agent.rank_log_mb=64, or torchrun its --log-dir and --redirects 3"
+            f"{directory.root} contains no output of ranks. To keep it from the next start on, give mt-resilient run the option "
+            "--set agent.rank_log_mb=64, or give torchrun --log-dir and --redirects 3"
         )
     generation = _generation(directory, incident) if incident else max(found, key=_changed_ns).generation
     chosen = [log for log in found if log.generation == generation and rank in (None, log.rank)]
@@ -55,13 +56,16 @@ def logs(directory: RunDirectory, rank: int | None, incident: str | None, lines:
 
 
 def _changed_ns(log: RankLog) -> int:
-    """Not the number of its generation says which log is new: if etcd's data was lost, the numbers have begun anew."""
-    return log.path.stat().st_mtime_ns
+    """Return when the log last changed, which tells which of two logs is newer; 0: the agent has removed it. The generation's number does
+    not tell it: numbers restart at 1 if etcd's data is lost."""
+    with suppress(FileNotFoundError):
+        return log.path.stat().st_mtime_ns
+    return 0
 
 
 def _logs(directory: RunDirectory) -> list[RankLog]:
     """Return the files of all ranks whose nodes have their run directory here, in order of generation and rank."""
-    roots = [journal.parent for journal in directory.journals]
+    roots = [each.root for each in directory.nodes]
     found = []
     for path in (path for root in roots for path in (root / "logs" / FOLDER).glob("generation-*/rank-*.log")):
         if named := _NAME.fullmatch(f"{path.parent.name}/{path.name}"):
@@ -84,15 +88,10 @@ def _missing(found: Iterable[RankLog], generation: int, rank: int | None) -> str
 
 
 def _newest(log: RankLog, lines: int) -> Iterable[bytes]:
-    with log.path.open("rb") as file:
-        if not lines:
-            rest = older(log.path)
-            return [*(rest.read_bytes().splitlines(keepends=True) if rest.exists() else ()), *file]
-        kept = deque(file, maxlen=lines)
-    rest = older(log.path)
-    if len(kept) < lines and rest.exists():
-        with rest.open("rb") as file:
-            kept.extendleft(reversed(deque(file, maxlen=lines - len(kept))))
+    kept: deque[bytes] = deque(maxlen=lines or None)
+    for path in (older(log.path), log.path):
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            kept.extend(file)
     return kept
 
 
@@ -107,7 +106,8 @@ def _show(log: RankLog, lines: Iterable[bytes]) -> None:
 
 
 def _write(line: bytes) -> None:
-    """To a terminal, write the line as text that cannot change it, and of a progress bar its last state; to another program, the bytes."""
+    """Write the line to stdout. A program at the other end gets its bytes. A terminal gets text without control characters, and only the
+    last state of a progress bar."""
     if not sys.stdout.isatty():
         sys.stdout.flush()
         sys.stdout.buffer.write(line)
@@ -118,10 +118,14 @@ def _write(line: bytes) -> None:
 
 
 def _follow(directory: RunDirectory, rank: int | None, chosen: list[RankLog]) -> None:
-    """Print what the chosen ranks print, also those of later generations, until no agent runs."""
-    places = {log: (os.stat(log.path).st_ino, log.path.stat().st_size) for log in chosen}
+    """Print new lines of the chosen ranks, also of later generations, until no agent runs."""
+    since_ns = min((at_ns for at_ns in map(_changed_ns, chosen) if at_ns), default=0)
+    places: dict[RankLog, tuple[int, int]] = {}
+    for log in chosen:
+        with suppress(FileNotFoundError):
+            now = log.path.stat()
+            places[log] = now.st_ino, now.st_size
     shown: RankLog | None = chosen[-1]
-    since_ns = min(map(_changed_ns, chosen))
     while True:
         over = directory.agent() is None
         fresh = [log for log in _logs(directory) if _changed_ns(log) > since_ns and rank in (None, log.rank)]
@@ -139,7 +143,7 @@ def _follow(directory: RunDirectory, rank: int | None, chosen: list[RankLog]) ->
 
 
 def _appended(log: RankLog, places: dict[RankLog, tuple[int, int]]) -> list[bytes]:
-    """Return the whole lines that are new. If the file has become the older half, what it has got since is read there."""
+    """Return the new complete lines. If the log has been rotated since the last look, the rest of the rotated file comes first."""
     inode, read = places.get(log, (0, 0))
     found: list[bytes] = []
     for path in (older(log.path), log.path):

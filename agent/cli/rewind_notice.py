@@ -20,14 +20,15 @@ from .snapshots import choose
 
 
 def request(directory: RunDirectory, where: str, skip: int) -> tuple[Request, Place | None]:
-    """Return the order to go back to `where`, a step or a snapshot's name, and the snapshot that the notice names for coming back. Print
-    the notice. Raises UsageError if there is no such snapshot, or it must not be used; SnapshotError if it is damaged."""
+    """Print the notice, and return the order to go back to `where`, a step or a snapshot's name. Also return the snapshot with which, as
+    the notice says, a later order can undo this one; None: the notice names none. Raises UsageError if there is no such snapshot, or it
+    must not be used; SnapshotError if it is damaged."""
     world = look(directory) if directory.agent() else None
     root = directory.kept()
     try:
         seen = catalog.look(root) if world else None
     except MachineError as error:
-        print(f"it is not known which snapshots this sets aside: {error}", file=sys.stderr)
+        print(f"it is not known which snapshots this order sets aside: {error}", file=sys.stderr)
         seen = None
     if world is None or seen is None:
         if not where.isdecimal():
@@ -49,8 +50,8 @@ def request(directory: RunDirectory, where: str, skip: int) -> tuple[Request, Pl
 def target(
     where: str, seen: catalog.Catalog, kept: Collection[Step], directory: RunDirectory
 ) -> tuple[Step, Attempt | None]:
-    """Return the step to go back to, and the snapshot if an earlier order set it aside. kept: steps that all nodes can restore. A step of
-    the present lineage comes first."""
+    """Return the step to go back to. Also return the snapshot of that step if an earlier order set this snapshot aside; else None. kept:
+    steps that all nodes can restore. A step of the present lineage takes precedence."""
     if where.isdecimal():
         step = Step(int(where))
         of_step = [each for each in (*seen.left, *seen.rejected) if each.stamp.step == step]
@@ -68,8 +69,8 @@ def target(
 def notice(
     step: Step, left: Attempt | None, seen: catalog.Catalog, reached: Step, directory: RunDirectory
 ) -> tuple[list[str], Attempt | None]:
-    """Return what an order to go back to `step` sets aside, and how to come back; and the snapshot to come back to. reached: newest step
-    that any rank has finished."""
+    """Return sentences about what an order to go back to `step` sets aside, and how to undo the order. Also return the snapshot with which
+    a later order can undo this one. reached: newest step that any rank has finished."""
     root = directory.kept()
 
     def stays(each: Attempt) -> bool:
@@ -80,13 +81,17 @@ def notice(
         return lives <= of and each.stamp.step <= step and not returned
 
     aside = sorted((each for each in seen.durable if not stays(each)), key=lambda each: (each.stamp.step, each.stamp))
-    said = ["this sets aside no snapshot on disk"]
+    said = ["this order sets aside no snapshot on disk"]
     if aside:
         steps = formatting.listed([each.stamp.step for each in aside])
         of = f"the snapshot of step {steps}" if len(aside) == 1 else f"the snapshots of steps {steps}"
-        said = [f"this sets aside {of}. To come back: mt-resilient rewind --to {aside[-1]} --run-dir {directory.root}"]
+        said = [
+            f"this order sets aside {of}. To come back: mt-resilient rewind --to {aside[-1]} --run-dir {directory.root}"
+        ]
     newest = max((each.stamp.step for each in aside), default=-1 if left else step)
     if reached > newest:
         since = f"newer than step {newest}" if newest >= 0 else "of it"
-        said.append(f"the training is at step {reached}, and no snapshot {since} is on disk: nothing brings that back")
+        said.append(
+            f"the training is at step {reached}, and no snapshot {since} is on disk: those steps cannot be restored"
+        )
     return said, aside[-1] if aside else None

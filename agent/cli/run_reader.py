@@ -1,11 +1,9 @@
-"""Reads the journals of one job, each time only what is new, and keeps what the page needs of them."""
+"""Reads the journals of one job, and keeps what the web page needs of them. Each look at a journal reads only its new lines."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,20 @@ from typing import Any
 import msgspec
 
 from ...resilience.model.incident import Incident
-from ...resilience.report.journal import event
+from ...resilience.report.journal import Tail
 from ...resilience.report.overview import State
 from ...resilience.report.page_view import Seen
 from ..run_directory import RunDirectory
 from .explain import latest
 
 _COURSE = ("at_s", "step", "loss", "step_s")
-"""What is kept of every `progress` line; of the newest one, everything is."""
+"""The fields that are kept of every `progress` line. The newest line is kept whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A line of the kind `start`, as far as it is read. A line of another shape was damaged, and is skipped; so with the others."""
+    """The fields of a `start` line that are read. A line that does not fit these types was damaged, and is skipped. The classes below do
+    the same for the other kinds of lines."""
 
     at_s: float
     command: list[str] = field(default_factory=list)
@@ -81,33 +80,34 @@ class Drain:
 
 
 _KINDS = {"start": Start, "end": End, "progress": Told, "said": Said, "drain": Drain, "incident": dict}
-"""The kinds of lines that are read, with what they must be."""
+"""The kinds of lines that are read. A line of a journal must fit the type that is given here for its kind."""
 
 
 class RunReader:
     def __init__(self, directories: Sequence[RunDirectory]) -> None:
-        """directories: one, or those of several nodes of the job."""
+        """directories: the job's run directory, or those of several of its nodes."""
         self.directories, self.directory = directories, directories[0]
         self._forget()
 
     def _forget(self) -> None:
-        self._read: dict[Path, tuple[int, int]] = {}
-        """Of each journal: its inode, and the bytes that have been read."""
+        self._tails: dict[Path, Tail] = {}
         self.progress: list[dict[str, Any]] = []
         """The course of the training, from the leaders' `progress` lines, in order of time."""
         self.written: list[dict[str, Any]] = []
-        """What the drain processes have written to disk, or have failed to write."""
+        """The drain processes' events: snapshots that were written to disk, or could not be."""
         self._lives: dict[Path, list[dict[str, Any]]] = {}
-        """By journal, one for each start of its agent: when it began, its last line, and where its time went."""
+        """For each journal, one entry per start of its agent: the time of the start, the time of its last line, and how its time was
+        spent."""
         self.last: dict[str, dict[str, Any]] = {}
         """The newest line of each kind; under `bad` the newest sentence that reports trouble, and under `written` the newest event
         about a snapshot that was written to disk, or could not be."""
         self._ended_s: dict[Path, float] = {}
-        """By journal: when its agent ended."""
+        """For each journal: when its agent ended."""
         self.stepped_s = 0.0
-        """When the ranks had last made a step, or had a reason for making none."""
+        """When the ranks last made a step, or last had a reason to make none."""
         self.launched = False
-        """Whether agents were started from here with a hostfile. Only the launcher's `start` says nothing about several nodes."""
+        """Whether this machine started the agents with a hostfile. Every agent's `start` line has a field `several`; a hostfile launcher's
+        has none."""
         self._incidents: dict[tuple[int, str, float], Incident] = {}
 
     @property
@@ -126,8 +126,8 @@ class RunReader:
 
     @property
     def over(self) -> bool:
-        """Whether the agent that led last has ended, and none has started since. If only another one has ended, as that of a drained node,
-        the job goes on."""
+        """Whether the agent that led last has ended, and no agent has started since. If only another agent has ended, such as that of a
+        drained node, the job continues."""
         led, began = self.last.get("progress"), self.last.get("start")
         ended_s = self._ended_s.get(led["journal"], -math.inf) if led else -math.inf
         if led and ended_s < led["at_s"]:
@@ -163,10 +163,12 @@ class RunReader:
         )
 
     def look(self) -> None:
-        """Take in what the journals have new."""
-        if self._replaced():
+        """Read the new lines of the journals."""
+        if any(tail.replaced for tail in self._tails.values()):
             self._forget()
-        lines = [line for each in self.directories for path in each.journals for line in self._new(path)]
+        paths = [path for each in self.directories for path in each.journals]
+        tails = [self._tails.setdefault(path, Tail(path)) for path in paths]
+        lines = [{**line, "journal": tail.path} for tail in tails for line in tail.new() if _sound(line)]
         lines.sort(key=lambda line: line["at_s"])
         self._incidents.update(latest(line for line in lines if line["kind"] == "incident"))
         self.progress += [{name: line.get(name) for name in _COURSE} for line in lines if line["kind"] == "progress"]
@@ -194,34 +196,11 @@ class RunReader:
                 lives[-1]["spent"] = line.get("spent", {})
                 if _moves(line, self.last.get("progress", {})):
                     self.stepped_s = at_s
+                if line.get("step", -1) < 0:  # ranks that restart have no step yet
+                    line["step"] = self.last.get("progress", {}).get("step", -1)
             case "said" if line.get("mood") == "bad":
                 self.last["bad"] = line
         self.last[kind] = line
-
-    def _replaced(self) -> bool:
-        """Whether a journal is another file than the one that was read, or has become shorter."""
-        for path, (inode, read) in self._read.items():
-            with suppress(OSError):
-                now = path.stat()
-                if now.st_ino != inode or now.st_size < read:
-                    return True
-        return False
-
-    def _new(self, path: Path) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        try:
-            with path.open("rb") as file:
-                inode, read = self._read.get(path, (os.fstat(file.fileno()).st_ino, 0))
-                file.seek(read)
-                whole = file.read().rpartition(b"\n")[0]
-        except OSError:  # not there yet, or the disk does not answer: the next look tries again
-            return found
-        self._read[path] = inode, read + len(whole) + bool(whole)
-        for text in whole.splitlines():
-            if (line := event(text)) and _sound(line):
-                line["journal"] = path
-                found.append(line)
-        return found
 
 
 def _sound(line: dict[str, Any]) -> bool:
@@ -240,7 +219,7 @@ def _moves(line: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def by_job(roots: Sequence[Path]) -> list[RunReader]:
-    """Return a reader for each job. roots: run directories. Those of several nodes of one job go together."""
+    """Return a reader for each job. roots: run directories. Run directories of several nodes of one job get one reader."""
     found: dict[str, list[RunDirectory]] = {}
     for directory in map(RunDirectory, roots):
         found.setdefault(_job(directory) if directory.several else str(directory.root), []).append(directory)

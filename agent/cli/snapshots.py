@@ -82,7 +82,8 @@ def list_all(where: str | None, run_dir: Path | None, kept: SnapshotPolicy) -> i
 
 
 def keep(directory: RunDirectory, which: str, undo: bool) -> int:
-    """Keep the snapshot of that step or name from being deleted as too old, or undo that. Print a sentence. Return the exit code."""
+    """Protect the snapshot with this step or name from being deleted as too old. undo: end that protection instead. Print a sentence.
+    Return the exit code."""
     root = directory.kept()
     seen, users = catalog.look_at_users(root)
     attempt = choose(which, [*_all(seen)], directory)
@@ -103,8 +104,7 @@ def keep(directory: RunDirectory, which: str, undo: bool) -> int:
 
 
 def remove(directory: RunDirectory, names: Sequence[str]) -> int:
-    """Delete the snapshots of those steps or names, unless one of them is needed: then delete none. Return the exit code. Raises
-    UsageError."""
+    """Delete the snapshots with these steps or names. Return the exit code. If one of them is needed, delete none and raise UsageError."""
     root = directory.kept()
     seen, users = catalog.look_at_users(root)
     chosen = [*dict.fromkeys(choose(name, [*_all(seen)], directory) for name in names)]
@@ -127,7 +127,7 @@ def remove(directory: RunDirectory, names: Sequence[str]) -> int:
 
 @contextmanager
 def _naming(failed: str) -> Iterator[None]:
-    """Say in the message of storage's error what failed."""
+    """Put `failed` in front of the message of an error from storage."""
     try:
         yield
     except MachineError as error:
@@ -145,7 +145,7 @@ def needed(
     the order that the ranks have not obeyed yet."""
     for attempt in chosen:
         if paths.KEPT in marked.get(attempt, ()):
-            return f"{attempt} is kept; first: mt-resilient snapshots keep {attempt} --undo"
+            return f"{attempt} is kept. First undo that: mt-resilient snapshots keep {attempt} --undo"
     if seen.durable and {*seen.durable} <= {*chosen}:
         return f"{seen.durable[0]} is the last snapshot from which this job can continue; to start anew, name another --run-dir"
     if record is None or record.over:

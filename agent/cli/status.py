@@ -1,4 +1,4 @@
-"""`mt-resilient status`: shows the job's present state from etcd, or the last sentence of an agent here if etcd does not answer."""
+"""`mt-resilient status`: shows the job's present state from etcd, or the last message of an agent here if etcd does not answer."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def incident_lines(now: JobNow, world: World) -> list[str]:
 
 
 def _last_words(directory: RunDirectory) -> str:
-    """Return the last sentence of the agent here, or of agents that were started from here and whose journals are here. If the agent exited
-    normally, its exit code comes first."""
+    """Return a sentence with the last message of the agent here, or of an agent that was started from here and whose journal is here. If
+    the agent exited normally, its exit code comes first."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] in ("start", "end")][-1:]
     code = f" It ended with code {ends[0]['code']}." if ends and ends[0]["kind"] == "end" else ""
     told = [(line, path) for path in directory.journals for line in Journal(path).read() if line["kind"] == "said"]

@@ -1,5 +1,5 @@
-"""`mt-resilient status --watch`: shows the job again and again until it ends or Ctrl-C, in a terminal as one screen (rich.live), elsewhere
-as a line for each change."""
+"""`mt-resilient status --watch`: shows the job every 2 s until it ends or Ctrl-C. A terminal shows one screen (rich.live); any other output
+gets a line for each change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _COLOURS = {
     rank_grid.SILENT: "bold magenta",
     rank_grid.SLOW: "bold yellow",
 }
-"""By what a rank does; the phases of a recovery are all yellow."""
+"""A rank's colour, by what it does. All phases of a recovery are yellow."""
 _SIGNS = {rank_grid.GONE: "✗", rank_grid.SILENT: "?", rank_grid.SLOW: "▾"}
 _RANKS = 64
 """The most ranks of a node that are drawn one by one."""
@@ -40,7 +40,7 @@ _RANKS = 64
 
 def watch(directory: RunDirectory) -> int:
     """Show the job until it has ended. Return the exit code of `status`; 0 after Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, _leave)  # the terminal must come back from its second screen
+    before = signal.signal(signal.SIGTERM, _leave)  # so that the terminal leaves its alternate screen
     console, reader = Console(highlight=False, markup=False), RunReader([directory])
     try:
         if console.is_terminal and os.environ.get("TERM", "dumb") != "dumb":
@@ -102,7 +102,7 @@ def _frame(directory: RunDirectory, now: JobNow, height: int) -> RenderableType:
 def _grid(rows: list[rank_grid.NodeRow], most: int) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     for row in rows[:most]:
-        odd = ", ".join(f"rank {at} of it is {what}" for at, what in enumerate(row.ranks) if what in rank_grid.ODD)
+        odd = ", ".join(f"its rank {at} is {what}" for at, what in enumerate(row.ranks) if what in rank_grid.ODD)
         step = f"step {row.step}" if row.step >= 0 else ""
         grid.add_row(printable(row.node), row.role, _ranks(row), row.phase, step, odd)
     if len(rows) > most:

@@ -1,7 +1,7 @@
 """An etcd that the agent starts itself if `--etcd` is absent. For one node, it listens on the loopback interface. For a launch on several
 hosts, it listens on the launching machine's address.
 
-Data flow: `binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent. Its data stays in
+Data flow: `binary.find_server()` → `EmbeddedEtcd.start` → an endpoint on that address. The server dies with the agent. etcd's data stays in
 `data_dir`, and the next server continues with this data.
 """
 
@@ -31,12 +31,16 @@ from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
 from .binary import ServerBinary, clean_environment, find_server
 
-_HEALTHY_WITHIN_S = 15.0
+AGAIN_WITHIN_S = 15.0
+"""Limit for etcd's answer after a start in the agent's loop, which the start holds up. The loop then tries again."""
+_HEALTHY_WITHIN_S = 60.0
 _STOPPED_WITHIN_S = 5.0
 _LOOPBACK = "127.0.0.1"
 _LEAST_BYTES = 64 << 20
 """Bytes of one segment of etcd's log. etcd allocates a whole segment in one piece."""
 _PORT_TAKEN = "address already in use"
+_KILLED = "exited with code -"
+"""How a report begins if a signal has ended etcd, for example from the kernel, which had no memory. etcd is then started once more."""
 _FATAL = re.compile(r'panic: | C \| |"level":"(?:fatal|panic)"')
 
 
@@ -47,13 +51,21 @@ def probe(endpoint: str, deadline_s: float, access: Access | None = None) -> Non
 
 
 class EmbeddedEtcd:
-    """One etcd process on `data_dir`, its output appended to `log_path`. Its ports are stored beside `data_dir`, in etcd.json."""
+    """One etcd process on `data_dir`, its output appended to `log_path`. etcd's ports are stored beside `data_dir`, in etcd.json."""
 
     def __init__(
-        self, binary: ServerBinary, data_dir: Path, log_path: Path, address: str = _LOOPBACK, port: int = 0
+        self,
+        binary: ServerBinary,
+        data_dir: Path,
+        log_path: Path,
+        address: str = _LOOPBACK,
+        port: int = 0,
+        *,
+        everywhere: bool = False,
     ) -> None:
-        """address: this machine's IPv4 address, at which clients reach etcd. port: the only port for clients; 0: any."""
-        self._port = port
+        """address: this machine's IPv4 address, at which clients reach etcd. port: the only port for clients; 0: any. everywhere: clients
+        reach etcd at all addresses of this machine."""
+        self._port, self._everywhere = port, everywhere
         self._binary = binary
         self._address = address
         self._data_dir = data_dir
@@ -61,10 +73,11 @@ class EmbeddedEtcd:
         self._ports_path = data_dir.parent / "etcd.json"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> str:
-        """Start etcd, wait until it answers, and return its HOST:PORT. Raises MachineError with the last lines of etcd's log.
+    def start(self, within_s: float = _HEALTHY_WITHIN_S) -> str:
+        """Start etcd, wait until it answers, and return its HOST:PORT. Raises MachineError with the last lines of etcd's log, also if etcd
+        does not answer within `within_s`.
 
-        Call it from a thread that lives as long as the agent: the kernel kills etcd when that thread ends.
+        Call `start` from a thread that lives as long as the agent: the kernel kills etcd when that thread ends.
         """
         self.stop()
         trouble: str | None = ""
@@ -73,7 +86,9 @@ class EmbeddedEtcd:
             had_data = any(self._data_dir.iterdir())
             with self._log_path.open("ab") as log:
                 for client_port, peer_port in self._port_pairs():
-                    trouble = self._start_on(client_port, peer_port, log)
+                    trouble = self._start_on(client_port, peer_port, log, within_s)
+                    if trouble and trouble.startswith(_KILLED):
+                        trouble = self._start_on(client_port, peer_port, log, within_s)
                     if trouble is None:
                         self._ports_path.write_text(json.dumps([client_port, peer_port]))
                         return f"{self._address}:{client_port}"
@@ -81,7 +96,7 @@ class EmbeddedEtcd:
                         break
         except OSError as error:
             self.stop()
-            raise MachineError(f"etcd cannot keep its data and log ({error}); name another run directory") from error
+            raise MachineError(f"etcd cannot write its data or log ({error}); name another run directory") from error
         if full := self.cramped():
             raise MachineError(f"etcd {self._binary.path} {trouble}; {full}")
         advice = (
@@ -100,11 +115,11 @@ class EmbeddedEtcd:
         return self._process is not None and self._process.poll() is None
 
     def cramped(self) -> str:
-        """Return a sentence that etcd's disk is full, and what to do; empty: the disk has enough space."""
+        """Return a sentence that says that etcd's disk is full, and what to do; empty: the disk has enough space."""
         with suppress(OSError):
             free = shutil.disk_usage(self._data_dir.parent).free
             if free < _LEAST_BYTES:
-                left = f"{free / 1e6:.1f} MB are left, and etcd takes {_LEAST_BYTES / 1e6:.0f} at once"
+                left = f"{free / 1e6:.1f} MB are left, and etcd allocates {_LEAST_BYTES / 1e6:.0f} MB at a time"
                 return f"the disk of {self._data_dir} is full ({left}): make room there"
         return ""
 
@@ -132,8 +147,9 @@ class EmbeddedEtcd:
                 self._process.wait(_STOPPED_WITHIN_S)
         self._process = None
 
-    def _start_on(self, client_port: int, peer_port: int, log: IO[bytes]) -> str | None:
-        """Start etcd on these ports. Return None once it answers on `client_port`. Otherwise end it, and return what went wrong."""
+    def _start_on(self, client_port: int, peer_port: int, log: IO[bytes], within_s: float) -> str | None:
+        """Start etcd on these ports. Return None once it answers on `client_port`. If etcd does not answer, end it, and return what went
+        wrong."""
         log_from = log.seek(0, os.SEEK_END)
         self._process = die_with_parent.spawn(
             self._command(client_port, peer_port),
@@ -144,19 +160,19 @@ class EmbeddedEtcd:
             start_new_session=True,  # Ctrl-C must reach only the agent, which still needs etcd to stop the others
         )
         try:
-            if self._answers(self._process, client_port):
+            if self._answers(self._process, client_port, within_s):
                 return None
         except BaseException:
             self.stop()
             raise
         code = self._process.poll()
         self.stop()
-        outcome = f"did not answer within {_HEALTHY_WITHIN_S:.0f} s" if code is None else f"exited with code {code}"
+        outcome = f"did not answer within {within_s:.0f} s" if code is None else f"exited with code {code}"
         return f"{outcome}: {self._last_words(log_from)}"
 
-    def _answers(self, process: subprocess.Popen[bytes], client_port: int) -> bool:
+    def _answers(self, process: subprocess.Popen[bytes], client_port: int, within_s: float) -> bool:
         """Wait until etcd answers. Return False if it exits first, or takes too long."""
-        ends_s = monotonic_s() + _HEALTHY_WITHIN_S
+        ends_s = monotonic_s() + within_s
         with closing(EtcdStore([f"{self._address}:{client_port}"], deadline_s=0.5)) as store:
             while process.poll() is None and monotonic_s() < ends_s:
                 # Another process's server may answer, if it took the port a moment ago.
@@ -172,7 +188,7 @@ class EmbeddedEtcd:
         flags = {
             "name": "embedded",
             "data-dir": str(self._data_dir),
-            "listen-client-urls": client,
+            "listen-client-urls": f"http://0.0.0.0:{client_port}" if self._everywhere else client,
             "advertise-client-urls": client,
             "listen-peer-urls": peer,
             # etcd reads these two flags only at its first start. Later, the data of a single-member cluster opens under any peer address.
@@ -211,15 +227,25 @@ def started(
     run: RunDirectory,
     terminal: Terminal,
     closing: ExitStack,
-    address: Callable[[], str] = lambda: _LOOPBACK,
+    address: Callable[[], str] | None = None,
     port: int = 0,
+    *,
+    everywhere: bool = False,
 ) -> tuple[EmbeddedEtcd, str]:
-    """Start an etcd in the run directory, which `closing` stops. Return the server and its endpoint. Raises MachineError."""
+    """Start an etcd in the run directory, which `closing` stops. Return the server and its endpoint. address: returns the address at which
+    other hosts reach this etcd; None: only this agent uses it. Raises MachineError."""
     binary = find_server()
     if binary.warning:
         terminal.say(binary.warning, wall_s(), "warn")
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", address(), port)
-    closing.callback(server.stop)
+    at = address() if address else _LOOPBACK
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", at, port, everywhere=everywhere)
+
+    def stop() -> None:
+        server.stop()
+        if not address and run.finished.exists():  # a finished run never continues, and a script may leave many
+            shutil.rmtree(run.etcd, ignore_errors=True)
+
+    closing.callback(stop)
     return server, server.start()
 
 
@@ -234,7 +260,7 @@ def _plain(line: str) -> str:
 
 def _listens(pid: int, port: int) -> bool:
     try:
-        sockets = psutil.Process(pid).net_connections("tcp4")
+        sockets = psutil.Process(pid).net_connections("tcp")
     except psutil.Error:
         return False
     return any(each.status == psutil.CONN_LISTEN and each.laddr[1] == port for each in sockets)
@@ -253,7 +279,7 @@ def _limits() -> str:
         f"ulimit {option}" for option, (now, wanted) in limits.items() if now != resource.RLIM_INFINITY and now < wanted
     ]
     return (
-        f"; this shell limits what it may use: raise {' and '.join(low)}, or name an etcd of your own with --etcd"
+        f"; this shell limits what etcd may use: raise {' and '.join(low)}, or name an etcd of your own with --etcd"
         if low
         else ""
     )

@@ -1,4 +1,4 @@
-"""Handles failed decisions of the controller: a bug in this program, or a record in etcd that no agent can read. Such a failure must not
+"""Handles failed decisions of the controller: a bug in this program, or a record in etcd that no agent can read. A failed decision must not
 end the training.
 
 error ──▶ reported once, all of the job's data is read anew ──▶ retried ──▶ success; or raised, if ranks wait for a decision
@@ -14,8 +14,8 @@ from ..output.event_log import Telling
 AGAIN_S = 1.0
 """Seconds until the next try, which reads all of the job's data from etcd anew."""
 PATIENCE_S = 10.0
-"""Seconds that ranks that do not train may wait for a decision. Then this agent exits, and each next leader does the same. A scheduler or
-an operator can then restart the job from the newest snapshot."""
+"""Seconds that ranks that do not train may wait for a decision. If they wait longer, the leading agent exits, and so does each next leader.
+A scheduler or an operator can then restart the job from the newest snapshot."""
 
 
 class Lapse:

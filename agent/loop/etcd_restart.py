@@ -1,10 +1,10 @@
-"""Restarts the agent's own etcd when it has died. Training goes on meanwhile."""
+"""Restarts the agent's own etcd when it has died. Training continues meanwhile."""
 
 from __future__ import annotations
 
 from ...resilience.clock import monotonic_s
 from ...resilience.errors import MachineError, SiteError
-from ..etcd.server import EmbeddedEtcd
+from ..etcd.server import AGAIN_WITHIN_S, EmbeddedEtcd
 from ..node import Node
 from ..output.event_log import Telling
 
@@ -21,7 +21,7 @@ class Revival:
             return
         gone = self._server.pid or 0
         try:
-            if self._server.start() != self._endpoint:
+            if self._server.start(AGAIN_WITHIN_S) != self._endpoint:
                 self._server.stop()
                 raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
             self._wait_s = 1.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 from ...resilience.clock import monotonic_s
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import AckKind
@@ -10,6 +13,7 @@ from ...resilience.report import explain
 from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import address
 from ..config import AgentPolicy
+from ..launch.ending_options import passed_on
 from ..launch.ports import free_port
 from ..node import Node
 from ..output.event_log import Telling
@@ -89,7 +93,8 @@ class Performer:
                 node.board.order(Order.SNAPSHOT_AND_STOP)
             case Action.PASS_SIGNAL:
                 assert node.group
-                node.group.stop(record.signal)
+                passed = passed_on(node.launch.options, os.environ)
+                node.group.stop(record.signal if record.signal in passed else signal.SIGTERM)
             case Action.STAND_DOWN:
                 node.stop_group()
             case _:
@@ -108,14 +113,14 @@ class Performer:
                 drain.finish()
             case Action.TELL_WAITING:
                 self._telling.say(
-                    f"the ranks {'are through' if record.complete else 'have ended'}, but their last snapshot is not on disk yet, here "
+                    f"the ranks {'have finished' if record.complete else 'have ended'}, but their last snapshot is not on disk yet, here "
                     "or on another node. The agent waits for it. After Ctrl-C it waits only a limited time",
                     "warn",
                 )
             case Action.GIVE_UP_WRITING:
                 waited_s = monotonic_s() - self._begun.finishing_s
                 self._telling.say(
-                    f"the last snapshot was not on disk after {waited_s:.0f} s; the agent gives it up", "warn"
+                    f"the last snapshot was not on disk after {waited_s:.0f} s; the agent waits no longer", "warn"
                 )
                 drain.give_up()
             case Action.WRITE_AGAIN:
@@ -139,6 +144,8 @@ class Performer:
         beginning = str(self._node.origin or "the script's own start")
         # Agents that do not lead have not printed the reason yet.
         why = f" ({record.reason})" if len(record.members) > 1 and record.number > 1 else ""
+        layout = self._node.launch.layouts.get(len(record.members), ())
+        other = f", with {' '.join(layout)}" if layout else ""
         self._telling.say(
-            f"generation {record.number}: {ranks} {explain.resumed(record.resume_step, beginning)}{how}{why}"
+            f"generation {record.number}: {ranks} {explain.resumed(record.resume_step, beginning)}{other}{how}{why}"
         )

@@ -1,8 +1,8 @@
 """Makes Python's garbage collection in the agent's process rare, and limits it to new objects.
 
-By default, a collection starts after many new objects and scans all known records. That happens in the middle of a change, and takes 150 ms
-with 10,000 nodes. An agent creates records, which contain no reference cycles and are freed when newer records replace them. Only a few
-exceptions contain cycles.
+By default, a collection starts after many new objects, in the middle of a change, and scans all known records. With 10,000 nodes, a
+collection takes 150 ms. An agent creates records, which contain no reference cycles and are freed when newer records replace them. Only a
+few exceptions contain cycles.
 """
 
 from __future__ import annotations

@@ -21,26 +21,26 @@ LONG_S = 10.0
 
 class Action(Enum):
     WAIT = "nothing to do"
-    CLEAR = "end what is left of an older generation, and see what the next one may go on from"
+    CLEAR = "end what is left of an older generation, and find the state that the next one can resume from"
     SAY_READY = "say that nothing is left of older generations"
-    FETCH = "ask another node for this one's part of the state"
+    FETCH = "ask another node for this node's part of the state"
     START_COLD = "wait no longer for the warm process"
     LAUNCH = "start the ranks"
     SAY_RUNNING = "say that all ranks are attached"
     ORDER_REWIND = "tell the ranks to go back to a step"
-    ORDER_PAUSE = "tell the ranks to wait at their next boundary, or to go on"
+    ORDER_PAUSE = "tell the ranks to wait at their next boundary, or to continue"
     ORDER_SNAPSHOT = "tell the ranks to take a snapshot for the disk"
-    ORDER_LEAVE = "tell the ranks to leave at their next boundary, after a snapshot"
+    ORDER_LEAVE = "tell the ranks to exit at their next boundary, after a snapshot"
     PASS_SIGNAL = "stop the ranks as torchrun stops them: they may save by themselves, and run their handlers"
-    END_GROUP = "end the ranks: no others follow"
-    LET_GO = "let go of what was computed since the record's onset"
-    FINISH_WRITING = "have what is to be on disk written, and no more"
-    TELL_WAITING = "tell people what the end waits for"
-    GIVE_UP_WRITING = "leave without what is not on disk yet"
-    WRITE_AGAIN = "the job goes on after all, and so does the writing"
-    SAY_ENDED = "say that nothing is left to be done here"
-    STAND_DOWN = "end the ranks: the job goes on without them"
-    LEAVE = "the job is over: leave"
+    END_GROUP = "end the ranks: the job starts no others"
+    LET_GO = "discard all state from the record's onset on"
+    FINISH_WRITING = "write the snapshots that must be on disk, and no others"
+    TELL_WAITING = "report which writes the end of the job waits for"
+    GIVE_UP_WRITING = "exit without the snapshots that are not on disk yet"
+    WRITE_AGAIN = "the job continues after all: write snapshots to disk again"
+    SAY_ENDED = "say that this node has nothing left to do"
+    STAND_DOWN = "end the ranks: the job continues without them"
+    LEAVE = "the job is over: exit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class LocalState:
     paused: bool
     """The ranks' pages order the ranks to wait (a pause)."""
     waiting: bool
-    """All its ranks wait in a pause. Then the ranks of all nodes are at the same step boundary."""
+    """All ranks of this node wait in a pause, so the ranks of all nodes are at the same step boundary."""
     snapshot: str
     """The last snapshot request that was passed on to its ranks."""
     importing: bool = False
@@ -106,7 +106,7 @@ class Patience:
     """Time limits in seconds."""
 
     warm_s: float
-    """Seconds that a start waits for the warm process. After that, a cold start is quicker."""
+    """Seconds that a start waits for the warm process. If the warm process takes longer, a cold start is quicker."""
     leave_s: float
     """Seconds that ranks may take to exit, and then the drain process to write. A deadline in the record replaces this limit."""
 
@@ -179,8 +179,8 @@ def _end(
 def duty(record: GenerationRecord | None, me: LocalState) -> Action:
     """Return the action that is due on this node under `record`, in its present state."""
     if record is None or me.instance not in record.members.values():
-        # The record may name this node's earlier agent: then the controller will begin the next generation. Or the job continues on other
-        # nodes: then ranks that are still here must not go on training.
+        # If the record names this node's earlier agent, the controller will begin the next generation. If the job continues on other nodes,
+        # ranks that are still here must stop training.
         dismissed = record is not None and me.instance in record.dismissed
         if record is None or (record.phase is not Phase.ENDED and not dismissed and not 0 < me.group < record.number):
             return Action.WAIT
@@ -214,7 +214,7 @@ def _order(record: GenerationRecord, me: LocalState) -> Action:
     """Return the action that writes the next missing order on the ranks' pages. An order stays there until another replaces it. Ranks obey
     it once."""
     order = record.rewind
-    if order is not None and not order.left and order.number != me.rewind:  # else the next ranks begin there
+    if order is not None and not order.left and order.number != me.rewind:  # `left`: new ranks start from there
         return Action.ORDER_REWIND
     if record.waits != me.paused:
         return Action.ORDER_PAUSE

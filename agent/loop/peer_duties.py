@@ -46,7 +46,7 @@ class Company:
         self._ring = 0
         """Number of the generation for which the neighbour was chosen."""
         self._dead: tuple[NodeId, str, float] | None = None
-        """Node and instance of a dead agent, and the wall-clock time of its death. None: there is none that is not yet reported in etcd."""
+        """Node and instance of a dead agent, and the wall-clock time of its death. None: no dead agent has still to be reported in etcd."""
         self._copied = 0
         """Number of the generation for which the holder of this node's copies was chosen."""
         self._shared = False
@@ -78,7 +78,7 @@ class Company:
             if entry and loads(NodeRecord, entry.value).instance == instance:
                 self._store.put(self._keys.death(instance), dumps(Death(at_s=since_s)), self._heartbeat.lease)
                 self._store.revoke(entry.lease)  # if the dead agent led, another can lead immediately
-                sentence = f"the agent of {node} is dead: its host refuses the connection that has stood so far"
+                sentence = f"the agent of {node} is dead: the connection to it broke, and its host refuses a new one"
                 self._telling.say(sentence, "warn")
             self._dead = None
         self._share(record)
@@ -91,15 +91,17 @@ class Company:
         present = self._record(following)
         if present and present.instance == record.members[following]:
             self._neighbour.watch(following, present)
-        self._ring = record.number
+            self._ring = record.number
 
     def _copy(self, record: GenerationRecord) -> None:
         """Choose the node that holds copies of this node's snapshots in this generation."""
         if self._node.copies is None or record.phase not in (Phase.LAUNCH, Phase.RUN) or self._copied == record.number:
             return
-        self._copied = record.number
         holder = buddy_sources.holder(record, self._me)
-        self._node.drain.copy_to(address(self._store, self._keys, record, holder) if holder else "")
+        where = address(self._store, self._keys, record, holder) if holder else ""
+        self._node.drain.copy_to(where)
+        if where or not holder:
+            self._copied = record.number
 
     def _share(self, record: GenerationRecord) -> None:
         """Let spares import in advance the modules that the first node's ranks have imported. The first node publishes the list, and a
@@ -119,8 +121,8 @@ class Company:
                     modules.write_bytes(zlib.decompress(entry.value))
 
     def _make_room(self, record: GenerationRecord) -> None:
-        """Let spares allocate in advance as much memory as the first node's ranks use for a snapshot. Then only the network limits how fast
-        a spare receives a lost node's part."""
+        """Let spares allocate in advance as much memory as the first node's ranks use for a snapshot. With memory allocated in advance,
+        only the network limits how fast a spare receives a lost node's part."""
         if self._node.copies is None or monotonic_s() < self._room_look_s or not record.members:
             return
         self._room_look_s = monotonic_s() + ROOM_S

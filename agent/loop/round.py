@@ -1,6 +1,6 @@
 """The sequence of one round with etcd, for agents and for the simulated nodes of the scenarios.
 
-lease ──▶ this node's status ──▶ controller ──▶ generation record ──▶ this node's actions ──▶ how long its ranks may go on
+lease ──▶ this node's status ──▶ controller ──▶ generation record ──▶ this node's actions ──▶ how long its ranks may continue
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Round:
             self.fence.bind(None)
         if self.outage.held(self.heartbeat.lease, self.record):
             self.say_again()
+            self.controller.doubt()  # `end` may only rely on a record that was read under the new lease
 
     def decide(self, now_s: float, wall_s: float) -> bool:
         """Run the controller, and read the record to obey. Return whether the controller has written to etcd. Raises MachineError if etcd
@@ -62,6 +63,7 @@ class Round:
         return (self.record is not None and self.obey(self.record)) or wrote
 
     def end(self) -> None:
-        """Write into the ranks' pages how long they may continue. Call it after this agent has read the record under its present lease."""
+        """Write into the ranks' pages how long they may continue. Call `end` after this agent has read the record under its present
+        lease."""
         if self.fence:
             self.fence.bind(self.record)

@@ -15,20 +15,21 @@ from ...resilience.store.codec import dumps
 from ...resilience.store.seat import Seat
 from ...resilience.text import formatting
 from ..config import AgentPolicy, PreemptionPolicy
+from ..launch.ending_options import passed_on, shutdown_s
 from ..node import Node
 from ..output.event_log import Telling
 
 ECHO_S = 1.0
-"""Seconds within which two scheduler's signals count as one. A scheduler may send a signal twice: to the agent, and to all processes of its
-job."""
+"""Seconds within which two signals from a scheduler count as one. A scheduler may send a signal twice: to the agent, and to all processes
+of its job."""
 WAIT_S = 5.0
 """Seconds that an agent that was asked to exit waits for a decision while etcd does not answer, or decisions fail. The agent's own etcd
 restarts within one or two seconds."""
 
 
 def hear_early(policy: PreemptionPolicy) -> None:
-    """Make a scheduler's signal end this agent before it has joined. Otherwise, an agent that is a container's first process would ignore
-    the signal."""
+    """Make a scheduler's signal end this agent before it has joined. Without a handler, an agent that is a container's first process would
+    ignore the signal."""
     for number in heard({signal.SIGTERM, *policy.numbers}):
         signal.signal(number, _leave_at_once)
 
@@ -46,9 +47,21 @@ def unheard(policy: PreemptionPolicy) -> str:
         return ""
     are = "are" if len(names) > 1 else "is"
     return (
-        f"{formatting.listed(names)} {are} ignored, because this program was started that way. At such a signal it takes no last "
+        f"{formatting.listed(names)} {are} ignored, because this program was started that way. At such a signal the agent takes no last "
         "snapshot. To get one, start the program without `trap ''` or the like"
     )
+
+
+def budget_s(policy: AgentPolicy, preemption: PreemptionPolicy, script_s: float, *, preempted: bool) -> float:
+    """Return the seconds within which the ranks must end; 0: `agent.stop_grace_s`. script_s: the time that torchrun's options give ranks
+    that save by themselves. It counts if it is longer, unless the user has set the agent's own limit."""
+    if preempted:
+        given_s, default_s = preemption.budget_s, PreemptionPolicy.budget_s
+    else:
+        given_s, default_s = policy.stop_grace_s, AgentPolicy.stop_grace_s
+    if given_s == default_s < script_s:
+        return script_s
+    return given_s if preempted else 0.0
 
 
 def _leave_at_once(number: int, _: object) -> None:
@@ -81,7 +94,8 @@ class Leaving:
     @property
     def signals(self) -> set[int]:
         """Return the signals that this agent handles."""
-        return heard({*PASSED_ON, *self._preemption.numbers})
+        passed = passed_on(self._node.launch.options, os.environ)
+        return heard({*PASSED_ON, *passed, *self._preemption.numbers})
 
     @contextmanager
     def hearing(self) -> Iterator[int]:
@@ -123,7 +137,7 @@ class Leaving:
 
     @property
     def code(self) -> int:
-        """Return the agent's exit code. Call it only after a signal has asked the agent to exit."""
+        """Return the agent's exit code. Use `code` only after a signal has asked the agent to exit."""
         return 128 + self._signals[0]
 
     def in_vain(self, now_s: float) -> bool:
@@ -145,12 +159,14 @@ class Leaving:
         where = f" on {self._id}" if self._several else ""
         preempted = self._signals[0] in self._preemption.numbers
         drains = preempted and self._several
+        untold = self._node.untold  # the ranks' state is in no snapshot
+        script_s = shutdown_s(self._node.launch.options, os.environ) if untold else 0.0
         request = Request(
             kind=Wish.DRAIN if drains else Wish.STOP,
             node=self._id if drains else "",
             instance=self._instance if drains else "",
             snapshot=preempted or self._policy.last_snapshot,
-            budget_s=self._preemption.budget_s if preempted else 0.0,
+            budget_s=budget_s(self._policy, self._preemption, script_s, preempted=preempted),
             exit_code=self.code,
             at_s=wall_s(),
             by=f"{name}{where}",
@@ -167,15 +183,15 @@ class Leaving:
             if request.snapshot
             else f"without a further snapshot ({kept}), and {passed}"
         )
-        if self._node.untold:  # the ranks' state is in no snapshot
+        if untold:
             how = f"and {passed}"
         what = "draining this node" if drains else "ending the job"
-        self._telling.say(f"{name}: {what}, {how}. A second signal ends it at once", "warn")
+        self._telling.say(f"{name}: {what}, {how}. At a second signal the agent exits at once", "warn")
         return True
 
     def dismissed(self, record: GenerationRecord | None, instance: str) -> int | None:
-        """Return the exit code if this agent may exit without the job's end; None: it stays. A drained agent may exit. So may an agent that
-        was asked to exit while it stands by or waits for the other nodes."""
+        """Return the exit code if this agent may exit without the job's end; None: it stays. A drained agent may exit. An agent that was
+        asked to exit may exit while it stands by or waits for the other nodes."""
         if not self._several or (record and instance in record.members.values()):
             return None
         if record and record.lets_go and instance in record.dismissed:

@@ -44,7 +44,7 @@ class Publisher:
         self.told: NodeStatus | None = None
         """The last status that was written to etcd."""
         self._told_s = 0.0
-        """When that status was written, in seconds of the monotonic clock, because the wall clock may be set back."""
+        """When this agent last wrote its status, in seconds of the monotonic clock, because the wall clock may be set back."""
         self.acked: tuple[int, AckKind | None] = (0, None)
         """Newest acknowledgement: generation and kind."""
 

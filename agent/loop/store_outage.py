@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...resilience.errors import MachineError, ResilientError
+from ...resilience.errors import MachineError, ResilientError, StoreUnavailable
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import Spec
 from ...resilience.model.state_machine import Phase
@@ -17,6 +17,7 @@ from ...resilience.store.protocol import KeyAbsent, ModifiedAt, Put
 from ...resilience.store.seat import Seat
 from ...resilience.text import formatting
 from ..join.exit_report import through
+from ..join.static_nodes import WAIT_S
 from ..node import Node
 from ..output.event_log import Telling
 
@@ -35,11 +36,13 @@ class Outage:
         seat: Seat,
         spec: Spec,
         token: str,
+        hosted: bool = False,
     ) -> None:
         """mend: called in each round in which etcd does not answer (embedded etcd: restart it). cause: returns why etcd does not answer, if
-        known. spec, token: the job's description and secret, as this agent knew them when it joined. Times are in seconds, monotonic."""
+        known. spec, token: the job's description and secret, as this agent knew them when it joined. hosted: the etcd runs in another
+        node's agent, so it may never come back. Times are in seconds, monotonic."""
         self._node, self._telling, self._mend = node, telling, mend
-        self._cause = cause
+        self._cause, self._hosted = cause, hosted
         self._store, self._keys, self._spec, self._token = seat.store, seat.keys, spec, token
         self._down_s, self._ended = 0.0, False
         """Since when etcd does not answer, and whether the agent has reported that the training has reached its end."""
@@ -52,7 +55,8 @@ class Outage:
         """True: this agent has read a generation record of the job."""
 
     def lasts(self, error: ResilientError, now_s: float, *, fenced_soon: bool = False) -> None:
-        """Report once that etcd does not answer, and call `mend`. fenced_soon: the ranks must end when the lease expires."""
+        """Report once that etcd does not answer, and call `mend`. fenced_soon: the ranks must end when the lease expires. Raises
+        StoreUnavailable if the etcd of another node's agent stays away and no rank runs here."""
         ended = through(self._node.board.pages)
         self._telling.progress.stored(None)
         if not self._down_s or ended > self._ended:
@@ -62,6 +66,12 @@ class Outage:
             self._telling.say(f"{what}; {_until(ended, fenced_soon)}", "bad")
         if self._mend:
             self._mend()
+        group = self._node.group
+        if self._hosted and now_s - self._down_s > WAIT_S and not (group and group.living()):
+            raise StoreUnavailable(
+                f"the etcd of the first node has not answered for {WAIT_S:.0f} s, and no rank runs here any more. The agent exits. Give "
+                "the same command again on all nodes: the job continues from its newest snapshot on disk"
+            )
 
     def over(self, now_s: float) -> None:
         if self._down_s:
@@ -84,10 +94,10 @@ class Outage:
         self, found: GenerationRecord | None, known: GenerationRecord | None, now_s: float
     ) -> GenerationRecord | None:
         """Return the record to obey. found: the record in etcd; known: the last record that this agent read. If etcd is empty, or from a
-        backup, an agent with ranks of this generation writes the record again. While they are not fenced, no later generation can have
-        begun. Once the job ends, no generation can begin, so each agent writes the record. In a job of one node, its agent always does. An
-        agent without such ranks waits for EMPTIED_S. Raises StoreUnavailable. Raises MachineError if no agent has written the record by
-        then, or if etcd has another job than this agent's."""
+        backup, an agent with ranks of this generation writes the record again. While an agent's ranks are not fenced, no later generation
+        can have begun. Once the job ends, no generation can begin, so each agent writes the record. In a job of one node, the agent always
+        writes it. An agent without such ranks waits for EMPTIED_S. Raises StoreUnavailable. Raises MachineError if no agent has written the
+        record by then, or if etcd has another job than this agent's."""
         group = self._node.group
         ours = group is not None and known is not None and group.generation == known.number and not group.fenced
         nothing_lost = known is None or (found is not None and _as_far(found, known, begun=ours or known.settled))
@@ -124,8 +134,8 @@ class Outage:
         return [Put(self._keys.spec, dumps(self._spec)), *secret]
 
     def _same(self) -> None:
-        """Raise MachineError if etcd has another run of the job. That happens if an agent joins while etcd is empty, and describes the job
-        anew before the others can write it again."""
+        """Raise MachineError if etcd has another run of the job. etcd has another run if an agent joined while etcd was empty, and
+        described the job anew before the other agents could write it again."""
         entry = self._store.get(self._keys.spec)
         there = loads(Spec, entry.value) if entry else self._spec
         if there.first_generation < self._spec.first_generation:
@@ -148,12 +158,12 @@ def _until(ended: bool, fenced_soon: bool) -> str:
             "training continues until this agent's lease expires. Then the agent ends its ranks, because the spares could start without "
             "them"
         )
-    return "training continues, but no fault can be recovered from until etcd is back"
+    return "training continues, but no dead or hung rank is restarted until etcd is back"
 
 
 def _as_far(found: GenerationRecord, known: GenerationRecord, *, begun: bool) -> bool:
-    """Return whether record `found` is at least as new as `known`. begun: ranks may have been started, so phases count. Otherwise the
-    generation may repeat its first phase (GATHER)."""
+    """Return whether record `found` is at least as new as `known`. begun: ranks may have been started, so phases count. If no ranks were
+    started, the generation may repeat its first phase (GATHER)."""
     if found.number != known.number:
         return found.number > known.number
     return not begun or PHASES.index(found.phase) >= PHASES.index(known.phase)

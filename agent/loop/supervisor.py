@@ -36,8 +36,8 @@ from .store_outage import Outage
 from .waiting_notice import Awaiting
 
 ORDERED_S, CALM_S = 0.1, 1.0
-"""Longest sleeps of the loop in seconds: while an order is open, and while ranks only train. While an action is under way, it is `QUICK_S`.
-Ended processes wake the loop immediately."""
+"""Longest sleeps of the loop in seconds: while an order is open, and while ranks only train. While an action is under way, the longest
+sleep is `QUICK_S`. Ended processes wake the loop immediately."""
 RESTS, REST_S, BUSY_REST_S = 4.0, 0.5, 0.1
 """After evaluating the job, the loop reads other nodes' writes, but rests before the next evaluation: `RESTS` times as long as the last one
 took, at most `REST_S` seconds (`BUSY_REST_S` while an action is under way). With thousands of nodes there is always news, and an evaluation
@@ -134,7 +134,7 @@ class Supervisor:
             self._next_round_s = 0.0
 
     def _hear(self) -> bool:
-        """Return whether other nodes have written something. Also return True if reading fails: then the next round reports why."""
+        """Return whether other nodes have written something. Also return True if reading etcd fails: the next round reports why."""
         try:
             return self.controller.hear(wall_s())
         except StoreUnavailable:
@@ -166,7 +166,7 @@ class Supervisor:
             self._looked_s = monotonic_s()
         try:
             self._consult(changed)
-        except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, the ranks go on
+        except OSError as error:  # no descriptor, no memory, a full disk: this round is lost, but the ranks continue
             self._stumbled(error)
         except LeaseGone:
             self.heartbeat.lost()
@@ -190,7 +190,7 @@ class Supervisor:
             self.telling.say(f"{what}; training continues, and the agent tries again", "bad")
 
     def _consult(self, changed: bool) -> None:
-        """Publish, decide and obey, again as long as each round leads to more to do. Raises StoreUnavailable."""
+        """Publish, decide and obey. Repeat this while each turn leads to more to do. Raises StoreUnavailable."""
         now = monotonic_s()
         news = self._publisher.news(self.record)
         if not (changed or news or now >= self._next_round_s or self._leaving.to_ask or self._busy()):
@@ -210,10 +210,10 @@ class Supervisor:
             self._round.end()
         self._rest_until_s = monotonic_s() + min(BUSY_REST_S if self._busy() else REST_S, RESTS * self._took_s)
         self._outage.over(monotonic_s())
-        self._awaiting.look(self.controller.awaits if self._company else "", self.record, monotonic_s())
+        self._awaiting.look(self.controller.awaits, self.record, monotonic_s())
         self._warm_up()
-        self.telling.count(self.node.board.pages, self._publisher.told, self.controller.world)
-        strides, pages = self.node.vitals.strides, self.node.board.pages
+        strides, pages = self.node.vitals.strides, self.node.board.trained(self.record, self.id)
+        self.telling.count(pages, self._publisher.told, self.controller.world)
         own_s = {page.rank: spent.own_s for page, spent in zip(pages, strides.newest, strict=False)}
         self.telling.strides(len(strides.stragglers), own_s)
 
@@ -268,7 +268,7 @@ class Supervisor:
         for mood, sentence in self.node.lookout.words():
             self.telling.silent(sentence, mood)
         while self.node.sentences:
-            self.telling.say(self.node.sentences.pop(0), "bad")
+            self.telling.say(*self.node.sentences.pop(0))
         while self.node.held.sound.sentences:
             self.telling.say(*self.node.held.sound.sentences.pop(0))
         return changed
@@ -286,10 +286,10 @@ class Supervisor:
 
     def _store_is_down(self, error: ResilientError) -> None:
         fenced_soon = self.node.group is not None and self._company is not None and not self._company.fence.proof
-        self.telling.count(self.node.board.pages, self._publisher.told, self.controller.world)
+        self.telling.count(self.node.board.trained(self.record, self.id), self._publisher.told, self.controller.world)
         self._outage.lasts(error, monotonic_s(), fenced_soon=fenced_soon)
         if self._leaving.in_vain(monotonic_s()):
-            self._end_at_once("etcd is away")
+            self._end_at_once("etcd does not answer")
 
     def _end_at_once(self, why: str) -> None:
         self.telling.say(f"{why}: the agent ends its ranks at once, without a last snapshot", "warn")

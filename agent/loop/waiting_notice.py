@@ -16,7 +16,7 @@ class Awaiting:
         self._id, self._telling = node_id, telling
         self._stands_by = False
         self._awaits, self._since_s, self._told = "", 0.0, ""
-        """The sentence for which nodes the job waits, since when (monotonic), and the sentence that was last reported."""
+        """The sentence that says for which nodes the job waits, since when (monotonic), and the sentence that was last reported."""
 
     def look(self, awaits: str, record: GenerationRecord | None, now_s: float) -> None:
         """Report a wait after it has lasted for AWAITS_S, and again if the job waits for other nodes. awaits: a sentence that says for

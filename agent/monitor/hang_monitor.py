@@ -48,21 +48,27 @@ class Lookout:
         self._hearing = Hearing(policy.warmup_steps)
         self._words: list[tuple[str, str]] = []
         self._silent_s: dict[str, float] = {}
-        """By place of the script: the longest silence of a rank that worked or waited there by itself, or whose device finished nothing.
-        The silence ended, or it was taken for a hang."""
+        """For each place in the script: the longest silence of a rank that worked or waited there by itself, or whose device finished
+        nothing. A silence counts once it has ended, or was taken for a hang."""
         self.stalls: tuple[RankStall, ...] = ()
         """For the status: one entry for each living rank, while all of them are silent for too long."""
         self.begin(tells=False)
 
-    def begin(self, tells: bool) -> None:
-        """Reset for new ranks. tells: whether the script is known to report its steps."""
-        self._hearing.begin(tells)
+    @property
+    def warmup_s(self) -> float:
+        """The longest silence before and during the first steps of this node's ranks (`Hearing.warmup_s`)."""
+        return self._hearing.warmup_s
+
+    def begin(self, tells: bool, warmup_s: float = 0.0) -> None:
+        """Reset for new ranks. tells: whether the script is known to report its steps. warmup_s: see `Hearing.begin`."""
+        self._hearing.begin(tells, warmup_s)
         self._alone_since_s: float | None = None
         self._rest(restarted=True)
 
     def _rest(self, restarted: bool = False) -> None:
-        """restarted: a silence, if there is one, did not end by itself. Then less is learned from it, else real hangs at one place would be
-        found later each time."""
+        """Remember how long the ranks were silent at each place, and forget the looks. restarted: the silence, if there was one, did not
+        end by itself, so only a limited part of it counts. If all of a hang's silence counted, each further hang at the same place would be
+        found later."""
         for stall in self.stalls:
             if (stall.place in OWN_WORK or stall.device) and not stall.moved:
                 most_s = max(self._policy.floor_s, self._policy.busy_s if stall.busy else self._policy.idle_s)
@@ -124,7 +130,7 @@ class Lookout:
         silent_s = self._hearing.awake_s - self._alone_since_s
         over = all(page.phase in (RankPhase.FINISHED, RankPhase.STOPPED) for page in pages)
         if over and silent_s > self._policy.teardown_s:
-            self._end_teardown(f"the launcher (torchrun) lives on {silent_s:.0f} s after its last rank")
+            self._end_teardown(f"the launcher (torchrun) still runs {silent_s:.0f} s after its last rank has ended")
 
     # -- conclusions from two looks ---------------------------------------------------------------------------------------
 
@@ -155,7 +161,7 @@ class Lookout:
         if self._policy.act:
             works = any(
                 s.moved or (s.busy and s.place in OWN_WORK) for s in stalls
-            )  # then what the recorders show proves nothing
+            )  # then the flight recorders prove nothing
             self.stalls = tuple(replace(s, stacks=stacks, calls=() if works else s.calls) for s in stalls)
         if news and judgement.answer is Answer.SUSPECTED:
             self._say(

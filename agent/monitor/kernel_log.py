@@ -1,8 +1,8 @@
 """Reads what the kernel reports: processes that the OOM killer has killed, and drivers' complaints. It reads each message once.
 
-It reads `/dev/kmsg` if that is allowed (for root, and not in every container). It always reads the OOM killer's counters. The machine's
-counter does not tell which process was killed. So a rank counts as killed for lack of memory only if the log names its pid, or if the log
-names no pid and the counter of the agent's own control group has risen.
+The agent reads `/dev/kmsg` if that is allowed (for root, and not in every container). The agent always reads the OOM killer's counters. The
+machine's counter does not tell which process was killed. So a rank counts as killed for lack of memory only if the log names its pid, or if
+the log names no pid and the counter of the agent's own control group has risen.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...resilience.ipc.file_descriptors import high
 
 _KILLED = re.compile(r"Killed process (\d+)")
 _RECENT_S = 10.0
-"""The OOM killer's kills of at least this many last seconds count as recent. A process may take seconds to end."""
+"""A kill by the OOM killer counts as recent for at least this many seconds. A process may take seconds to end."""
 
 
 class OutOfMemory(Enum):
@@ -26,7 +26,7 @@ class OutOfMemory(Enum):
 
     NO = "no"
     PERHAPS = "perhaps"
-    """It has recently killed a process, and it is not known which one."""
+    """The OOM killer has recently killed a process, and it is not known which one."""
     CERTAIN = "certain"
 
 
@@ -65,7 +65,7 @@ class KernelLog:
         return found
 
     def hear(self, lines: list[str], now_s: float) -> None:
-        """Remember the OOM killer's kills that `lines` (of the log) name. Forget those that are not recent. now_s: monotonic."""
+        """Remember the OOM killer's kills that `lines` (of the log) name. Forget kills that are not recent. now_s: monotonic."""
         if now_s - self._counted_s >= _RECENT_S:
             self._kills, self._newer, self._counted_s = self._newer, memory_limits.oom_kills(self._root), now_s
             self._named = [self._named[1], set()]

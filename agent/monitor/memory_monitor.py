@@ -57,8 +57,8 @@ class Reserves:
         return found is not None
 
     def snapshot_due(self, save_s: float, now_s: float) -> bool:
-        """Return whether to ask for a snapshot on disk because memory runs out. If so, set the time of the next one. save_s: seconds that
-        the last write took."""
+        """Return whether to ask for a snapshot on disk because memory runs out. If a snapshot is due, set the time of the next one. save_s:
+        seconds that the last write took."""
         if not self.shortage or now_s < self._snapshot_s:
             return False
         self._snapshot_s = now_s + max(SNAPSHOT_S, 4 * save_s)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from ...resilience.detect import device_health
 from ...resilience.detect.device_health import HOT_LOOKS, DeviceReading
@@ -19,27 +17,22 @@ from ...resilience.detect.straggler import StragglerPolicy
 from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import Complaint
 from ..ranks.worker_group import WorkerGroup
-from . import mthreads, nvidia_smi
+from . import device_reader
+from .device_reader import DeviceReader
 from .kernel_log import KernelLog, OutOfMemory
 from .memory_monitor import Reserves
 from .step_times import Strides
 
-_DEVICES_S = 30.0
-"""Seconds between two readings of the devices' health."""
-
 
 class Vitals:
-    def __init__(self, policy: StragglerPolicy) -> None:
+    def __init__(self, policy: StragglerPolicy, sentences: list[tuple[str, str]]) -> None:
+        """sentences: gets sentences for the log, each with its mood."""
+        self._sentences = sentences
         self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
-        self._asks: Callable[[], tuple[DeviceReading, ...]] | None = None
-        """Queries the devices; None: their health cannot be observed."""
-        if program := nvidia_smi.program():
-            self._asks = partial(nvidia_smi.look, program)
-        elif words := mthreads.command():
-            self._asks = partial(mthreads.look, words)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")  # a broken driver may never answer
-        self._asked: Future[tuple[DeviceReading, ...]] | None = None
-        self._next_s = 0.0
+        self._observes = device_reader.command()
+        self.devices = DeviceReader(self._observes)
+        self._unobserved = ""
+        """The sentence that no device can be read, once it was said."""
         self._first: dict[str, DeviceReading] = {}
         self._last: dict[str, deque[DeviceReading]] = {}
         self.complaints: tuple[Complaint, ...] = ()
@@ -48,8 +41,8 @@ class Vitals:
     @property
     def introduction(self) -> str:
         """Return a sentence about what cannot be observed on this node; empty: everything can."""
-        neither = "the health of devices is not observed (there is no nvidia-smi, and no pymtml with a device of Moore Threads)"
-        missing = [] if self._asks else [neither]
+        neither = "the health of devices is not observed (there is no NVIDIA device with pynvml, nor one of Moore Threads with pymtml)"
+        missing = [] if self._observes else [neither]
         missing += [] if self.kernel.readable else ["the agent cannot read the kernel's log"]
         return "; ".join(missing)
 
@@ -96,20 +89,22 @@ class Vitals:
                 process.oom_killer_active = found is OutOfMemory.PERHAPS
 
     def _look_at_devices(self, pages: Sequence[Page], now_s: float, wall_s: float) -> None:
-        if self._asked and self._asked.done():
-            readings = self._asked.result()
-            for device in device_health.silent(self._first, readings):
+        for news in self.devices.news(now_s):
+            for device, words in news.complaints:
+                self._complain(device, words, pages, wall_s)
+            if news.readings is None:
+                continue
+            for device in device_health.silent(self._first, news.readings):
                 self._complain(device, "it does not answer", pages, wall_s)
-            for reading in readings:
-                self._first.setdefault(reading.device, reading)
+            for reading in news.readings:
+                first = self._first.setdefault(reading.device, reading)
                 last = self._last.setdefault(reading.device, deque(maxlen=HOT_LOOKS))
                 last.append(reading)
-                for words in device_health.complaints(self._first[reading.device], tuple(last)):
+                for words in device_health.complaints(first, tuple(last)):
                     self._complain(reading.device, words, pages, wall_s)
-            self._asked = None
-        if self._asks and self._asked is None and now_s >= self._next_s:
-            self._next_s = now_s + _DEVICES_S
-            self._asked = self._thread.submit(self._asks)
+        if self.devices.problem and not self._unobserved:
+            self._unobserved = f"the health of devices is not observed: {self.devices.problem}"
+            self._sentences.append((self._unobserved, "warn"))
 
     def _complain(self, device: str, words: str, pages: Sequence[Page], wall_s: float) -> None:
         if not any((known.device, known.words) == (device, words) for known in self.complaints):

@@ -15,7 +15,8 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.model.types import Doing, Rank, RankPhase
 
 LONGEST_ROUND_S = 3.0
-"""The most seconds between two rounds that count as time in which the agent ran. While it runs, rounds are at most one second apart."""
+"""The most seconds between two rounds that count as time in which the agent ran. While the agent runs, its rounds are at most one second
+apart."""
 _WINDOW = 64
 
 
@@ -38,7 +39,7 @@ class _Heard:
 class Hearing:
     def __init__(self, warmup_steps: int) -> None:
         self.awake_s = 0.0
-        """Seconds that the agent has run so far."""
+        """Seconds that the agent has run so far, without time in which it was suspended."""
         self.gap_s = 0.0
         """Seconds between the last two rounds."""
         self._last_s = 0.0
@@ -46,12 +47,17 @@ class Hearing:
         self._warmup_steps, self._warmup_s = warmup_steps, 0.0
         self._heard: dict[int, _Heard] = {}
 
-    def begin(self, tells: bool) -> None:
-        """Reset for new ranks. tells: whether the script is known to report its steps. Once known, this stays known."""
+    @property
+    def warmup_s(self) -> float:
+        """The longest silence, in seconds, before and during the first steps of a start: of this start if its first steps are over, else of
+        an earlier one. 0: not known."""
+        return max((h.slowest_s for h in self._heard.values() if h.done >= self._warmup_steps), default=self._warmup_s)
+
+    def begin(self, tells: bool, warmup_s: float = 0.0) -> None:
+        """Reset for new ranks. tells: whether the script is known to report its steps. Once a loop has begun, this stays known. warmup_s:
+        the longest such silence on any node of the job, which counts if this agent has seen no start itself; 0: not known."""
         self._tells |= tells
-        self._warmup_s = max(
-            (h.slowest_s for h in self._heard.values() if h.done >= self._warmup_steps), default=self._warmup_s
-        )
+        self._warmup_s = self.warmup_s or warmup_s
         self._heard = {}
 
     def listen(self, pages: Sequence[Page], living: Collection[int], now_s: float) -> dict[int, Progress]:
@@ -59,10 +65,14 @@ class Hearing:
         monotonic."""
         self.gap_s, self._last_s = now_s - self._last_s, now_s
         self.awake_s += min(self.gap_s, LONGEST_ROUND_S)
-        return {n: self._progress(n, pages[n]) for n in living}
+        self._tells |= any(page.built_ns for page in pages)
+        tells = self._tells or any(
+            page.tells for page in pages
+        )  # ranks without a loop yet, because another rank waits for them
+        return {n: self._progress(n, pages[n], tells) for n in living}
 
-    def _progress(self, local_rank: int, page: Page) -> Progress:
-        heard = self._heard.setdefault(local_rank, _Heard())
+    def _progress(self, local_rank: int, page: Page, tells: bool) -> Progress:
+        heard = self._heard.setdefault(local_rank, _Heard(since_s=self.awake_s))
         step, beat_ns, rewinds = page.step, page.beat_ns, page.rewinds
         sign = (page.pid, page.phase, step, beat_ns, page.doing, page.built_ns, page.restored_ns, rewinds, page.left)
         if sign != heard.sign:
@@ -79,7 +89,6 @@ class Hearing:
                 heard.steps_s.append((beat_ns - known_ns) / 1e9 / (step - known))
             heard.done += step - known if known >= 0 else 1
         heard.step, heard.beat_ns, heard.rewinds = step, beat_ns, rewinds
-        self._tells |= bool(page.tells or page.built_ns)
         return Progress(
             rank=Rank(page.rank if page.pid else local_rank),
             phase=RankPhase(page.phase),
@@ -88,6 +97,6 @@ class Hearing:
             done=heard.done,
             warmup_s=self._warmup_s,
             steps_s=heard.steps_s,
-            tells=self._tells,
+            tells=tells,
             turning=bool(rewinds) and page.rewind(rewinds).done_ns > beat_ns,
         )

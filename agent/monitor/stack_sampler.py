@@ -73,7 +73,7 @@ class Witness:
         device_waits = bool(page.device_since_ns) and page.device_queued != page.device_reached
         queued = device_waits or not calls or any(each.open for each in calls)
         spot = _spot(state, stack, queued)
-        spot = spot if page.pid else Spot(place=Place.HALTED, words="its interpreter has not come up")
+        spot = spot if page.pid else Spot(place=Place.HALTED, words="still starting its interpreter")
         return Look(
             at_s=now_s,
             state=state,
@@ -113,7 +113,7 @@ def _spot(state: str, stack: Sequence[Frame] | None, queued: bool) -> Spot:
     if stack is None and state == "D":
         return Spot(place=Place.HALTED, words="stuck in the kernel (state D: a disk, or a driver)")
     if stack is None:
-        return Spot(place=Place.PERHAPS, words="where it does not tell")
+        return Spot(place=Place.PERHAPS, words="at a place that it does not report")
     return locate(stack, _soon(lambda: _line(stack[0])) if stack else "", queued=queued)
 
 
@@ -121,11 +121,18 @@ def _line(at: Frame) -> str:
     return linecache.getline(at.file, at.line) if os.path.isfile(at.file) else ""
 
 
+_reading: list[threading.Thread] = []
+"""The last thread of `_soon`."""
+
+
 def _soon(what: Callable[[], str]) -> str:
-    """Return the result of `what`; an empty text if it takes more than half a second. It may block, because the disk may be the cause of
-    the hang."""
+    """Return the result of `what`; an empty text if it takes more than half a second. `what` may block, because the disk may be the cause
+    of the hang. While an earlier call is blocked, return at once: the looks at many ranks must not take longer than the agent's lease."""
+    if any(thread.is_alive() for thread in _reading):
+        return ""
     given: list[str] = []
     thread = threading.Thread(target=lambda: given.append(what()), daemon=True)
+    _reading[:] = [thread]
     thread.start()
     thread.join(0.5)
     return given[0] if given else ""
@@ -149,8 +156,8 @@ def _io_bytes(process: psutil.Process) -> int:
 
 
 def _waits_for_a_person(pid: int) -> str:
-    """Return for what the main thread of `pid` waits, if it is writing to a terminal or a pipe as stdout or stderr, or reading from a
-    terminal as stdin; otherwise empty."""
+    """Return what the main thread of `pid` waits for, if it writes stdout or stderr to a terminal or a pipe, or reads stdin from a
+    terminal. Otherwise return an empty text."""
     with suppress(OSError, ValueError):
         call, first, *_ = Path(f"/proc/{pid}/syscall").read_text(encoding="utf-8").split()
         number, machine = int(first, 16), platform.machine()

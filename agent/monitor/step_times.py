@@ -27,8 +27,8 @@ class Strides:
         self._history: deque[Sample] = deque(maxlen=self._policy.baseline_samples + self._policy.window_samples)
         self._usual: dict[int, float] = {}
         self._calm: dict[int, Sequence[Sample]] = {}
-        """By rank: samples from before it became slow. After the rank has recovered, it is compared with these samples, not with its slow
-        ones."""
+        """By rank: samples from before the rank became slow. After the rank has recovered, it is compared with these samples, not with its
+        slow ones."""
         self._last: list[tuple[int, ...]] = []
         self._last_s = 0.0
         self._turns = -1

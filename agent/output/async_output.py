@@ -20,14 +20,14 @@ LAST_S = 2.0
 
 
 class Printing(io.TextIOBase):
-    """Writes whole lines to one file descriptor, from a thread. It has the interface of a text file."""
+    """Writes whole lines to one file descriptor, from a thread. An object of this class has the interface of a text file."""
 
     def __init__(self, fd: int, most: int = _MOST) -> None:
         """most: the most lines that may wait. Beyond that, new lines are dropped until fewer than half of this number are waiting."""
         self._fd, self._most, self._left_out = fd, most, 0
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self.thread = threading.Thread(target=self._print, daemon=True)
-        """The writing thread. It ends after it has written all lines that came before `end`."""
+        """The writing thread, which ends after it has written all lines that came before the call of `end`."""
         self.thread.start()
 
     def show(self, line: bytes) -> None:
@@ -64,7 +64,7 @@ class Printing(io.TextIOBase):
     def _print(self) -> None:
         for line in iter(self._lines.get, b""):
             rest = line
-            with suppress(OSError):  # the reader is gone: the job goes on without it
+            with suppress(OSError):  # the reader is gone: the job continues without it
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
 

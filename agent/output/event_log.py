@@ -31,7 +31,7 @@ class Telling:
         metrics: Metrics,
         hook: Callable[[Incident], None] = lambda incident: None,
     ) -> None:
-        """hook: is told of each incident when it begins and when it is over."""
+        """hook: called with each incident when it begins and when it is over."""
         self._terminal, self._journal, self._metrics = Recorded(terminal, journal), journal, metrics
         self.progress = Progress(journal, metrics)
         self._hook = hook
@@ -44,7 +44,8 @@ class Telling:
         """Incidents by generation and number. The number alone does not suffice: if etcd loses its data, numbers restart."""
         self._counted = (0, 0)
         self._paused_s = 0.0
-        """Seconds that all ranks spent in a pause that an operator ordered. This time counts neither as a loss nor as training."""
+        """Seconds that all ranks spent in a pause that an operator ordered. Time in such a pause counts neither as a loss nor as
+        training."""
         self._looked_s = self._began_s
 
     def say(self, sentence: str, mood: str = "info") -> None:
@@ -100,7 +101,7 @@ class Telling:
 
     def drained(self, event: dict[str, Any], through: bool = False) -> None:
         """Report an event of the drain process (which writes snapshots). through: the ranks have reached the end of the training."""
-        goes_on = "the training is through" if through else "training goes on"
+        goes_on = "the training has ended" if through else "training continues"
         self._journal.write("drain", wall_s(), event=event)
         match event["event"]:
             case "durable":
@@ -111,7 +112,9 @@ class Telling:
                 self._metrics.failed()
                 retry = event.get("retry_in_s")
                 again = f"tried again in {retry:.0f} s" if retry else "given up"
-                sentence = f"step {event['step']} could not be written, {goes_on}, {again}: {event['reason']}"
+                sentence = (
+                    f"step {event['step']} could not be written; {goes_on}, and the write is {again}: {event['reason']}"
+                )
                 self.say(sentence, "bad")
             case "replicated":
                 self._metrics.copied()
@@ -128,11 +131,14 @@ class Telling:
                 self.say(f"step {event['step']} was not fetched from another node's memory: {event['reason']}", "bad")
             case "buddy lost" | "deaf":
                 lost = "a node that is lost now costs the steps since the last snapshot on disk"
-                self.say(f"{event['reason']}: no copies of snapshots are made, training goes on; {lost}", "warn")
+                self.say(f"{event['reason']}: no copies of snapshots are made; {lost}", "warn")
             case "not replicated":
                 self.say(f"step {event['step']} was not copied to another node: {event['reason']}", "warn")
             case "died":
-                self.say(f"{event['reason']}; {goes_on}, it is started again in {event['retry_in_s']:.0f} s", "bad")
+                self.say(
+                    f"{event['reason']}; {goes_on}, and the process is started again in {event['retry_in_s']:.0f} s",
+                    "bad",
+                )
 
     def silent(self, sentence: str, mood: str) -> None:
         """Report silent ranks. mood: as for `say`, or `suspected`, which the metrics count."""
@@ -157,7 +163,7 @@ class Telling:
         starved = [str(page.rank) for page in pages if page.starved]
         if starved and not self._starved:
             self.say(
-                f"there is no memory for the snapshots of rank {', '.join(starved)}: training goes on, but a fault now costs all steps "
+                f"there is no memory for the snapshots of rank {', '.join(starved)}: training continues, but a fault now costs all steps "
                 "since the last snapshot that was kept. Give the machine more memory, or fewer ranks",
                 "bad",
             )

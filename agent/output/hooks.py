@@ -1,4 +1,4 @@
-"""Tells another program of incidents: runs a command, or posts to a webhook. A thread does it, so that nothing else waits.
+"""Reports incidents to another program: runs a command, or posts to a webhook. A thread does it, so that nothing else waits.
 
 The event is one JSON object (`json_outputs.HookObject`). The command gets it on stdin; the webhook in the body of a POST.
 """
@@ -26,18 +26,19 @@ from ...resilience.text.formatting import printable
 
 _WEB = ("http://", "https://")
 _MOST = 100
-"""The most events that wait. A hook that takes longer than the faults gets those that come first."""
+"""The most events that wait. If the hook is slower than the faults, further events are dropped."""
 _PAUSES_S = (1.0, 4.0, 16.0, 60.0)
 """Seconds between two attempts."""
 _SHELL = 'sh -c "$1" >&2; echo $?'
-"""Runs the command, and says its exit code on stdout. Its own exit code can be lost: if a recovery kills it, the recovery also reaps it."""
+"""Runs the command, and prints the command's exit code on stdout. The shell's own exit code can be lost: a recovery that kills the shell
+also reaps it."""
 LAST_S = 5.0
 """Seconds that `finish` waits for the last events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HooksPolicy:
-    """Another program that is told of incidents (docs/operations.md)."""
+    """A program that the agent informs of incidents (docs/operations.md)."""
 
     on_incident: str = ""
     """A command for `sh`, or an address that begins with `http://` or `https://`. Empty: none."""
@@ -50,13 +51,24 @@ class HooksPolicy:
         if self.on_incident.startswith(_WEB) and not _is_address(self.on_incident):
             raise UsageError(
                 f"hooks.on_incident is {self.on_incident}, which is no address; write http://host/path or http://host:port/path, without "
-                "spaces (%20 stands for one)"
+                "spaces (%20 stands for a space)"
             )
+
+
+class _Unredirected(urllib.request.HTTPRedirectHandler):
+    """Makes a redirection an error. urllib would follow it with a GET without the event."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_Unredirected)
 
 
 class Hooks:
     def __init__(self, policy: HooksPolicy, directory: Path, job: str, node: str) -> None:
-        """directory: the run directory. Its `logs/hooks.log` gets what the command prints, and why attempts have failed."""
+        """directory: the run directory. Its file `logs/hooks.log` gets what the user's command prints, and why attempts to run it have
+        failed."""
         self._policy, self._log = policy, directory / "logs" / "hooks.log"
         self._here = job, node, str(directory)
         self._events: Queue[HookObject | None] = Queue(_MOST)
@@ -97,7 +109,7 @@ class Hooks:
         while (event := self._events.get()) is not None:
             self._deliver(event)
             if self._left_out:
-                self._note(f"{self._left_out} events were left out after this one, because {_MOST} waited")
+                self._note(f"{self._left_out} events were dropped after this one, because {_MOST} waited")
                 self._left_out = 0
 
     def _deliver(self, event: HookObject) -> None:
@@ -106,7 +118,7 @@ class Hooks:
             if not problem:
                 return
             self._note(f"{event.text}: {problem}")
-            self._ending.wait(pause_s)  # an agent that ends tries the rest at once
+            self._ending.wait(pause_s)  # an agent that exits makes the remaining attempts at once
 
     def _attempt(self, body: bytes) -> str:
         """Return why the event was not delivered; empty: it was."""
@@ -114,10 +126,10 @@ class Hooks:
         try:
             if where.startswith(_WEB):
                 asked = urllib.request.Request(where, body, {"Content-Type": "application/json"})
-                urllib.request.urlopen(asked, timeout=timeout_s).close()
+                _OPENER.open(asked, timeout=timeout_s).close()
                 return ""
             return self._run(where, body, timeout_s)
-        except Exception as error:  # whatever the other program answers: the next event is tried
+        except Exception as error:  # whatever the other program answers, the next event is tried
             return f"{type(error).__name__}: {error}"
 
     def _run(self, command: str, body: bytes, timeout_s: float) -> str:

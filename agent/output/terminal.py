@@ -23,7 +23,7 @@ class Terminal:
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
         self.quiet = quiet
         self._began: date | None = None
-        """The day of the first line. Lines of later days have their date."""
+        """The day of the first line. Lines of later days begin with their date."""
 
     def say(self, sentence: str, at_s: float, mood: str = "info") -> None:
         """Print `sentence` with the wall-clock time `at_s`. mood: info, good, warn or bad. A quiet terminal prints warn and bad only."""

@@ -1,11 +1,12 @@
-"""Decides whether an agent without a valid lease must end its ranks. It must end them if the other agents may have begun a new generation
-without it.
+"""Decides whether an agent without a valid lease must end its ranks. The agent must end its ranks if the other agents may have begun a new
+generation without it.
 
-A generation without this node begins after its lease has expired. The other members then end their own ranks. No step of the old generation
-completes after that, because every rank takes part in each boundary (`training/boundary/allreduce.py`). So ranks that keep finishing steps
-prove that no new generation has begun. This holds however long etcd is away, and whichever agents have lost it. Ranks that finish no step
-prove nothing. Steps prove nothing either if the spares alone could form a generation (as with one node and a spare;
-`rank_assignment.proves`). Ranks whose training loop is over compute no steps: the agent lets them finish their writes.
+When this node's lease has expired, a generation without it may begin. At its beginning, the other members end their own ranks. No step of
+the old generation completes after that, because every rank takes part in each boundary (`training/boundary/allreduce.py`). So ranks that
+keep finishing steps prove that no new generation has begun, however long etcd does not answer, and whichever agents it does not answer. If
+the ranks finish no step, a new generation may have begun. Finished steps prove nothing if the spares alone could form a generation (as with
+one node and a spare; `rank_assignment.proves`). Ranks whose training loop is over compute no steps: the agent lets them finish their
+writes.
 
 The time without a step counts only while the agent itself runs (`monitor/rank_progress.py`): when a machine is suspended, its ranks are
 suspended too.
@@ -108,7 +109,8 @@ class Fence:
 
     def bind(self, seen: GenerationRecord | None) -> None:
         """Write into the ranks' pages until when they may continue without a new message from this agent. seen: the present generation's
-        record, if this agent read it under its present lease. Before that, other agents may have begun a new generation."""
+        record, if this agent read it under its present lease. Until this agent has read the record under a new lease, other agents may have
+        begun a new generation."""
         if seen:
             self._lease, self._members = self._heartbeat.lease, len(seen.members)
         if self._lease == self._heartbeat.lease:
@@ -144,8 +146,8 @@ class Fence:
         self._ranks.fence()
         why = ", and the ranks finish no step" if self.proof else ""  # without proof, finished steps do not matter
         return (
-            f"etcd has not answered for the lifetime of this agent's lease{why}: the other nodes may continue without this node, so it "
-            "ends its ranks"
+            f"etcd has not answered for the lifetime of this agent's lease{why}: the other nodes may continue without this node, so this "
+            "agent ends its ranks"
         )
 
     def pulse(self, status: NodeStatus) -> NodeStatus:

@@ -14,8 +14,8 @@ from ...resilience.store.seat import Seat
 from ...resilience.store.write_rates import jittered
 
 STRANGE = 1.5
-"""How many lease lifetimes this agent waits while another machine's agent has the same node name. That record may be a dead agent's, whose
-lease has not expired yet."""
+"""How many lease lifetimes this agent waits while another machine's agent has the same node name. The record with this name may belong to a
+dead agent whose lease has not expired yet."""
 STRANGE_S = 1.0
 """Seconds between two checks of that record."""
 
@@ -58,6 +58,16 @@ class Heartbeat:
             self._register(now_s)
         self.until_s = now_s + (left_s or self.ttl_s)
         self._due_s = now_s + jittered(self.ttl_s / 3, self._draw())
+
+    def keep(self, now_s: float) -> None:
+        """Renew the lease if that is due, while the agent's loop waits for something else. Leave every other case to `beat`. now_s:
+        monotonic."""
+        if not self.lease or now_s < self._due_s:
+            return
+        self._due_s = now_s + self.ttl_s / 3
+        with suppress(StoreUnavailable):
+            if (left_s := self._store.keepalive(self.lease)) > 0:
+                self.until_s = now_s + left_s
 
     def _register(self, now_s: float) -> None:
         key = self._keys.node(self._node)

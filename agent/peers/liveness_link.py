@@ -1,9 +1,10 @@
-"""One TCP connection to the next node's agent. If it breaks, and the host refuses a new connection, the agent has died, but not its host.
+"""One TCP connection to the next node's agent. If the connection breaks and the host refuses a new one, the agent has died, but not its
+host.
 
     this agent ──connection──▶ listener of the next one        broken, then refused ──▶ its instance, for `keys.death`
 
 The expiry of the agent's lease would show the same some seconds later. The connection carries no data. A node that is cut off, or has lost
-power, neither breaks a connection nor refuses one. Then only the lease's expiry shows the loss.
+power, neither breaks a connection nor refuses one: only the expiry of its agent's lease shows the loss.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ def check() -> list[str]:
     MachineError for a refused feature that it cannot replace."""
     if not _proc_is_ours():
         raise MachineError(
-            "/proc is not mounted, or not this PID namespace's: ranks could not be watched; nothing was started. Mount it (mount -t proc "
-            "proc /proc, or unshare --mount-proc)"
+            "/proc is not mounted, or belongs to another PID namespace: ranks could not be watched; nothing was started. Mount it "
+            "(mount -t proc proc /proc, or unshare --mount-proc)"
         )
     for what, allowed in (("PR_SET_CHILD_SUBREAPER", adopt_orphans), ("PR_SET_PDEATHSIG", may_die_with_parent)):
         if not allowed():

@@ -1,11 +1,11 @@
-"""Nodes that start together measure their links: bandwidth and clock differences. Each node measures with one partner, and then with
-another. `rules` judges the results.
+"""Nodes that start together measure their links: bandwidth and clock differences. Each node measures its link to one partner node, and then
+to another. `rules` judges the results.
 
     store: presence of each node ──▶ the roster (list of these nodes) ──▶ a link per pair of the first pairing ──▶ of the second
     pair:  the node whose name sorts first connects to the other, which answers any node
 
 Each pair uses one TCP stream, as the cluster's own sockets do, so the test does not cover InfiniBand or NVLink. A node that joins when the
-others already train has no partner to measure with. Then its links pass the check.
+others already train has no partner to measure with, so its links pass the check.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _TIMES = 8
 _ANSWER_S = 10.0
 """Seconds that a socket may be silent. A pair that has to wait for a busy node is served after one or two measurements."""
 _POLL_S, _READS_PER_S, _LISTS_PER_S = 0.05, 500, 100
-"""Least seconds between two polls of etcd by a node. Then two limits per second for all nodes together: reads of the roster, and listings
-of keys. A listing has an entry per node."""
+"""Three limits. The least seconds between two polls of etcd by a node; and, for all nodes together, the most reads of the roster and the
+most listings of keys per second. A listing has an entry per node."""
 _TIME, _SEND, _TAKE = b"t", b"s", b"r"
 _DOUBLE = struct.Struct("!d")
 
@@ -109,7 +109,7 @@ def measure(one: str, other: Present, seconds: float) -> Link:
 def _ask_time(peer: socket.socket) -> tuple[float, float]:
     """Return half of the round trip, and how far the other's clock is ahead, both in seconds. The method is Cristian's (Distributed
     Computing 3, 1989)."""
-    asked, began = wall_s(), monotonic_s()
+    began, asked = monotonic_s(), wall_s()  # in this order, `half` contains a pause between the two
     peer.sendall(_TIME)
     told = _DOUBLE.unpack(_exactly(peer, _DOUBLE.size))[0]
     half = (monotonic_s() - began) / 2

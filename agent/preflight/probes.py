@@ -22,15 +22,15 @@ from ..launch.python_check import last_line, run
 from .rules import MIB, DeviceReading, DiskReading
 
 _STARTS_S = 120.0
-"""Seconds that the check may take to start. Importing torch and creating a device context takes seconds, or minutes on a shared file
+"""Seconds that the device check may take to start. Importing torch and creating a device context takes seconds, or minutes on a shared file
 system. A driver whose device is gone never answers."""
 _OBJECT_BYTES = 4 * MIB
 _NAME = ".preflight"
 
 
 def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tuple[DeviceReading, ...]:
-    """Return the readings of this node's devices. The program `training.device_check`, run by the interpreter `python`, checks them one
-    after the other, for `seconds` each."""
+    """Return the readings of this node's devices. The interpreter `python` runs the program `training.device_check`, which checks the
+    devices one after the other, for `seconds` each."""
     command = [python, "-P", "-m", "mt_resilient.training.device_check", str(seconds)]
     limit_s = _STARTS_S + 64 * seconds
     done = run(command, environment, limit_s)
@@ -107,7 +107,7 @@ def _through(path: Path, flags: int, act: Any, times: int) -> None:
 
 def _whole(count: int) -> None:
     if count != MIB:
-        raise OSError(5, f"{count} of {MIB} bytes went through")
+        raise OSError(5, f"only {count} of {MIB} bytes were read or written")
 
 
 def _objects(place: Place, write: bool) -> DiskReading:

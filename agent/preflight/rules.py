@@ -3,7 +3,7 @@
     devices   products of integer matrices, which are exact whatever the order of sums: wrong bits mean a broken device; free memory
     memory    free memory of the host
     disk      free space, and a block that is written, read back without the page cache, and compared
-    links     bandwidth and clocks, with two partners in turn: a node that is bad with both is to blame
+    links     bandwidth and clocks, with one partner and then another: a node that is bad with both is to blame
 
 A node is blamed only if the measurements prove that the fault is its own. If a job has only two nodes, neither is blamed, because it cannot
 be known which one is slow.
@@ -42,27 +42,27 @@ class PreflightPolicy:
     disk_free_mib: int = 1024
     """Space that must be free in the run directory and in the place of the snapshots, in MiB."""
     disk_mib: int = 64
-    """How many MiB the check writes there, reads back past the page cache, and compares. 0: none."""
+    """How many MiB the check writes into the run directory and the place of the snapshots, reads back past the page cache, and compares. 0:
+    none."""
     disk_mb_per_s: float = 0.0
-    """How fast that must be, in 10⁶ bytes per second. 0: any speed."""
+    """The least speed of this check's writes and reads, in 10⁶ bytes per second. 0: any speed."""
     links: bool = True
     """Whether nodes that start together measure their links to each other."""
     link_s: float = 0.5
-    """Duration of such a measurement, in each direction of two pairings.
+    """Duration of a link's measurement in each direction. Each node measures its links to two other nodes.
 
-    Several times as long as TCP takes to find its window."""
+    The default is several times as long as TCP takes to find its window."""
     link_share: float = 0.5
-    """A link is slow below this share of the median bandwidth of all links. A node all of whose links are slow is
-    not used.
+    """A link is slow below this share of the median bandwidth of all links. A node whose links are all slow is not used.
 
     DLRover calls a node a straggler if its check takes twice the median time (`rdzv_manager._detect_stragglers`)."""
     clock_s: float = 1.0
     """Largest allowed difference between two clocks.
 
-    The check first subtracts half the round trip. etcd warns of the same difference between its members (rafthttp's
+    The check first subtracts half the round trip's duration. etcd warns of the same difference between its members (rafthttp's
     `maxClockDifference`). Leases do not depend on clocks; the times that `explain` shows do."""
     wait_s: float = 30.0
-    """How long a node waits for the others. Then it measures with the nodes that are present."""
+    """How long a node waits for the others before it measures its links to the nodes that are present."""
 
     def __post_init__(self) -> None:
         for name in ("device_s", "memory_free_mib", "disk_free_mib", "disk_mib", "disk_mb_per_s", "clock_s", "wait_s"):
@@ -160,7 +160,7 @@ def disk(reading: DiskReading, policy: PreflightPolicy) -> tuple[str, ...]:
         )
     if reading.mb_per_s and reading.mb_per_s < policy.disk_mb_per_s:
         return (
-            f"{reading.place} does {reading.mb_per_s:.0f} MB/s, and preflight.disk_mb_per_s requires {policy.disk_mb_per_s:g}",
+            f"{reading.place} reaches {reading.mb_per_s:.0f} MB/s, and preflight.disk_mb_per_s requires {policy.disk_mb_per_s:g}",
         )
     return ()
 
@@ -183,8 +183,8 @@ def second_pairs(nodes: Sequence[str], first: Sequence[Link]) -> tuple[tuple[str
 
 
 def blamed(good: Mapping[tuple[str, str], bool]) -> frozenset[str]:
-    """Return the nodes to blame for bad links. A blamed node has no good link, and fulfils one of two conditions. One of its partners has a
-    good link. Or it has several links, and its partners have no other links. good: whether the link of each pair is good."""
+    """Return the nodes to blame for bad links. A blamed node has no good link. Either one of its partners has a good link, or the node has
+    several links and its partners have no other links. good: whether the link of each pair is good."""
     links: dict[str, list[tuple[str, bool]]] = {}
     for (one, other), fine in good.items():
         links.setdefault(one, []).append((other, fine))

@@ -1,8 +1,8 @@
 """Ends the processes that ranks have started (data loaders' workers, servers, programs) when the agent itself is killed.
 
-Ranks die with their launcher, and the launcher dies with the agent. Processes that ranks have started may survive. So a tiny program
-outside the agent's process group waits until the agent is dead. It finds these processes by the agent's token, which every descendant of a
-rank has in its environment.
+Ranks die with their launcher, and the launcher dies with the agent. Processes that ranks have started may survive their ranks. So a tiny
+program outside the agent's process group waits until the agent is dead. The program finds the ranks' processes by the agent's token, which
+every descendant of a rank has in its environment.
 
     agent ──a pipe, which the kernel closes when the agent dies──▶ this file, as a program ──SIGKILL──▶ every process with the token
 """
@@ -19,7 +19,8 @@ from contextlib import suppress
 TRIES_S = 30.0
 """Seconds that the program keeps killing: a process may survive SIGKILL for a while, or start others meanwhile."""
 TIDY_S = 5.0
-"""Seconds that clean-up processes may take after other processes were killed. Python's takes 20 ms; torch's sleeps 2 s before it exits."""
+"""Seconds that clean-up processes may take after other processes were killed. Python's resource tracker takes 20 ms; torch's manager sleeps
+2 s before it exits."""
 _LOOK_S = 0.05
 _QUIET = 10
 """How many looks in a row must find no process. A process that is just starting a program has no environment for a moment."""
@@ -50,9 +51,9 @@ class AfterDeath:
 
 
 def tidies(command_line: str) -> bool:
-    """Return whether a process with this command line cleans up after other processes. Such a process waits until they have ended. Then it
-    unlinks their shared memory and semaphores (Python's `multiprocessing`, joblib's loky), or tensors shared by file (torch's
-    `file_system`)."""
+    """Return whether a process with this command line cleans up after other processes. A clean-up process waits until the other processes
+    have ended, and then unlinks their shared memory and semaphores (Python's `multiprocessing`, joblib's loky), or tensors shared by file
+    (torch's `file_system`)."""
     return ".resource_tracker" in command_line or "torch_shm_manager" in command_line
 
 

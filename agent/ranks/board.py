@@ -8,15 +8,15 @@ only valid copies.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...resilience.ipc.board_events import PAGE_BYTES
 from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.page_validation import Orders, nonsense
 from ...resilience.ipc.shared_memory import mapped, memory
-from ...resilience.model.generation import RewindOrder
-from ...resilience.model.types import Order, OrderedBy, RankPhase
+from ...resilience.model.generation import GenerationRecord, RewindOrder
+from ...resilience.model.types import NodeId, Order, OrderedBy, RankPhase
 
 
 class Board:
@@ -51,6 +51,10 @@ class Board:
                 page.raw[:] = copy
         return found
 
+    def trained(self, record: GenerationRecord | None, node: NodeId) -> Sequence[Page]:
+        """Return the pages of this `node`'s ranks; none while it stands by."""
+        return self.pages if record is None or node in record.members else ()
+
     def all_training(self) -> bool:
         """Return whether all local ranks are in their training loop."""
         return all(page.phase == RankPhase.TRAINING for page in self.pages)
@@ -69,7 +73,7 @@ class Board:
         self.pages[local_rank].pid = 0
 
     def clear(self, generation: int) -> None:
-        """Clear all pages for a new generation. Call it only while no rank is alive."""
+        """Clear all pages for a new generation. Call `clear` only while no rank is alive."""
         self._wrong.clear()
         self.orders = Orders(generation=generation, until_ns=self.orders.until_ns)
         for page in (*self._live, *self.pages):

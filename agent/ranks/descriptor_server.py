@@ -1,5 +1,5 @@
 """Passes file descriptors of the agent's shared-memory files to ranks in another pid namespace (`resilience/ipc/descriptor_client.py`).
-Each request also tells the agent the rank's pid in the agent's own namespace."""
+Each request of a rank also tells the agent the rank's pid in the agent's own namespace."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PEER = struct.Struct("3i")
 
 
 class Door:
-    """A socket that serves files as long as this process lives. A caller must have the token. It must run as the same user or root, or be a
-    descendant of the agent."""
+    """A socket that serves files as long as this process lives. A caller must have the token. The caller must also run as the agent's user
+    or root, or be a descendant of the agent."""
 
     def __init__(self, paths: Collection[str]) -> None:
         """paths: the files that may be requested, as paths in this agent's own /proc."""

@@ -21,10 +21,10 @@ from ...resilience.store.poll import readable
 LOOK_S = 0.02
 """Seconds between two polls of /proc. torchrun reaps its ranks ten times a second, and reaping removes the exit code."""
 KILLED_S = 0.05
-"""Seconds between two polls for killed ranks. A poll takes 40 us for each."""
+"""Seconds between two polls for killed ranks. A poll takes 40 us for each process."""
 
 _PF_EXITING = 4
-"""The kernel's flag of a thread that returns to its program no more."""
+"""The kernel's flag of a thread that is exiting, and runs its program no more."""
 _PIDFD_INFO = struct.Struct("<QQ11Ii")  # struct pidfd_info: mask, cgroup id, eleven ids, exit code
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 _PIDFD_INFO_EXIT = 1 << 3
@@ -41,8 +41,8 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def looked_at(pid: int, every_s: float = LOOK_S) -> int | None:
-    """Return such a descriptor without a pidfd: a pipe that a polling thread closes when the process has ended, or is `killed`. Raises
-    OSError or RuntimeError if no descriptor or thread is left."""
+    """Return a descriptor as `open_pidfd` does, but without a pidfd: a pipe that a polling thread closes when the process has ended, or is
+    `killed`. Raises OSError or RuntimeError if no descriptor or thread is left."""
     if not os.path.exists(f"/proc/{pid}"):
         return None
     since = born(pid)
@@ -95,9 +95,9 @@ def exit_code(pid: int, pidfd: int) -> int | None:
 
 
 def killed(pid: int) -> int | None:
-    """Return the exit code of a process that a signal has killed and that the kernel still takes down: it computes nothing any more. None:
+    """Return the exit code of a process that a signal has killed and that the kernel is still taking down: its program runs no more. None:
     there is no such process. Taking down a process that has registered 20 GB of memory with a device takes more than half a second
-    (measured), and `open_pidfd` tells of it only afterwards."""
+    (measured), and the pidfd becomes readable only afterwards."""
     with suppress(OSError):
         status = _status_of_killed(_stat(pid))
         threads = os.listdir(f"/proc/{pid}/task") if status else ()

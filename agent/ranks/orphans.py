@@ -12,12 +12,12 @@ from contextlib import suppress
 import psutil
 
 from ...resilience.clock import monotonic_s, sleep
-from ...resilience.errors import InternalError
+from ...resilience.errors import MachineError
 from .after_death import TIDY_S, tidies
 
 END_S = 60.0
-"""Seconds that killed processes may take to vanish. A driver that frees device memory takes about a second (measured 0.9 s); a rank stuck
-in the kernel may take long."""
+"""Seconds that killed processes may take to vanish. A driver that frees device memory takes about a second (measured 0.9 s), and releases
+pinned memory of several ranks one after the other. A rank stuck in the kernel may take long."""
 LOOK_S = 2.0
 """Seconds between two searches for dead children. The code that started one of the agent's own children reaps it within moments, partly in
 threads. So a child that two searches in a row find dead is an orphan."""
@@ -27,22 +27,27 @@ class Orphans:
     def __init__(self) -> None:
         self._dead: set[int] = set()
         self._next_s = 0.0
+        self._immortal: set[int] = set()
+        """Pids of processes that SIGKILL has not ended within END_S seconds."""
         self._tidying: dict[psutil.Process, float] = {}
         """Clean-up processes, each with the monotonic time since when the agent has waited for it."""
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Called again and again while `end` waits: the agent renews its lease."""
 
     def end(self, spare: Callable[[], Collection[int]], tidy_s: float = 0.0) -> None:
-        """SIGKILL every descendant of the agent except those that `spare` returns then, and return when all are gone and reaped. Wait at
-        most `tidy_s` seconds for processes that clean up after others. Kill them if they take longer than TIDY_S. Raises InternalError if a
-        process survives for END_S seconds.
+        """SIGKILL every descendant of the agent, and return when all are gone and reaped. Spare the processes whose pids `spare` returns at
+        the moment. Wait at most `tidy_s` seconds for processes that clean up after others. Kill them if they take longer than TIDY_S.
+        Raises MachineError if a process survives for END_S seconds.
         """
         began_s = monotonic_s()
         me = psutil.Process()
         killed: set[psutil.Process] = set()
-        while left := _others(me.children(recursive=True), spare()):
+        while left := _others(me.children(recursive=True), {*spare(), *self._immortal}):
             taken_s = monotonic_s() - began_s
             if taken_s > END_S:
+                self._immortal.update(process.pid for process in left)
                 names = ", ".join(str(p.pid) for p in left)
-                raise InternalError(
+                raise MachineError(
                     f"processes {names} still exist {END_S:.0f} s after SIGKILL; the driver may hang. Reboot this node"
                 )
             self._kill_late(began_s + taken_s)
@@ -55,6 +60,7 @@ class Orphans:
                 reap(process.pid)
             if killed.isdisjoint(left) and taken_s >= tidy_s:
                 break
+            self.meanwhile()
             sleep(0.002)
         forget_openmp([process.pid for process in killed])
 
@@ -95,7 +101,7 @@ def forget_openmp(pids: Collection[int], folder: str = "/dev/shm") -> None:
 
 
 def is_ours(pid: int, helpers: Collection[int]) -> bool:
-    """Return whether the process is a descendant of this agent and not in `helpers`. Also True if it has already ended."""
+    """Return whether the process is a descendant of this agent and not in `helpers`. Also True if the process has already ended."""
     try:
         return pid not in helpers and any(parent.pid == os.getpid() for parent in psutil.Process(pid).parents())
     except psutil.NoSuchProcess:
@@ -127,7 +133,8 @@ def _below(process: psutil.Process, spare: Collection[int]) -> bool:
 
 def _dead_children() -> list[int]:
     with suppress(ChildProcessError):
-        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):  # first: a list of children reads all of /proc
+        # Checked first, because listing the children reads all of /proc.
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return [child.pid for child in psutil.Process().children() if _is_dead(child)]
     return []
 

@@ -13,11 +13,11 @@ from queue import SimpleQueue
 from ...resilience.ipc.file_descriptors import appending
 
 FOLDER = "ranks"
-"""In `logs/`."""
+"""The folder of these files, in `logs/`."""
 _GENERATIONS, _TOTAL_BYTES = 20, 1_000_000_000
-"""The most generations whose output is kept on this node, and its most bytes."""
-_FREE = 0.05
-"""Nothing is kept while a smaller share of the disk is free."""
+"""The most generations whose output is kept on this node, and the most bytes of this output."""
+_FREE, _FREE_BYTES = 0.05, 10_000_000_000
+"""Nothing is kept while a smaller share of the disk and fewer bytes are free."""
 _MOST = 500
 """The most pieces of output that wait for the disk."""
 
@@ -33,7 +33,8 @@ class Log:
         self._open()
 
     def write(self, data: bytes) -> bool:
-        """Append. What cannot be written is on the terminal alone. Return whether the file has just become the older half."""
+        """Append `data`. Output that cannot be written to the log appears on the terminal only. Return whether the file has just become the
+        older half."""
         with suppress(OSError):
             os.write(self._file, data)
             if os.fstat(self._file).st_size > self._most // 2:
@@ -78,7 +79,7 @@ class RankLogs:
         self._orders.put(None)
 
     def _notice(self, local_rank: int) -> bytes:
-        """Return what stands in place of the bytes that the disk did not take in time; empty: it took all."""
+        """Return the notice that replaces bytes that the disk did not take in time; empty: it took all."""
         lost, self._lost[local_rank] = self._lost[local_rank], 0
         return b"\n[mt-resilient: %d bytes are missing here, because the disk was slow]\n" % lost if lost else b""
 
@@ -101,11 +102,12 @@ class RankLogs:
             elif number not in cut:
                 cut.add(number)
                 self._logs[number].write(
-                    b"\n[mt-resilient: output is missing here: less than 5 % of the disk was free]\n"
+                    b"\n[mt-resilient: output is missing here: less than 5 % of the disk and less than 10 GB were free]\n"
                 )
 
     def _begin(self, generation: int, first_rank: int) -> None:
-        """Begin the files of a generation. If an earlier run had one with this number (etcd's data was lost), set that one aside."""
+        """Begin the files of a generation. If a folder with this number exists (etcd's data was lost, and numbers restarted), rename that
+        folder."""
         self._now = folder = self._folder / f"generation-{generation:04d}"
         with suppress(OSError):
             if folder.exists():
@@ -116,7 +118,7 @@ class RankLogs:
             log.begin(folder / f"rank-{first_rank + local_rank:05d}.log")
 
     def _tidy(self) -> None:
-        """Remove the oldest generations, never the present one, until few enough are left, and small enough ones."""
+        """Remove the oldest generations, never the present one, until the rest is within both limits."""
         with suppress(OSError):
             sizes = {each: sum(file.stat().st_size for file in each.iterdir()) for each in self._folder.iterdir()}
             oldest = sorted(sizes.keys() - {self._now}, key=lambda each: each.stat().st_mtime)
@@ -126,7 +128,7 @@ class RankLogs:
 
 
 def older(name: Path) -> Path:
-    """Return where the older half of a rank's output is, if there is so much."""
+    """Return the path of the older half of a rank's output. The file exists only if the rank has printed enough."""
     return name.with_name(f"{name.name}.1")
 
 
@@ -135,4 +137,4 @@ def _full(folder: Path) -> bool:
         disk = os.statvfs(folder)
     except OSError:
         return False
-    return disk.f_bavail < _FREE * disk.f_blocks
+    return disk.f_bavail < _FREE * disk.f_blocks and disk.f_bavail * disk.f_frsize < _FREE_BYTES

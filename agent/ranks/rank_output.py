@@ -3,9 +3,9 @@
     rank ──▶ pipe, or pseudo-terminal ──▶ thread of the agent ──▶ the agent's own stdout or stderr, the same bytes
                                               └──▶ another thread ──▶ logs/ranks/generation-0002/rank-00005.log
 
-At its start, a rank puts the pipe in place of its stdout or stderr, where that is the agent's own (`training/attach/output.py`). What
-torchrun redirects stays as torchrun has it. If the agent's stream is a terminal, the rank gets a terminal, too. If stdout and stderr are
-one file, they get one pipe, so their lines keep their order. A reader that has stopped holds up the ranks, as without this program.
+At its start, a rank puts the pipe in place of its stdout or stderr, where that is the agent's own (`training/attach/output.py`). A stream
+that torchrun redirects stays redirected. If the agent's stream is a terminal, the rank gets a terminal, too. If stdout and stderr are one
+file, they get one pipe, so their lines keep their order. A reader that has stopped holds up the ranks, as without this program.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .worker_group import WorkerGroup
 
 _CHUNK, _LAST = 1 << 16, 4096
 _PIECE = 4096
-"""The most bytes that a pipe takes without blocking whenever it takes any."""
+"""If a pipe takes any bytes, it takes at least this many without blocking."""
 _LINES, _SHOWN = 10, 1500
 """The most lines and characters that an incident shows."""
-LAST_S = 2.0  # that `finish` waits until the last output is written
+LAST_S = 2.0  # seconds that `finish` waits for the last output to be written
 _SETTLE_S = 0.1
-"""The most seconds for which the agent waits until the last output of ranks that are gone is passed on: a reader may have stopped."""
+"""The most seconds that the agent waits for the last output of ended ranks to be passed on: a reader may have stopped."""
 _LOOK_S, _POLL_MS, _WRITE_MS = 0.002, 1000, 100
 
 
@@ -45,8 +45,8 @@ class Channel:
     """One rank's pipe or pseudo-terminal."""
 
     def __init__(self, target: int, unblocking: int, keep: Callable[[bytes], None]) -> None:
-        """target: where the rank would print. unblocking: the same, for writes that do not block. Only the thread of this stream calls
-        `take` and `pass_on`."""
+        """target: the descriptor to which the rank would print. unblocking: a descriptor of the same file for writes that do not block.
+        Only the thread of this stream calls `take` and `pass_on`."""
         if os.isatty(target):
             reading, writing = os.openpty()
             _like(target, writing)
@@ -58,11 +58,11 @@ class Channel:
         self.last = b""
         """The newest output of this generation."""
         self.rest = b""
-        """What has been read, and not been passed on yet."""
+        """Ranks' output that the agent has read, but not passed on yet."""
         self._part = b""
-        """The beginning of a line whose end has not come."""
+        """The beginning of a line whose end has not arrived yet."""
         self._lock = threading.Lock()
-        """Of `last` and `_part`."""
+        """Guards `last` and `_part`."""
         self.busy = False
         with suppress(OSError):
             self.resize()
@@ -78,17 +78,17 @@ class Channel:
                 self._part = self._part[whole:] if whole else b""
 
     def pass_on(self, ended: threading.Event) -> None:
-        """Write the rest to where the rank would print, in pieces that do not block; what a stopped reader does not take until the end
-        stays the rest."""
+        """Write `rest` to where the rank would print, in pieces that do not block. When `ended` is set, `rest` keeps the bytes that a
+        stopped reader has not taken."""
         poller = select.poll()
         poller.register(self._unblocking, select.POLLOUT)
         while self.rest and not ended.is_set():
             if poller.poll(_WRITE_MS):
                 try:
                     self.rest = self.rest[os.write(self._unblocking, self.rest[:_PIECE]) :]
-                except BlockingIOError:  # another program has filled it
+                except BlockingIOError:  # another program has filled the pipe
                     sleep(_LOOK_S)
-                except OSError:  # the reader is gone: the job goes on without it
+                except OSError:  # the reader is gone: the job continues without it
                     self.rest = b""
 
     def begin(self) -> None:
@@ -97,14 +97,15 @@ class Channel:
             self.last = b""
 
     def flush(self) -> None:
-        """Keep the beginning of a line, too. It had waited for its end, so as not to stand amid a line of the other stream."""
+        """Write the beginning of an unfinished line to the log, too. An unfinished line is held back so that it does not interrupt a line
+        of the other stream (stdout or stderr)."""
         with self._lock:
             if self._part:
                 self._keep(self._part)
                 self._part = b""
 
     def hand_over(self) -> None:
-        """Let a `cat` pass on what is left, and what processes that are left will print."""
+        """Start a `cat` that passes on the rest, and what the script's remaining processes will print."""
         rest = os.memfd_create("rest")
         os.write(rest, self.rest)
         words = ["cat", *([f"/proc/self/fd/{rest}"] if self.rest else []), "-"]
@@ -128,7 +129,7 @@ class RankOutput:
     """The output of all ranks of this node."""
 
     def __init__(self, logs: Path, ranks: int, most_mb: float) -> None:
-        """most_mb: the most that is kept of a rank's output in a generation; 0: nothing is kept, and the ranks print directly."""
+        """most_mb: how many MB of a rank's output in a generation are kept; 0: none, and the ranks print directly."""
         self._ranks = ranks
         self._logs = RankLogs(logs / FOLDER, ranks, int(most_mb * 1e6))
         targets = {_identity(number): number for number in (2, 1)} if most_mb else {}
@@ -180,7 +181,8 @@ class RankOutput:
                 process.last_lines = "\n".join(lines)[-_SHOWN:]
 
     def finish(self) -> None:
-        """Pass on what is left. If the script has left processes running that print, or the reader has stopped, `cat` goes on with that."""
+        """Pass on the remaining output. If processes of the script still run and may print, or the reader has stopped, a `cat` takes
+        over."""
         if not self._threads:
             return
         for channel in self._channels:
@@ -238,7 +240,7 @@ def _identity(number: int) -> tuple[int, int]:
 
 
 def _unblocking(number: int) -> int:
-    """Return a descriptor of the same terminal or pipe whose writes never block. Of another file, or where that is refused, return
+    """Return a descriptor of the same terminal or pipe whose writes never block. For another kind of file, or if the kernel refuses, return
     `number`."""
     if stat.S_ISFIFO(os.fstat(number).st_mode) or os.isatty(number):
         with suppress(OSError):
@@ -247,7 +249,7 @@ def _unblocking(number: int) -> int:
 
 
 def _over(reading: int) -> bool:
-    """Whether no process can write there any more."""
+    """Return whether no process can write to the other end of `reading` any more."""
     poller = select.poll()
     poller.register(reading, select.POLLIN)
     return any(event & select.POLLHUP for _, event in poller.poll(0))

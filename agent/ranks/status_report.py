@@ -25,8 +25,8 @@ def ended_well(phase: int, code: int | None, launcher_code: int | None, left: bo
     """Return whether a rank that has ended did so as intended; None: not yet known.
 
     The end was intended if the exit code is 0, or if a signal ended the rank in the interpreter's teardown, after the script (`left`). If
-    the exit code is unknown, the rank has failed if it was in its training loop. Otherwise the launcher's code decides, because the
-    launcher reaps its ranks.
+    the exit code is unknown, the rank has failed if it was in its training loop. For a rank outside its training loop, the launcher's exit
+    code decides, because the launcher reaps its ranks.
     """
     if code is not None:
         return code == 0 or (left and code < 0)
@@ -69,18 +69,25 @@ def exits(group: WorkerGroup, pages: Sequence[Page]) -> tuple[RankExit, ...]:
             )
         )
     # All ranks of thousands of nodes may end at the same time, and people read only one traceback, or one rank's last lines.
-    told = next((gone for gone in found if gone.traceback), next((gone for gone in found if gone.last_lines), None))
+    first = sorted(found, key=lambda gone: gone.at_s)  # the other ranks' tracebacks are often about this one's end
+    told = next((gone for gone in first if gone.traceback), next((gone for gone in first if gone.last_lines), None))
     return tuple(gone if gone is told else replace(gone, traceback="", last_lines="") for gone in found)
 
 
 def _code(page: Page, process: Watched) -> int | None:
-    """Return the exit code of a rank. If the rank ended before the agent could watch it, the code is the launcher's report."""
-    return page.seen_code if process.code is None else process.code
+    """Return the exit code of a rank. If the rank ended before the agent could watch it, the code is the launcher's report. A script that
+    caught the error that ends the rank, and then exited with code 0, has failed."""
+    code = page.seen_code if process.code is None else process.code
+    return 1 if code == 0 and page.farewell().get("caught") else code
 
 
 def _follows(page: Page, process: Watched, launcher: Watched) -> bool:
     """Return whether this rank ended only as a consequence: the launcher ended it, or the launcher or the rank's wrapper process died."""
-    if page.farewell() or process.out_of_memory or process.fenced or process.nonsense:
+    if page.farewell() or process.fenced or process.nonsense:
+        return False
+    if (
+        process.out_of_memory and not page.ended_by_launcher
+    ):  # otherwise the kernel may have killed a data loader's worker before
         return False
     orphaned = (launcher.code or 0) < 0 and process.ended_s > launcher.ended_s - _ORPHANED_S
     wrapped = page.launched_pid not in (0, page.pid) and (page.seen_code or 0) < 0
@@ -100,8 +107,8 @@ def _seen_exit(page: Page, at_s: float) -> RankExit:
 
 
 def _all_done(group: WorkerGroup, pages: Sequence[Page]) -> bool:
-    """Return whether every rank has ended as intended, and at least one by a signal in its teardown. Then that signal is the only cause of
-    the launcher's non-zero exit code."""
+    """Return whether every rank has ended as intended, and at least one by a signal in its teardown. If so, that signal is the only cause
+    of the launcher's non-zero exit code."""
     launcher_code = group.launcher.code
     well = [
         process.ended_s > 0 and ended_well(pages[n].phase, process.code, launcher_code, bool(pages[n].left)) is True
@@ -253,5 +260,6 @@ def status(
         skips=all(page.tells == 2 for page in pages),
         other_data=any(page.tells == 1 for page in pages),
         snapshot=snapshot,
+        unsaved=next((page.unsaved for page in pages if page.unsaved), ""),
         snapshot_step=Step(min(page.durable_step for page in pages)),
     )

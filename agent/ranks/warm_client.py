@@ -1,9 +1,9 @@
 """The agent's side of the warm process: a Python interpreter that has run the ranks' imports, and forks the next launcher and its ranks.
 
 At the first start, torchrun starts the ranks itself: only its launcher is forked, from a process that has imported torchrun. The ranks
-record what they import. Then a second process runs the opening of their script (the imports at its top, `training/warm/preload.py`). If
-ranks cannot be forked from the second process, `why` contains the reason. Then the first process keeps forking launchers, and the next
-start is cold.
+record what they import. From then on, a second warm process runs the opening of the ranks' script (the imports at its top,
+`training/warm/preload.py`). If ranks cannot be forked from the second process, `why` contains the reason, the first process keeps forking
+launchers, and the next start is cold.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ...resilience.ipc.file_descriptors import appending
 ANSWER_S = 10.0
 """Seconds that a warm process may take to answer. A fork takes milliseconds; a slower process has some other problem."""
 _ENDS_S = 0.5
-"""Seconds that a process may take to exit after its last message."""
+"""Seconds that a warm process may take to exit after its last message."""
 TRIES = 2
 """How many times the agent starts a warm process in one generation, if the process keeps dying."""
 VARIABLE = "MT_RESILIENT_WARM"
 
 
 FIRST_START = "the first start is torchrun's own"
-NO_STEP = "no step of the ranks was seen, after which they could be forked"
+NO_STEP = "the ranks had reported no step, and are forked only after one"
 
 
 class ForkServer:
@@ -88,7 +88,7 @@ class ForkServer:
         return {}
 
     def ending(self) -> str:
-        """Return in words how the process has ended. Call it when the process sends no more messages."""
+        """Return in words how the process has ended. Call `ending` when the process sends no more messages."""
         with suppress(subprocess.TimeoutExpired):
             code = self.process.wait(_ENDS_S)
             return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}; see its log"
@@ -157,8 +157,7 @@ class WarmProcess:
         return newest is not None and not newest.ready and not again
 
     def keep(self, generation: int, *, ranks: bool) -> None:
-        """Ensure that there is a process to fork from. ranks: ranks may be forked too. That also requires that ranks have recorded their
-        imports."""
+        """Ensure that there is a process to fork from. ranks: ranks may be forked too, once ranks have recorded their imports."""
         if not self._command or self._ranks or self._tries[generation] >= TRIES:
             return
         if ranks and not self._refused and self._modules.exists():
@@ -196,12 +195,12 @@ class WarmProcess:
         less = words.get("less", {})
         if less and self._less | less != self._less:
             self._less |= less
-            self._left = f"; the ranks themselves run {words['why']} and what follows"
+            self._left = f"; the ranks themselves run {words['why']} and everything after it"
             self._ranks = self._prepared()
             return False, ""
         self._refused = "why" in words
         self.why = f"{words['why']}{self._left}" if self._refused else f"the warm process {ending}"
-        return True, f"the warm process cannot be used, the next start will be cold: {self.why}"
+        return True, f"the warm process cannot be used, so the next start will be cold: {self.why}"
 
     def give_up(self, why: str) -> None:
         """Stop the second process, which still imports, so that the next start is cold."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ...resilience.clock import wall_s
+from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.store.poll import readable
 from .exit_codes import KILLED_S, exit_code, killed, looked_at, open_pidfd, send
 from .orphans import reap
@@ -26,7 +26,8 @@ class Watched:
     pid: int
     pidfd: int
     killed_fd: int = -1
-    """A descriptor that becomes readable once the kernel takes the process down, before the pidfd does; -1: only the pidfd tells."""
+    """A descriptor that becomes readable once the kernel takes the process down, which is before the pidfd does; -1: there is only the
+    pidfd."""
     ended_s: float = 0.0
     """Wall-clock time when the agent saw that the process had ended, or that the kernel takes it down; 0 while it lives."""
     code: int | None = None
@@ -44,6 +45,10 @@ class Watched:
     """The impossible value on the rank's page because of which the agent ended it; empty: there was none."""
 
 
+CLOCK_SET_S = 0.01
+"""If the clock of the day has moved by this much against the monotonic clock, somebody has set it. Less is the noise of reading both."""
+
+
 @dataclass
 class WorkerGroup:
     generation: int
@@ -57,9 +62,19 @@ class WorkerGroup:
     unimportable: str = ""
     """Why the launcher's Python cannot import torch, checked if the launcher ended before it started a rank; empty: no such reason is
     known."""
+    _offset_s: float = 0.0
+
+    @property
+    def offset_s(self) -> float:
+        """The wall clock minus the monotonic clock, in seconds: the same number each time, unless the clock was set. Otherwise each of the
+        ranks' times would differ by some 0.1 µs in every status, and every status would be news."""
+        now_s = wall_s() - monotonic_s()
+        if abs(now_s - self._offset_s) > CLOCK_SET_S:
+            self._offset_s = now_s
+        return self._offset_s
 
     def adopt(self, local_rank: int, pid: int) -> None:
-        """Watch process `pid`, which has claimed this rank's page. It may replace an earlier process of the rank."""
+        """Watch process `pid`, which has claimed this rank's page. The new process may replace an earlier process of the rank."""
         if known := self.ranks.get(local_rank):
             _close(known)
         self.ranks[local_rank] = process = watched(pid)
@@ -88,7 +103,7 @@ class WorkerGroup:
             if process.killed_fd in ended_fds and not process.ended_s:
                 if code := killed(process.pid):
                     process.ended_s, process.code, news = wall_s(), code, True
-                else:  # it would stay readable
+                else:  # otherwise the descriptor would stay readable
                     os.close(process.killed_fd)
                     process.killed_fd = -1
         return news

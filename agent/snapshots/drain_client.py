@@ -24,7 +24,8 @@ LAST_TRIES = 3
 STOP_S = 5.0
 """Seconds that a killed drain process may take to end."""
 RESTART_S = (1.0, 60.0)
-"""First and longest wait in seconds before a dead drain process is restarted. Each further death in a row doubles the wait."""
+"""First and longest wait in seconds before a dead drain process is restarted. Each further death of the drain process in a row doubles the
+wait."""
 
 
 _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -121,7 +122,7 @@ class Draining:
             self.finish()
 
     def events(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """Yield the process's events since the last call. Its death is also an event."""
+        """Yield the process's events since the last call. The death of the drain process is also an event."""
         if self._process is None or self._process.stdout is None:
             return
         data = self._process.stdout.read()
@@ -131,7 +132,7 @@ class Draining:
                 event = heard(line)
                 if event is None:
                     continue
-                self.finished = self.finished or event["event"] == "finished"
+                self.finished = self.finished or (event["event"] == "finished" and self._asked)
                 self._deaths = 0
                 if event["event"] in ("fetched", "not fetched"):
                     self._fetches = ()
@@ -149,13 +150,17 @@ class Draining:
             wait = min(RESTART_S[0] * 2**self._deaths, RESTART_S[1])
             self._deaths += 1
             if self._asked and self._deaths > LAST_TRIES:
-                self.finished, self.lost = True, "the drain process died over it again and again"
+                self.finished, self.lost = True, "the drain process died again and again while it wrote this snapshot"
             self._not_before_s = now_s + wait
             self._lost += 1
             yield {"event": "died", "reason": f"the drain process ended with code {code}", "retry_in_s": wait}
             if self._fetches and self._lost == LAST_TRIES:
                 step, self._fetches = int(self._fetches[3]), ()
-                yield {"event": "not fetched", "step": step, "reason": "the drain process died over it again and again"}
+                yield {
+                    "event": "not fetched",
+                    "step": step,
+                    "reason": "the drain process died again and again meanwhile",
+                }
 
     def finish(self) -> None:
         """Ask the process to write all pending snapshots and exit. `finished` becomes True afterwards. If the process dies before that, the
@@ -175,17 +180,17 @@ class Draining:
         self._asked, self.finished, self.lost = False, False, ""
 
     def protect(self, names: Sequence[str]) -> None:
-        """From now on, protect exactly these snapshots from deletion as too old. This also holds after a restart of the process."""
+        """From now on, also after a restart of the process, protect exactly these snapshots from deletion as too old."""
         self._config = {**self._config, "protected": [*names]}
         self._tell("protect", *names)
 
     def copy_to(self, address: str) -> None:
-        """From now on, send copies of snapshots to this address; empty: send none. This also holds after a restart of the process."""
+        """From now on, also after a restart of the process, send copies of snapshots to this address; empty: send none."""
         self._config = {**self._config, "buddy": {**self._config["buddy"], "send_to": address}}
         self._tell("copy", address)
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate `nbytes` of memory for each rank now, for a later fetch. This also holds after a restart of the process."""
+        """Allocate `nbytes` of memory for each rank now, for a later fetch; after a restart of the process, allocate it again."""
         self._config = {**self._config, "reserve_bytes": nbytes}
         self._tell("reserve", str(nbytes))
 

@@ -1,11 +1,12 @@
-"""The process beside the ranks that writes sealed snapshots to storage: arena (shared memory) → store. It prints one JSON line per event.
+"""The process beside the ranks that writes sealed snapshots to storage: arena (shared memory) → store. The process prints one JSON line per
+event.
 
 `python -m mt_resilient.agent.snapshots.drain_process '{"arena": [["/proc/7/fd/5", …], …], "root": "/data/job", …}'`: the argument is a
-`DrainConfig`. Neither the load nor the death of this process affects the ranks. It obeys lines on its stdin. "protect NAME …" lists the
-snapshots that must not be deleted, whatever their age. At "finish", or at the end of stdin, the process writes all pending snapshots, with
-a few tries each, and exits. If a buddy (a node that exchanges copies) is configured, threads of `buddy/service.py` exchange copies
-meanwhile. The lines "copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" control them. "reserve BYTES" allocates
-memory for a later fetch. A slow disk can take minutes for a write, but it delays neither these lines nor the events of copies.
+`DrainConfig`. Neither the load nor the death of this process affects the ranks. The process obeys lines on its stdin. "protect NAME …"
+lists the snapshots that must not be deleted, whatever their age. At "finish", or at the end of stdin, the process writes all pending
+snapshots, with a few tries each, and exits. If a buddy (a node that exchanges copies) is configured, threads of `buddy/service.py` exchange
+copies meanwhile. The lines "copy [HOST:PORT]" and "fetch HOST:PORT GENERATION REWINDS STEP FIRST-RANK" control them. "reserve BYTES"
+allocates memory for a later fetch. A slow disk can take minutes for a write, but it delays neither these lines nor the events of copies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from itertools import chain
 
 from ...checkpoint.arena.arena import Slot
 from ...checkpoint.arena.slot_header import Stamp, due
-from ...checkpoint.backend import place
+from ...checkpoint.backend import paths, place
 from ...checkpoint.backend.paths import Attempt
 from ...checkpoint.durable import catalog
 from ...checkpoint.durable.retention import RetentionPolicy, Stored
@@ -30,11 +31,12 @@ from ...checkpoint.durable.save import drain
 from ...checkpoint.slabs.slab_writer import writer
 from ...resilience import clock
 from ...resilience.errors import MachineError, ResilientError, SiteError, UsageError
+from ...resilience.ipc import clock_watch
 from ..buddy.buddy_config import BuddyConfig, Event, Tell
 from ..buddy.service import Buddy
 
 BACKOFF_S = (1.0, 60.0)
-"""Seconds to wait after the first failure in a row, and the longest wait. Each further failure doubles the wait."""
+"""Seconds to wait after the first failure in a row, and the longest wait. Each further failure of a write in a row doubles the wait."""
 OUTDATED_S = 5.0
 """Seconds that the process, before it exits, waits for other nodes' parts of a snapshot that is older than a committed snapshot."""
 LAST_TRIES = 5
@@ -60,14 +62,16 @@ class DrainConfig(RetentionPolicy):
     poll_s: float = 0.05
     """Seconds between two polls of the slots' headers."""
     deadline_s: float = 600.0
-    """Seconds that other nodes may take to write their parts."""
+    """Seconds that other nodes may take to write their parts of a snapshot."""
     buddy: BuddyConfig | None = None
     """Settings for copies between this node's memory and other nodes' memory; None: no copies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.local_ranks <= len(self.arena) or self.poll_s <= 0:
-            raise UsageError(f"drain: local_ranks and poll_s have to be positive, and the arena to match: {self}")
+            raise UsageError(
+                f"drain: local_ranks and poll_s have to be positive, and the arena must have at least local_ranks rows: {self}"
+            )
         if len(self.run) != 8 or not set(self.run) <= set("0123456789abcdef"):
             raise UsageError(f"drain: run has to be eight hexadecimal digits, and is {self.run!r}")
 
@@ -146,13 +150,20 @@ class Drain:
             older = self._newest is not None and stamp < self._newest
             outdated = finishing and older
 
-            def left() -> bool:
-                """Return whether to stop working on this snapshot. That is so if a newer snapshot is due, or "finish" came during the wait
-                for an outdated one. `tick` then retries the outdated snapshot for OUTDATED_S seconds."""
-                return (self.due() or stamp) > stamp or (older and not finishing and self._orders.finish.is_set())
+            def newer() -> bool:
+                return (self.due() or stamp) > stamp
 
+            def stop() -> bool:
+                """Whether "finish" came during the wait for an outdated snapshot. `tick` then retries it for OUTDATED_S seconds."""
+                return older and not finishing and self._orders.finish.is_set()
+
+            # Without its storage, the job would fill the directory below a mount point.
+            if not (self._root / paths.SNAPSHOTS).there(paths.JOB):
+                raise SiteError(
+                    f"{self._root} does not hold the snapshots of this job: it was unmounted, moved or deleted"
+                )
             deadline_s = OUTDATED_S if outdated else self._config.deadline_s
-            report = drain(self._slots, attempt, self._root, deadline_s, self._write, left)
+            report = drain(self._slots, attempt, self._root, deadline_s, self._write, newer, stop)
         except Exception as error:  # for example, a slot was overwritten: give up this snapshot, not the others
             last = outdated or (finishing and self._failures + 1 >= LAST_TRIES)
             yield self._failed(stamp, error, again=isinstance(error, SiteError) and not last)
@@ -168,14 +179,12 @@ class Drain:
             "step": stamp.step,
             "generation": stamp.generation,
             "bytes": report.written_bytes,
-            "seconds": round(report.write_s + report.commit_s, 3),
-            "write_s": round(report.write_s, 3),
-            "commit_s": round(report.commit_s, 3),
+            "seconds": round(report.seconds, 3),
             "directory": str(report.snapshot),
         }
         if report.commits:
             self._newest = max(stamp, self._newest or stamp)
-            # An order may have gone back to it, and what is newer may not be marked yet.
+            # An order may have gone back to this snapshot, and newer ones may not be marked as set aside yet.
             yield from self._retire(frozenset({attempt}))
 
     def _retire(self, written: frozenset[Attempt] = frozenset()) -> Iterator[Event]:
@@ -189,8 +198,8 @@ class Drain:
                 yield {"event": "retired", "step": attempt.stamp.step, "why": why, "directory": place}
 
     def _undrained(self) -> frozenset[Attempt]:
-        """Return the snapshots that are still to be written from memory. They must not be deleted on disk. After a kill during COMMIT, a
-        snapshot is written again under the same name. In an object store, an earlier deletion that hung could then delete the new
+        """Return the snapshots that are still to be written from memory. These snapshots must not be deleted on disk. After a kill during
+        COMMIT, a snapshot is written again under the same name. In an object store, an earlier deletion that hung could then delete the new
         objects."""
         headers = [slot.header() for slots in self._slots for slot in slots]
         waiting = {header.stamp for header in headers if header.whole and header.durable and not header.drained}
@@ -228,7 +237,7 @@ class Drain:
 
 
 def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, ResilientError) else f"its slots hold what cannot be read ({error!r})"
+    return str(error) if isinstance(error, ResilientError) else f"its slots hold data that cannot be read ({error!r})"
 
 
 def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
@@ -266,6 +275,7 @@ def main(arguments: list[str]) -> int:
     # Such a signal may reach all processes of the job. This process exits when the agent says so.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    clock_watch.start()  # tensorstore begins no write at an earlier time of day than its last one (measured with 0.1.86)
     try:
         run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), Lines().tell)
     except ResilientError as error:

@@ -11,7 +11,7 @@ from ...checkpoint.backend.object_store import Objects
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog
 from ...resilience.clock import monotonic_s
-from ...resilience.errors import MachineError
+from ...resilience.errors import ResilientError
 from ...resilience.model.types import Step
 from ..run_directory import MARK
 
@@ -34,6 +34,8 @@ class Seen:
     """Steps of all snapshots that were set aside."""
     left: frozenset[str] = frozenset()
     """Names of the snapshots that ordered rewinds set aside. Their state is good."""
+    unread: tuple[str, ...] = ()
+    """Why storage says nothing about single snapshots."""
 
 
 class Shelf:
@@ -83,9 +85,16 @@ def _look(root: Place) -> Seen:
         if not (root / paths.SNAPSHOTS).there(MARK):
             return Seen()
         found = catalog.look(root)
-    except MachineError:
+    except ResilientError:
         return Seen()
     durable = sorted((Step(attempt.stamp.step), str(attempt)) for attempt in found.durable)
     rejected = sorted({Step(attempt.stamp.step) for attempt in (*found.rejected, *found.left)})
     certified, left = frozenset(map(str, found.certified)), frozenset(map(str, found.left))
-    return Seen(there=True, durable=tuple(durable), certified=certified, rejected=tuple(rejected), left=left)
+    return Seen(
+        there=bool(durable) or not found.unread,  # a job whose only snapshot is hidden must not begin anew
+        durable=tuple(durable),
+        certified=certified,
+        rejected=tuple(rejected),
+        left=left,
+        unread=tuple(found.unread.values()),
+    )

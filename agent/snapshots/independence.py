@@ -11,17 +11,18 @@ from ...checkpoint.format.replica_ledger import Apart
 from ...resilience.model.types import Step
 
 _SNAPSHOTS, _LIVES = 4, 4
-"""How many diverged snapshots of each life of the ranks, and of how many lives, are remembered for the comparison with a replay."""
+"""For the comparison with a replay: how many diverged snapshots of each life of the ranks are remembered, and for how many lives."""
 
 
 @dataclass(frozen=True)
 class Early:
-    """Tensors that are not compared, because they differed on replicas on purpose: before they were trusted, or again after a replay."""
+    """Tensors that are not compared, because replicas differ in them on purpose: they differed before they were trusted, or again after a
+    replay."""
 
     step: Step
     names: tuple[str, ...]
     blind: bool
-    """Whether nothing is compared any more."""
+    """Whether no tensor is compared any more."""
 
 
 class Independence:
@@ -32,14 +33,14 @@ class Independence:
         """By life of the ranks (generation and rewinds): the first snapshot in which every optimizer moment (such as Adam's averages)
         differed between ranks, and no rank was in a minority; and the wall-clock seconds of the last one."""
         self._bits: dict[Stamp, dict[str, Mapping[int, int]]] = {}
-        """By snapshot and tensor: what each rank held when the tensor had diverged, and no rank was in a minority. Of each life of the
-        ranks only the first such snapshots."""
+        """By snapshot and tensor: what each rank held when the tensor had diverged, and no rank was in a minority. Only the first such
+        snapshots of each life of the ranks are kept."""
 
     def shown(self, stamp: Stamp, found: Sequence[Apart], agreed: Mapping[Stamp, bool], wall_s: float) -> bool:
-        """Return whether it is shown by this snapshot, in which all optimizer moments differ. They differ again after the ranks went back
-        and replayed the same steps: then the script trains each rank independently, as local SGD does after its warm-up. A bit flip affects
-        one tensor, and seldom happens twice. If replays agree, and all moments differ for the third time, each rank computes its steps a
-        little differently by chance. agreed: whether the replicas agreed, by snapshot."""
+        """Return whether this snapshot shows that replicas differ without a fault. All optimizer moments of the snapshot differ. If all
+        moments differ again after the ranks went back and replayed the same steps, the script trains each rank independently, as local SGD
+        does after its warm-up. A bit flip affects one tensor, and seldom happens twice. If replays agree, but all moments differ for the
+        third time, each rank computes its steps a little differently by chance. agreed: for each snapshot, whether the replicas agreed."""
         if any(replica_agreement.wrong(each.words) is not None for each in found):
             return False
         self._parted = [(at, at_s) for at, at_s in self._parted if wall_s - at_s <= self._window_s]
@@ -52,9 +53,9 @@ class Independence:
         return not replayed or len(self._parted) > 2
 
     def again(self, stamp: Stamp, found: Sequence[Apart]) -> tuple[str, ...]:
-        """Return the tensors that hold on each rank the bits with which they diverged at this step before: the ranks went back to equal
-        bits, and the replay gave the same difference. A bit flip is gone then, or affects one tensor. The script trains such tensors on
-        each rank by itself."""
+        """Return the tensors that diverged at this step before, and hold the same bits on each rank again. Since then, the ranks went back
+        to equal bits, and the replay gave the same difference. A bit flip would be gone then, or affect one tensor. So the script trains
+        the returned tensors on each rank independently."""
         fair = [each for each in found if replica_agreement.wrong(each.words) is None]
         before = [bits for at, bits in self._bits.items() if at.step == stamp.step]
         same = tuple(each.name for each in fair if any(bits.get(each.name) == each.words for bits in before))

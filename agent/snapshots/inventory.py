@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 
 from ...checkpoint.arena.arena import Slot
@@ -27,7 +28,7 @@ from ...resilience.plan.resume_point import StabilityPolicy
 from ..buddy.buddy_client import Copies
 from .durable_index import Shelf
 from .lineage_cuts import Cut, Cuts, before
-from .storage_worker import Urgent
+from .storage_worker import Urgent, each
 from .trust import Soundness
 
 RETRY_S = 5.0
@@ -55,7 +56,7 @@ class Holdings:
         self.sound = Soundness(slots, self.shelf, root, run, stability, window_h)
         self._urgent = Urgent()
         self.unfit: dict[str, str] = {}
-        """Snapshots that are damaged or wrong, and why, by name. Those that an order left are good."""
+        """Snapshots that are damaged or wrong, and why, by name. A snapshot that an order set aside is good, and not among them."""
         self._again_s: dict[str, float] = {}
         """By name of a snapshot: when its mark is written again if storage does not show it by then (monotonic)."""
         self._said: set[str] = set()
@@ -64,19 +65,18 @@ class Holdings:
         self.seat: tuple[int, ...] = ()
         """Node rank and number of nodes at the time of the snapshots in memory."""
         self._fetched: dict[Stamp, int] = {}
-        """Snapshots that came from other nodes, and the generation for which this node fetched them. Those nodes trained while this node
-        did not."""
+        """Snapshots that this node fetched from other nodes, which trained while it did not; and the generation of the fetch."""
         self._settled = 0
         self._ended = -1
         self._cuts = Cuts()
         self._order = 0
         """Number of the order because of which the present generation begins at `_cuts.begins`."""
         self._taking: Stamp | None = None
-        """The snapshot to which an order came back, while its marks are not all written."""
+        """The snapshot to which an order came back, until all its marks are written; None: no marks are missing."""
 
     def settle(self, record: GenerationRecord, node_rank: int) -> None:
         """Free all snapshots in memory that the ranks of `record` cannot restore. Only the first call per generation does this, because
-        fetched snapshots arrive afterwards. Call it only while no rank is alive."""
+        fetched snapshots arrive afterwards. Call `settle` only while no rank is alive."""
         if self._settled == record.number:
             return
         self._settled = self.generation = record.number
@@ -98,7 +98,7 @@ class Holdings:
 
     def end(self, record: GenerationRecord) -> None:
         """Discard the snapshots of all steps from `record.onset` on. The job ends, those steps are wrong, and no later start may use them.
-        Call it only while no rank is alive."""
+        Call `end` only while no rank is alive."""
         if record.onset < 0 or record.onset == self._ended:
             return
         self._ended = record.onset
@@ -109,8 +109,8 @@ class Holdings:
 
     def clear(self, generation: int, finished: int, since: int) -> None:
         """Check which snapshots the next ranks may restore. Free snapshots of generations before `since`, when this node was last absent
-        and the lineage may have changed. finished: the last step that all the previous ranks have finished. Call it only while no rank is
-        alive."""
+        and the lineage may have changed. finished: the last step that all the previous ranks have finished. Call `clear` only while no
+        rank is alive."""
         for slot in chain(*self.slots):
             header = slot.header()
             if header.whole and max(header.generation, self._fetched.get(header.stamp, 0)) < since:
@@ -129,13 +129,13 @@ class Holdings:
         return self.sound.look(self.generation, finished, every=every)
 
     def finish_marks(self) -> None:
-        """Write the marks that storage lacks, now that nothing more is written: the next run knows only the marks."""
+        """Write the marks that storage still lacks. The next run of the job knows nothing but the marks."""
         self.shelf.fresh(FRESH_S)
         self._mark_all()
 
     def want_newest_on_disk(self) -> None:
-        """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. Call it only while no
-        rank is alive."""
+        """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. Call
+        `want_newest_on_disk` only while no rank is alive."""
         settle(self.slots, sys.maxsize)
         newest = max(self.memory(), default=None)
         if newest is None or newest.step <= max(self.durable_steps(), default=-1):
@@ -174,7 +174,7 @@ class Holdings:
         return self.sound.memory()
 
     def live_steps(self) -> list[int]:
-        """Return the steps of snapshots that only the present rank processes can restore. These snapshots never go to disk."""
+        """Return the steps of snapshots that only the present rank processes can restore, and that never go to disk."""
         return [header.step for slot in chain(*self.slots) if (header := slot.header()).state is State.LIVE]
 
     def durable_steps(self) -> list[int]:
@@ -197,7 +197,7 @@ class Holdings:
         """From now on, ignore a snapshot that is damaged or left the lineage, and mark it as rejected in storage. Raises ResilientError if
         storage refuses the mark, or does not answer within FRESH_S."""
         self.unfit[name] = reason
-        self._mark(lambda: _reject(self.root / paths.SNAPSHOTS / name, reason))
+        self._mark(lambda: commit.reject(self.root / paths.SNAPSHOTS / name, reason, wall_s()))
 
     def sees(self, left: str) -> bool:
         """Whether an order can come back to this snapshot, which an earlier order left. Another agent may already have taken it back."""
@@ -205,8 +205,10 @@ class Holdings:
         return left in there and left not in self.unfit and self.sound.fit(left)
 
     def _mark(self, act: Callable[[], None]) -> None:
-        self._urgent.do(act, FRESH_S)
-        self.shelf.fresh(FRESH_S)
+        try:
+            self._urgent.do(act, FRESH_S)
+        finally:
+            self.shelf.fresh(FRESH_S)
 
     def _set_aside(self, cut: Cut) -> None:
         """Set aside the snapshots on disk that `cut` left. The rule stays in force: a node that was cut off or stopped may commit such a
@@ -221,6 +223,8 @@ class Holdings:
     def _mark_all(self) -> None:
         """Write the marks that storage lacks."""
         seen = self.shelf.seen  # once: another thread replaces it
+        for why in seen.unread:
+            self._say(why, f"{why}: this snapshot is left alone, and no restart uses it until storage shows it again")
         self._cuts.note(seen)
         self._refuse_the_left(seen.durable)
         if self._taking:
@@ -240,30 +244,36 @@ class Holdings:
             self.sound.sentences.append((sentence, "bad"))
 
     def _refuse_the_left(self, durable: Sequence[tuple[int, str]]) -> None:
+        acts: dict[str, Callable[[], None]] = {}
         for _, name in durable:
-            cut = self._cuts.of(name)
+            cut, place = self._cuts.of(name), self.root / paths.SNAPSHOTS / name
             why = self.unfit.get(name) or (cut.why if cut else "")
             good = cut is not None and cut.ordered and name not in self.unfit and self.sound.fit(name)
             if not why or (good and cut and self._waits(cut, durable)) or not self._due(name):
                 continue
-            try:
-                if good:
-                    place = self.root / paths.SNAPSHOTS / name
-                    self._mark(lambda place=place, why=why: commit.leave(place, why, wall_s()))  # type: ignore[misc]
-                else:
-                    self.reject(name, why)
-            except ResilientError as error:
-                left = "is not marked as set aside yet, but this agent does not use it, and tries again"
-                self._say(name, f"{error}: the snapshot {name} {left}")
+            if not good:
+                self.unfit[name] = why
+            acts[name] = (
+                partial(commit.leave, place, why, wall_s()) if good else partial(commit.reject, place, why, wall_s())
+            )
+        if not acts:
+            return
+        try:
+            # In one task: the agent's loop waits for it, and must renew its lease.
+            self._mark(lambda: each(acts.values()))
+        except ResilientError as error:
+            left = "not marked as set aside yet. This agent does not use them, and tries again"
+            self._say(str(error), f"{error}: snapshots that the training has left are {left}")
 
     def _waits(self, cut: Cut, durable: Sequence[tuple[int, str]]) -> bool:
-        """Whether the state to which an order went back is in memory only: until it is on disk, nothing is marked. So a job that loses all
-        its memory meanwhile finds the newer snapshots."""
+        """Whether the state to which an order went back is in memory only: until this state is on disk, nothing is marked. So a job that
+        loses all its memory meanwhile can resume from the newer snapshots."""
         return cut.source is None and not any(step >= cut.to and self._usable(name) for step, name in durable)
 
     def _take_back(self, back: Stamp) -> None:
         """Take back the snapshot from which the ranks have begun, and its predecessors. First set aside other snapshots to which orders
-        came back: they need not belong to this lineage. Do nothing while what it has left is not marked: a restart would mix the two."""
+        came back: they need not belong to this lineage. Do nothing while snapshots that do not belong to this lineage are not marked yet: a
+        restart would mix the two lineages."""
         seen, where, cut = self.shelf.seen, self.root / paths.SNAPSHOTS, self._cuts.made[-1]
         durable = {name for _, name in seen.durable}
         own = before({*durable, *seen.left}, back)
@@ -274,26 +284,15 @@ class Holdings:
             for name in durable - own:
                 if commit.returned(where / name):
                     commit.leave(where / name, cut.why, wall_s())
-            failed = None
-            for name in sorted(own & seen.left, reverse=True):  # first the snapshot itself
-                try:
-                    commit.take_back(where / name)
-                except ResilientError as error:
-                    failed = failed or error
-            if failed:
-                raise failed
+            again = sorted(own & seen.left, reverse=True)  # first the snapshot itself
+            each([partial(commit.take_back, where / name) for name in again])
 
         try:
             self._mark(act)
             self._taking = None
         except ResilientError as error:
-            said = "is still set aside, or one before it. Until then no restart uses it; the agent tries again"
+            said = "is still set aside, or one before it is. No restart uses it yet; the agent tries again"
             self._say(_COMING_BACK, f"{error}: the snapshot of step {back.step} {said}")
 
 
 _COMING_BACK = "coming back"
-
-
-def _reject(snapshot: Place, reason: str) -> None:
-    if snapshot.there(paths.COMMIT) and not snapshot.there(paths.REJECTED):
-        commit.reject(snapshot, reason)

@@ -18,10 +18,10 @@ class Cut:
     life: tuple[int, int]
     """Numbers of generation and rewinds under which the lineage continues."""
     ordered: bool = False
-    """Whether a person ordered it. Then the states that were left are good."""
+    """Whether a person ordered to go back, so that the snapshots that were left are good."""
     source: tuple[int, int] | None = None
-    """If an order came back to a snapshot of an earlier lineage: its numbers of generation and rewinds. Snapshots between them and `life`
-    do not belong to the lineage, whatever their step."""
+    """If an order came back to a snapshot of an earlier lineage: the snapshot's numbers of generation and rewinds. Snapshots between these
+    numbers and `life` do not belong to the lineage, whatever their step."""
 
     def left(self, stamp: Stamp) -> bool:
         return stamp.left(self.to, self.life) or (self.source is not None and self.source < stamp[:2] < self.life)
@@ -39,9 +39,9 @@ class Cuts:
         self.begins: Stamp | None = None
         """The snapshot, left by an earlier order, from which the present generation begins."""
         self._returned: list[tuple[Stamp, int]] = []
-        """Snapshots to which orders came back, and how many of the cuts do not concern them and their predecessors any more."""
+        """Snapshots to which orders came back, and how many of the first cuts no longer apply to them and their predecessors."""
         self._seen_left: dict[str, int] = {}
-        """Snapshots that storage showed as left by an order, and how many cuts there were then. Another agent may take them back."""
+        """Snapshots that storage showed as set aside by an order, and the number of cuts at that time. Another agent may take them back."""
 
     def note(self, seen: Seen) -> None:
         """Note which snapshots other agents have taken back. An order came back to them, although no rank of this node has reported it."""
@@ -66,7 +66,7 @@ class Cuts:
 
 
 def precedes(stamp: Stamp, back: Stamp) -> bool:
-    """Whether the same ranks computed this step before that one, or it is the same."""
+    """Whether `stamp` is `back`, or the same ranks computed it before `back`."""
     return stamp[:2] == back[:2] and stamp.step <= back.step
 
 

@@ -2,8 +2,8 @@
 
     slots, or manifests on disk ──▶ tables, fingerprints ──`replica_ledger.Ledger`──▶ agreed, or diverged ──▶ `Mismatch`, unfit snapshots
 
-The check does not disturb the ranks: the agent reads fingerprints without a lock. Normally it compares the newest snapshot every LOOK_S
-seconds, and each snapshot that goes to disk. Before a snapshot is chosen for a restore, it compares all snapshots in memory.
+The check does not disturb the ranks: the agent reads fingerprints without a lock. Normally the agent compares the newest snapshot every
+LOOK_S seconds, and each snapshot that goes to disk. Before a snapshot is chosen for a restore, the agent compares all snapshots in memory.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Bad:
 
 
 class Replicas:
-    """The agent's knowledge of which replicas agree. It is lost when the agent exits. Only one thread may use it."""
+    """The agent's knowledge of which replicas agree. The knowledge is lost when the agent exits. Only one thread may use it."""
 
     def __init__(self, slots: Sequence[Sequence[Slot]], policy: StabilityPolicy, window_h: float = 24.0) -> None:
         """window_h: as in `Independence`."""
@@ -62,11 +62,12 @@ class Replicas:
         self._bad: dict[int, list[Bad]] = {}
         """Divergences, by generation of the ranks."""
         self._disputes: dict[int, tuple[int, list[Apart]]] = {}
-        """By step: mismatches whose wrong rank is not known. Each has its index in `mismatches`, and the fingerprints that the ranks
+        """By step: mismatches whose wrong rank is not known, each with its index in `mismatches`, and the fingerprints that the ranks
         had."""
         self._independence = Independence(window_h)
         self.early: Early | None = None
-        """The first moments of the optimizer that replicas never held alike; later those with which the comparison ended."""
+        """Optimizer moments that replicas have never held alike. At first those that were found first; later those that ended the
+        comparison."""
         self.again: Early | None = None
         """The last tensors that are no longer compared, because a replay gave each rank the same differing bits again."""
         self.left = Step(-1)
@@ -77,7 +78,7 @@ class Replicas:
         self._model = ""
         """The model that these digests belong to."""
         self._left: list[tuple[int, tuple[int, int]]] = []
-        """Steps to which the ranks went back. Each has the generation and rewind number under which the lineage continues."""
+        """Steps to which the ranks went back, each with the generation and rewind number under which the lineage continues."""
         self.mismatches: tuple[Mismatch, ...] = ()
         self.frozen = Step(-1)
 
@@ -161,10 +162,9 @@ class Replicas:
 
     def _hold(self, sight: Sight, digest: replica_agreement.Digest | None) -> None:
         """Keep the snapshot's digest. Other nodes whose ranks are replicas of this node's ranks must report the same digest."""
-        left = any(sight.stamp.left(to, life) for to, life in self._left)  # read from disk, after the rewind
-        if not digest or not sight.everywhere or left or not self._policy.compare_nodes:
-            return
-        if self.again or self.left >= 0:  # the digest contains tensors that are no longer compared
+        left = any(sight.stamp.left(to, life) for to, life in self._left)  # it was read from disk after the rewind
+        unwanted = self.again or self.left >= 0  # the digest contains tensors that are no longer compared
+        if not digest or not sight.everywhere or left or unwanted or not self._policy.compare_nodes:
             return
         if digest.model != self._model:
             self._model, self._held = digest.model, {}
@@ -208,7 +208,7 @@ class Replicas:
 
     def _convict(self, sight: Sight, ledger: Ledger) -> None:
         """Resolve the open dispute (a mismatch whose wrong rank is not known) of this step. The ranks replayed the step, and now agree.
-        Ranks that had another value before were wrong."""
+        Ranks that had another fingerprint before the replay were wrong."""
         if sight.stamp.step not in self._disputes:
             return
         number, held = self._disputes.pop(sight.stamp.step)
@@ -223,8 +223,8 @@ class Replicas:
     # -- what follows from it ----------------------------------------------------------------------------------------------
 
     def fit(self, stamp: Stamp) -> bool:
-        """Return whether training may resume from this snapshot, as far as is known. It must not if a diverged state led to the
-        snapshot."""
+        """Return whether training may resume from this snapshot, as far as is known. Training must not resume if a diverged state led to
+        the snapshot."""
         return all(
             stamp.rewinds < bad.first.rewinds or stamp.step < bad.first.step or bad.cured(stamp)
             for bad in self._bad.get(stamp.generation, ())
@@ -258,10 +258,14 @@ class Replicas:
         """The digests of this node's snapshots, as text. The leader compares them with other nodes' digests."""
         return str(Held(model=self._model, words=self._held)) if self._held else ""
 
+    @property
+    def ledger(self) -> Ledger | None:
+        ledgers = [future.result().ledger for _, future in self._layouts if future.done()]
+        return max(ledgers, key=lambda each: each.compared, default=None)
+
     def copies(self) -> str:
         """Return a sentence for the log that says how many tensors are compared; empty while none are compared."""
-        ledgers = [future.result().ledger for _, future in self._layouts if future.done()]
-        ledger = max(ledgers, key=lambda each: each.compared, default=None)
+        ledger = self.ledger
         if ledger is None or not ledger.compared:
             return ""
         few = min(len(ranks) for ranks in ledger.copies)
@@ -292,5 +296,5 @@ class _Layout:
         return cls(Ledger(tables), parameters, digest, tuple(len(table.pieces) for table in tables))
 
     def fits(self, sight: Sight) -> bool:
-        """Return whether the snapshot has as many fingerprints as tensors. If not, it is damaged in memory."""
+        """Return whether the snapshot has as many fingerprints as tensors. If not, the snapshot is damaged in memory."""
         return not self.pieces or self.pieces == tuple(map(len, sight.words))

@@ -68,12 +68,14 @@ class Saving:
                     self._schedule.saved(event["seconds"])
             yield event
 
-    def pace(self, *, short: bool, first_of_several: bool) -> None:
-        """Ask for the snapshots that are due. Call it only while all ranks train. short: memory runs out, so a snapshot on disk is due now.
-        first_of_several: this node is the first of several, and asks for copies on behalf of all."""
-        if short or (self._schedule and self._schedule.due(monotonic_s())):
+    def pace(self, seat: tuple[int, ...], *, short: bool) -> None:
+        """Ask for the snapshots that are due. Call `pace` only while all ranks train. seat: this node's rank and the number of nodes. The
+        first node asks on behalf of all: its drain process commits, so only its agent knows how long a snapshot takes. short: memory runs
+        out on this node, so a snapshot on disk is due now."""
+        first, several = seat[0] == 0, seat[1] > 1
+        if short or (first and self._schedule and self._schedule.due(monotonic_s())):
             self._board.ask_durable()
-        if self._copies and first_of_several and self._copies.due(monotonic_s()):
+        if self._copies and first and several and self._copies.due(monotonic_s()):
             self._board.ask_copy()
 
     def ask(self, request: str) -> None:

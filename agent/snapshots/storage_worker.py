@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from ...resilience.clock import sleep
@@ -11,6 +11,18 @@ from ...resilience.errors import MachineError, ResilientError
 
 PAUSE_S = 5.0
 """Seconds to wait after a task has failed."""
+
+
+def each(acts: Iterable[Callable[[], None]]) -> None:
+    """Carry out all of `acts`, and then raise the first error."""
+    failed = None
+    for act in acts:
+        try:
+            act()
+        except ResilientError as error:
+            failed = failed or error
+    if failed:
+        raise failed
 
 
 class Errands:
@@ -62,7 +74,7 @@ class Urgent:
         try:
             error = outcome.get(timeout=patience_s)
         except Empty:
-            raise MachineError("storage does not answer; the agent does this when it answers again") from None
+            raise MachineError("storage does not answer; the agent does this once storage answers again") from None
         if error:
             raise error
 

@@ -110,7 +110,7 @@ class Soundness:
                 if name not in self._refused:
                     self._refused.add(name)
                     self.sentences.append((f"the snapshot {name} is set aside: {_APART}", "bad"))
-                self._errands.ask(f"reject {name}", lambda place=place: commit.reject(place, _APART))  # type: ignore[misc]
+                self._errands.ask(f"reject {name}", lambda place=place: commit.reject(place, _APART, wall_s()))  # type: ignore[misc]
             elif name in left:
                 continue
             elif not self._replicas.compared(stamp):
@@ -152,7 +152,7 @@ class Soundness:
         return sorted(stamp for stamp in complete(headers, len(self._slots)) if self._replicas.fit(stamp))
 
     def free_unfit(self) -> None:
-        """Free the snapshots in memory that are not fit to resume from. Call it only while no rank is alive."""
+        """Free the snapshots in memory that are not fit to resume from. Call `free_unfit` only while no rank is alive."""
         for slot in chain(*self._slots):
             header = slot.header()
             if header.whole and not self._replicas.fit(header.stamp):
@@ -167,10 +167,12 @@ class Soundness:
         held = {*self.memory(), *(stamp for _, stamp in self._durable())}
         here = {*said.memory_steps, *said.durable_steps}
         marked = {step for step, name in self._shelf.seen.durable if name in self._shelf.seen.certified}
+        ledger = self._replicas.ledger if self._replicas.left < 0 else None
         certified = {stamp.step for stamp in self._replicas.certified(held, self._finished)}
         return {
             "agreed_steps": _steps({stamp.step for stamp in held if self._replicas.agreed(stamp)} & here),
             "certified_steps": _steps((certified | marked) & here),
+            "compared": ledger.compared if ledger else 0,
             "mismatches": self._replicas.mismatches[-TOLD:],
             "held": self._replicas.held,
             "frozen": self._replicas.frozen,

@@ -23,7 +23,7 @@ misread."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _MPI_WORDS = {"max_slots", "max-slots", "max"}
-"""Open MPI's upper limits on slots. They are ignored, because one agent per node exceeds none of them."""
+"""Open MPI's upper limits on slots, which are ignored, because one agent per node exceeds none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,8 @@ def parse(text: str, file: str) -> tuple[Host, ...]:
         host = _host(words, f"{file}, line {number}")
         if host.node in lines:
             raise UsageError(
-                f"{file}, line {number}: {host.node} is on line {lines[host.node]} already; one line a host, and slots=N for its ranks"
+                f"{file}, line {number}: {host.node} is on line {lines[host.node]} already; write one line for each host, "
+                "with slots=N for its number of ranks"
             )
         lines[host.node] = number
         hosts.append(host)

@@ -30,7 +30,7 @@ from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.text import formatting
-from ..etcd.server import EmbeddedEtcd, started
+from ..etcd.server import AGAIN_WITHIN_S, EmbeddedEtcd, started
 from ..join.registration import forget_leaving
 from ..launch import scheduler_env
 from ..launch.torchrun import Launch
@@ -53,8 +53,8 @@ EXPORTED = (
 )
 EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MTHREADS_", "MT_RESILIENT_", "MUDNN_", "MUSA_", "NCCL_", "NVTE_", "OMP_",
                      "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "UCX_")  # fmt: skip
-"""Environment variables that the agents get from this terminal. They get all others from ssh on their own host. `--export NAME` adds a
-variable."""
+"""Environment variables that the agents get from this terminal. The agents get all other variables from ssh on their own host. `--export
+NAME` adds a variable."""
 _RESOLVE_S = 20.0
 _REVIVE_S = 5.0
 """Seconds between two tries to start a dead etcd again."""
@@ -153,8 +153,8 @@ def launch_on_hosts(wanted: Wanted, launch: Launch, command: Sequence[str], dire
 def _etcd(
     wanted: Wanted, hosts: Sequence[Host], run: RunDirectory, terminal: Terminal, stack: ExitStack
 ) -> tuple[str, Callable[[], None]]:
-    """Return the endpoints of the etcd that the user named, or of an etcd started here. Also return a function that restarts the latter if
-    it dies."""
+    """Return the endpoints of the etcd that the user named, or of an etcd started here. Also return a function that restarts an etcd that
+    was started here, if it dies."""
     if wanted.endpoints:
         return wanted.endpoints, lambda: None
     server, endpoint = started(run, terminal, stack, lambda: reachable(hosts, wanted.ssh_options))
@@ -176,12 +176,12 @@ def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
 
 
 def _slots_told(hosts: Sequence[Host], ranks: int, terminal: Terminal) -> None:
-    """Warn if the hostfile's `slots` differ from `ranks`: the number of ranks per node that this machine reads from the command."""
+    """Warn if the hostfile's `slots` differ from `ranks`: the number of ranks per node in the command; 0: each host counts them."""
     slots = max(host.slots for host in hosts)
-    if slots and slots != ranks:
+    if slots and ranks and slots != ranks:
         terminal.say(
             f"the hostfile gives slots={slots}, and by the command a node has {formatting.count(ranks, 'rank')}: slots is ignored, "
-            "--nproc-per-node decides",
+            "and --nproc-per-node decides",
             wall_s(),
             "warn",
         )
@@ -244,7 +244,7 @@ def named_after(folder: str, identity: str) -> str:
 
 
 def _identity(run: RunDirectory) -> str:
-    """Return eight hexadecimal digits. They are the same for each launch from this run directory, and differ between run directories."""
+    """Return eight hexadecimal digits, which are the same for each launch from this run directory, and differ between run directories."""
     file = run.root / "launch"
     if not file.exists():
         file.write_text(uuid.uuid4().hex)
@@ -252,8 +252,8 @@ def _identity(run: RunDirectory) -> str:
 
 
 class Begun:
-    """Tells whether the job has begun since this object was made, because there is a new generation. The answer is also True while etcd
-    does not answer: the job may have begun."""
+    """Tells whether the job has begun since this object was created: there is a new generation. The result is also True while etcd does not
+    answer, because the job may have begun."""
 
     def __init__(self, last: Callable[[], GenerationRecord | None]) -> None:
         """last: returns the newest generation's record, or raises ResilientError if etcd does not answer."""
@@ -272,7 +272,7 @@ class Begun:
 
 
 class _Revived:
-    """Restarts the etcd of this launch if it has died. Training goes on meanwhile."""
+    """Restarts the etcd of this launch if it has died. Training continues meanwhile."""
 
     def __init__(self, server: EmbeddedEtcd, endpoint: str, terminal: Terminal) -> None:
         self._server, self._endpoint, self._terminal = server, endpoint, terminal
@@ -283,9 +283,11 @@ class _Revived:
             return
         self._not_before_s = monotonic_s() + _REVIVE_S
         try:
-            if self._server.start() != self._endpoint:
+            if self._server.start(AGAIN_WITHIN_S) != self._endpoint:
                 self._server.stop()
                 raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
             self._terminal.say("etcd had died and was started again", wall_s(), "good")
         except ResilientError as error:
-            self._terminal.say(f"{error}; training goes on, tried again in {_REVIVE_S:.0f} s", wall_s(), "bad")
+            self._terminal.say(
+                f"{error}; training continues, and the start is tried again in {_REVIVE_S:.0f} s", wall_s(), "bad"
+            )

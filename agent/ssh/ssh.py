@@ -27,6 +27,7 @@ from ...resilience.errors import MachineError
 from ...resilience.ipc import die_with_parent
 from ..loop.shutdown import heard
 from ..output.async_output import Printing
+from ..output.lines import cut
 from ..output.terminal import Terminal
 from . import fleet_status
 from .fleet_status import Member, Phase
@@ -76,14 +77,14 @@ class Reached:
         """Show new output, line by line. Return False at the end of this descriptor."""
         stream = self.outputs[fd]
         part = os.read(fd, 1 << 16)
-        *lines, self._rest[stream] = (self._rest[stream] + part).split(b"\n")
+        lines, self._rest[stream] = cut(self._rest[stream] + part)
         if not part:
             del self.outputs[fd]
-            lines = [line for line in (self._rest.pop(stream),) if line]
+            lines = [line + b"\n" for line in (self._rest.pop(stream),) if line]
         for line in lines:
             if self.member.phase is Phase.UP:
                 show(stream, line)
-            elif line.endswith(self._hello) and stream == 1:  # after output of a .bashrc without a line end
+            elif line.rstrip().endswith(self._hello) and stream == 1:  # after output of a .bashrc without a line end
                 self.member = replace(self.member, phase=Phase.UP)
             else:
                 self._said.append(line.decode(errors="replace").strip())
@@ -110,8 +111,8 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def command(host: Host, options: Sequence[str]) -> list[str]:
-    """Return the ssh command with its options. options: `Key=value`, as for `ssh -o`. They override `_OPTIONS`, and the hostfile's port
-    overrides them."""
+    """Return the ssh command with its options. options: `Key=value`, as for `ssh -o`. These options override `_OPTIONS`, and the hostfile's
+    port overrides both."""
     port = [f"Port={host.port}"] if host.port else []
     return ["ssh", "-T", *(word for option in (*port, *options, *_OPTIONS) for word in ("-o", option))]
 
@@ -123,7 +124,7 @@ class Start:
     options: Sequence[str]
     """For `ssh -o`."""
     agent: Callable[[Host], Sequence[str]]
-    """Returns the agent's command for a host. Its program must be at the same path there as here."""
+    """Returns the agent's command for a host. The agent's program must be at the same path on that host as on this one."""
     environment: Mapping[str, str]
 
 
@@ -194,8 +195,8 @@ class SshLaunch:
                 self._reached.append(Reached(host, self._how.options, order))
             except OSError as error:
                 raise MachineError(
-                    f"no ssh to {host.node} can be started ({error.strerror}); the {len(self._reached)} before it were ended again. "
-                    "Raise this machine's limits (for open files: ulimit -Hn), or name fewer hosts"
+                    f"no ssh to {host.node} can be started ({error.strerror}); the {len(self._reached)} ssh processes "
+                    "before it were ended. Raise this machine's limits (for open files: ulimit -Hn), or name fewer hosts"
                 ) from error
 
     def _attend(self, wake: int) -> int:
@@ -235,11 +236,11 @@ class SshLaunch:
         member, reason = reached.member, "" if self._gave_up else self._hopeless()
         match member.phase:
             case Phase.UNUSABLE:
-                without = "" if reason or self._gave_up else "; the job goes without it"
+                without = "" if reason or self._gave_up else "; the job runs without it"
                 self._say(f"{member.node} cannot be used ({reached.words}){without}", "bad")
             case Phase.LOST:
                 self._say(
-                    f"{member.node} is lost: {fleet_status.how_lost(member.code)}; the others go on if the job can do without it",
+                    f"{member.node} is lost: {fleet_status.how_lost(member.code)}; the other nodes continue if the job can do without it",
                     "bad",
                 )
                 if not self._signals and any(other.phase is Phase.UP for other in self.members):
@@ -278,7 +279,7 @@ class SshLaunch:
 
     def _shower(self, reached: Reached) -> Callable[[int, bytes], None]:
         def show(stream: int, line: bytes) -> None:
-            self._printing[stream].show(reached.member.node.encode() + b": " + line + b"\n")
+            self._printing[stream].show(reached.member.node.encode() + b": " + line)
 
         return show
 

@@ -1,5 +1,5 @@
-"""The far end of `run --hostfile`: the process that ssh starts on a host. It starts this host's agent, and relays between the agent and the
-connection.
+"""The far end of `run --hostfile`: the process that ssh starts on a host. This process starts the host's agent, and relays between the
+agent and the connection.
 
     stdin, from the launching terminal                    here                              the agent
     one line of JSON: folder, environment, command   ──▶  starts it                    ──▶  it dies with this process
@@ -64,7 +64,7 @@ class _Lines:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.early: list[str] = []
-        """Lines that arrived together with the first line."""
+        """Lines of the launching terminal that arrived together with its first line."""
         self._rest = b""
 
     def read(self) -> list[str] | None:
@@ -99,7 +99,7 @@ class _Between:
         self._asked = 0
 
     def run(self) -> None:
-        """Relay until the agent's output ends. It ends when the agent dies, because the agent's ranks die too."""
+        """Relay until the agent's output ends. The output ends when the agent dies, because the agent's ranks die too."""
         poller = select.poll()
         for fd in (self._words.fd, *self._outputs):
             poller.register(fd, select.POLLIN)
