@@ -1,5 +1,5 @@
-"""Attaches this process to the agent. It reads the handoff, claims the rank's page (its block of shared memory), and reports why it fails.
-It ends when the launcher ends.
+"""Attaches this process to the agent: reads the handoff, claims the rank's page (its block of shared memory), and writes there why the rank
+fails. Also makes the process end when the launcher ends.
 
 A rank may be several processes: a wrapper, its helpers, the workers of a data loader. The process that torchrun started is the rank, until
 a training loop begins in another process. Every other process stays unattached, and the code that builds on this module does nothing in it.
@@ -21,6 +21,7 @@ from ...resilience.errors import FormatError, InternalError, LayoutError, Resili
 from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.die_with_parent import die_with, die_with_parent
 from ...resilience.ipc.handoff import VARIABLE, Handoff, local_rank
+from ...resilience.model.types import RankPhase
 from .board import claim
 from .output import print_through_the_agent
 from .rank_stderr import say
@@ -124,10 +125,26 @@ def _attach(trains: bool) -> Attachment | None:
     )
 
 
+_last_words: list[ResilientError] = []
+"""Errors of this program that end the rank, although the script may catch them and exit with code 0."""
+
+
+def ends_the_rank(error: ResilientError, **words: object) -> None:
+    """Note that the rank cannot continue after `error`. words: items of the message to the agent (`farewell`)."""
+    error.farewell = words  # type: ignore[attr-defined]
+    _last_words.append(error)
+
+
 def _leave(page: Page) -> None:
-    """Mark on the page that the script has ended. During the teardown that follows, gloo's threads sometimes abort the interpreter (torch
-    2.13: a thread waits for the GIL of an interpreter that is gone). This handler is registered first and therefore runs last."""
-    if os.getpid() == page.pid and not page.farewell():
+    """Mark on the page that the script has ended, or that it ended because of an error that it caught. During the teardown that follows,
+    gloo's threads sometimes abort the interpreter (torch 2.13: a thread waits for the GIL of an interpreter that is gone). `_leave` is
+    registered as the first exit handler and therefore runs last."""
+    if os.getpid() != page.pid or page.farewell():
+        return
+    if _last_words and page.phase < RankPhase.FINISHED:
+        _last_words[-1].farewell["caught"] = True  # type: ignore[attr-defined]
+        farewell(page, _last_words[-1])
+    else:
         page.left = 1
 
 

@@ -23,9 +23,14 @@ def page_of(handoff: Handoff, local_rank: int, *, writable: bool = False) -> Pag
 
 def claim(handoff: Handoff, environ: Mapping[str, str], now_ns: int, *, trains: bool) -> Page | None:
     """Return the page of this process's rank. Return None if another process of this generation has the page. Also return None if the page
-    belongs to another generation; then this process is a leftover. trains: a training loop begins in this process. Then it takes the page
-    from a process of the same rank without a loop: that process has started this one and waits for it."""
-    page = page_of(handoff, local_rank(environ), writable=True)
+    belongs to another generation: this process is then a leftover of an earlier generation. Also return None if there are more local ranks
+    than pages: this process then belongs to a torchrun that a rank has started. trains: a training loop begins in this process.
+    A process with a loop takes the page from a process of the same rank without a loop, which has started it and waits for it."""
+    number = local_rank(environ)
+    # Such a page would lie beyond the board's end.
+    if max(number + 1, int(environ.get("LOCAL_WORLD_SIZE") or 0)) > len(handoff.arena):
+        return None
+    page = page_of(handoff, number, writable=True)
     taken = page.pid not in (0, os.getpid()) and (not trains or page.phase > RankPhase.ATTACHED)
     if page.generation != handoff.generation or taken:
         page.release()

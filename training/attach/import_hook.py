@@ -15,9 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-from . import launcher_report
-from .attach import attach
-from .unknown_loop import tell_unknown
+from ...resilience import clock  # noqa: F401  (before the script can replace the functions of `time`)
 
 LOOPS = {
     "megatron.training.training": "mt_resilient.training.loops.megatron_entry",
@@ -28,20 +26,27 @@ LOOPS = {
 
 
 def activate() -> None:
-    """Attach this rank and prepare the hooks. Each process of the rank calls this, because only the loop shows which process trains.
-    Workers of multiprocessing are not attached."""
+    """Attach this rank and prepare the hooks. Each process of the rank calls `activate`, because only the training loop shows which process
+    trains. Workers of multiprocessing are not attached."""
     _turn_a_deaf_ear()
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
-    attached = attach(trains=False)
-    if attached and attached.handoff.generation > 1:  # each generation's own torchrun counts from 0
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
-    os.environ.update(attached.handoff.variables if attached else {})
+    if os.getsid(0) == os.getpid():  # otherwise the launcher has not started this process
+        _attach()
     for name in LOOPS:
         if name in sys.modules:  # this process was forked from one that had imported the module
             _wrap(sys.modules[name])
     if not any(isinstance(finder, LoopFinder) and finder.wraps.keys() == LOOPS.keys() for finder in sys.meta_path):
         sys.meta_path.insert(0, LoopFinder(dict.fromkeys(LOOPS, _wrap)))
+
+
+def _attach() -> None:
+    from .attach import attach  # the import takes 0.1 s, which a rank's child processes need not pay
+
+    attached = attach(trains=False)
+    if attached and attached.handoff.generation > 1:  # each generation's own torchrun counts from 0
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
+    os.environ.update(attached.handoff.variables if attached else {})
 
 
 def _turn_a_deaf_ear() -> None:
@@ -56,6 +61,8 @@ def _turn_a_deaf_ear() -> None:
 
 def listen_to_launcher() -> None:
     """Make this process, which is torchrun itself, report how its ranks end."""
+    from . import launcher_report
+
     sys.meta_path.insert(0, LoopFinder({launcher_report.MODULE: launcher_report.wrap}))
 
 
@@ -64,11 +71,13 @@ def _wrap(module: ModuleType) -> None:
     try:
         importlib.import_module(LOOPS[module.__name__]).wrap(module)
     except Exception as error:
+        from .unknown_loop import tell_unknown
+
         tell_unknown(module.__name__, error)
 
 
 class LoopFinder(importlib.abc.MetaPathFinder):
-    """Asks all other finders for the modules to wrap, and extends these modules' loaders. It finds no module itself."""
+    """Asks all other finders for the modules to wrap, and extends these modules' loaders. LoopFinder finds no module itself."""
 
     def __init__(self, wraps: Mapping[str, Callable[[ModuleType], None]]) -> None:
         self.wraps = wraps

@@ -1,5 +1,5 @@
-"""Marks recoveries in the logs that the script itself keeps with TensorBoard or Weights & Biases. This module imports neither: where the
-script has opened no log in this process, nothing happens."""
+"""Marks recoveries in the logs that the script itself keeps with TensorBoard or Weights & Biases. This module imports neither library, and
+does nothing in a process in which the script has opened no such log."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _due: list[tuple[str, int, int]] = []
 
 
 def due(what: str, reached: int, resumed: int) -> None:
-    """Note a mark for `leave`. what: what the ranks did. reached: the step at which they went back. resumed: the one to which they went."""
+    """Note a mark for `leave` to write. what: what the ranks did. reached: the step at which they went back. resumed: the step to which
+    they went back."""
     _due.append((what, reached, resumed))
 
 
 def leave() -> None:
-    """Call this at each boundary: leave the marks that are due. A script that opens a new log when it goes back has done so by then, and
-    TensorBoard's `purge_step` does not hide them."""
+    """Call this at each boundary: it writes the marks that are due. If the script opens a new log after a rewind, it has done so by then,
+    and TensorBoard's `purge_step` does not hide the marks."""
     while _due:
         _mark(*_due.pop(0))
 
@@ -35,11 +36,11 @@ def _mark(what: str, reached: int, resumed: int) -> None:
             writer.add_scalar(AGAIN, reached - resumed, reached)
             writer.add_text(WORDS, f"{what}: from step {reached} back to step {resumed}", reached)
         run = getattr(sys.modules.get("wandb"), "run", None)
-        if run is not None:  # without `commit`, it joins a row of the script's: the script's own count of rows stays
+        if run is not None:  # with commit=False, the script's count of rows does not change
             run.log({AGAIN: reached - resumed}, commit=False)
     except Exception as error:  # a library's failure must not become a fault of the training
         say(
-            f"the recovery could not be marked in the script's own log ({type(error).__name__}: {error}); training goes on"
+            f"the recovery could not be marked in the script's own log ({type(error).__name__}: {error}); training continues"
         )
 
 

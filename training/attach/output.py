@@ -1,5 +1,5 @@
-"""Puts the agent's pipes or terminals in place of this rank's stdout and stderr, so that the agent can keep what the rank prints. It does
-so only where the rank would print to the agent's own stdout or stderr: what torchrun redirects, stays."""
+"""Puts the agent's pipes or terminals in place of this rank's stdout and stderr, so that the agent can keep what the rank prints. Only
+streams that lead to the agent's own stdout or stderr are replaced: a stream that torchrun redirects stays redirected."""
 
 from __future__ import annotations
 

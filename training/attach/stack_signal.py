@@ -1,4 +1,4 @@
-"""Lets the agent ask where a rank is. At a signal, the rank writes the stacks of all its threads into a file that the agent reads.
+"""Lets the agent ask for a rank's stacks. At a signal, the rank writes the stacks of all its threads into a file that the agent reads.
 
 The signal's handler is faulthandler's, in C, so it works even while the main thread is stuck in C and holds the GIL.
 """
@@ -22,8 +22,8 @@ _signal = 0
 
 
 def listen(page: Page, path: str) -> None:
-    """From now on, write stacks into `path` at a signal, and record the signal's number on the rank's page. It is a real-time signal
-    without another handler, because schedulers use the other signals."""
+    """From now on, write stacks into `path` at a signal, and record the signal's number on the rank's page. The signal is a real-time
+    signal without another handler, because schedulers use the other signals."""
     for number in range(signal.SIGRTMAX - 2, signal.SIGRTMAX - 2 - _TRIED, -1):
         if signal.getsignal(number) is signal.SIG_DFL:
             global answers, _signal

@@ -1,14 +1,15 @@
-"""Says once in a job that a training loop is not known. The loop then runs as under torchrun alone."""
+"""Prints once in a job that a training loop is not known. A loop that is not known runs as under torchrun alone."""
 
 from __future__ import annotations
 
 import sys
 
+from ...resilience.errors import StateError
 from .attach import attach
 from .rank_stderr import say
 
 _said: set[int] = set()
-"""Generations in which this process has said it."""
+"""Generations in which this process has printed that."""
 
 
 class UnknownLoop(Exception):
@@ -16,12 +17,15 @@ class UnknownLoop(Exception):
 
 
 def tell_unknown(loop: str, why: BaseException | str) -> None:
-    """Print that the loop is not known, only on rank 0 and only in the job's first generation. loop: the module that contains it. why: what
-    the hooks missed."""
+    """Print that the loop is not known, only on rank 0 and only in the job's first generation. loop: the module that contains the loop.
+    why: what the hooks did not find."""
     attached = attach(trains=False)
     if attached is None or attached.rank or attached.handoff.generation > 1 or attached.page.generation in _said:
         return
     _said.add(attached.page.generation)
+    if isinstance(why, StateError):
+        say(f"{why}. The training loop of {loop} runs as under torchrun alone: unwatched and without snapshots")
+        return
     if isinstance(why, BaseException) and not isinstance(why, UnknownLoop):
         why = f"{type(why).__name__}: {why}"
     say(

@@ -1,8 +1,8 @@
-"""Finds the variables that a loop carries from one step to the next, or a function from one call to the next. The code may read them before
-it sets them in this step, and it changes them.
+"""Finds the variables that a loop carries from one step to the next, or a function from one call to the next. The code changes such a
+variable, and may read it in a step before it sets it in that step.
 
-The analysis goes forward through the byte code and its jumps, and tracks what is surely set before each instruction. It skips exception
-handlers.
+The analysis follows the byte code and its jumps, and tracks which variables are certainly set before each instruction. The analysis skips
+exception handlers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _FLAGS = frozenset(("requires_grad_", "share_memory_", "detach_"))
 
 class Carried(NamedTuple):
     path: Path
-    """The variable, and the attributes or keys that lead to the part. Ends with ALL if a method is called, or if the code sets a part that
-    it does not name."""
+    """The variable, and the attributes or keys that lead to the part. The path ends with ALL if a method is called, or if the code sets a
+    part that it does not name."""
     method: str | None
     anew: bool
-    """Whether another object is assigned, not the same object after an operator changed it in place."""
+    """Whether the code assigns another object. False if an operator such as `+=` changes the object in place and assigns the same object
+    again."""
 
     @property
     def fills(self) -> bool:

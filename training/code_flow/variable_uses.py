@@ -1,4 +1,5 @@
-"""Lists what each byte code instruction does with variables and their parts. It simulates the stack, but only for variables and parts."""
+"""Lists what each byte code instruction does with variables and their parts. This module simulates Python's stack, but only for variables
+and parts."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ ALL = ("[", "…")
 SOME = ("[", "?")
 """Stands for a part that the code does not name."""
 _EMPTIES = frozenset(("clear", "reset", "zero_", "fill", "fill_", "copy_", "normal_", "uniform_"))
-"""Methods that discard all of the former content."""
+"""Methods that discard all former content of their object."""
 CHANGING_FUNCTIONS = frozenset(
     ("next", "heappush", "heappop", "heappushpop", "heapreplace", "heapify", "insort", "shuffle")
 )
@@ -182,7 +183,7 @@ def _is_path(symbol: Any) -> bool:
 
 def _variables(instruction: dis.Instruction) -> Iterator[tuple[str, str]]:
     """Yield each access and its variable. Python 3.13 has instructions for two variables each, such as STORE_FAST_LOAD_FAST."""
-    if instruction.opname == "LOAD_FAST_AND_CLEAR":  # around a comprehension, which has a variable of this name
+    if instruction.opname == "LOAD_FAST_AND_CLEAR":  # around a comprehension that has a variable of this name
         return
     words = [word for word in instruction.opname.split("_") if word in ("LOAD", "STORE", "DELETE")]
     names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
