@@ -1,5 +1,5 @@
-"""One interface to musa, cuda and cpu. It uses the tensors' own devices, never `torch.cuda`: Moore Threads' patches map one to the other.
-With these patches, `is_available` and `current_device` return misleading results."""
+"""One interface to musa, cuda and cpu. This module takes devices from tensors and never asks `torch.cuda`, because Moore Threads' patches
+map `torch.cuda` to musa. With these patches, `is_available` and `current_device` return misleading results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def module(kind: str) -> Any:
 
 
 def devices(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
-    """Return the accelerators that contain `tensors`, in order."""
+    """Return the accelerators that contain `tensors`, sorted by name."""
     return sorted({tensor.device for tensor in tensors} - {torch.device("cpu"), torch.device("meta")}, key=str)
 
 
@@ -46,8 +46,8 @@ def synchronize(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def memory(runtime: Any, where: torch.device) -> tuple[int, int, int]:
-    """Return the free and all bytes of the device's memory that this process may use, and the bytes that torch's allocator holds unused; 0:
-    not known. runtime: as `module` returns it."""
+    """Return the free and the total bytes of the device's memory that this process may use, and the bytes that torch's allocator holds
+    unused. 0 means: not known. runtime: as `module` returns it."""
 
     def asked(name: str, otherwise: Any) -> Any:
         return getattr(runtime, name, lambda where: otherwise)(where)
@@ -69,7 +69,7 @@ def unregister(kind: str, memory: memoryview) -> bool:
 
 
 def populate(memory: memoryview) -> None:
-    """Map all pages of the memory with one call, if the kernel supports it (5.14). Mapped one by one, they cost ten times as much. Other
+    """Map all pages of the memory with one call, if the kernel supports it (5.14). Mapping them one by one takes ten times as long. Other
     threads run meanwhile."""
     _LIBC.madvise(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), _POPULATE_WRITE)
 
@@ -93,8 +93,8 @@ def copy_rows(kind: str) -> CopyRows | None:
 
 
 def allow_capture(kind: str) -> bool:
-    """Let other threads capture graphs while the calling thread uses the runtime. Otherwise its calls would make their captures fail.
-    Return False if the runtime has no such call."""
+    """Let other threads capture graphs while the calling thread uses the runtime. Without this permission, the calling thread's calls would
+    make the captures of other threads fail. Return False if the runtime has no such call."""
     function = _runtime_call(kind, "ThreadExchangeStreamCaptureMode", (ctypes.c_void_p,))
     return function is not None and int(function(ctypes.byref(ctypes.c_int(_RELAXED)))) == 0
 

@@ -31,13 +31,13 @@ _BLOCK = 256
 class Case:
     dtype: torch.dtype
     largest: int
-    """The largest absolute value of the factors' elements. If it is 1, no element is 0."""
+    """The largest absolute value of the factors' elements. If `largest` is 1, all elements are 1 or -1."""
     inner: int
 
 
 CASES = (Case(dtype=torch.float32, largest=16, inner=4096), Case(dtype=torch.bfloat16, largest=1, inner=256))
 _DEVICE_SIZE = 8192
-"""Rows and columns of the product on an accelerator, a multiple of `_BLOCK`. It keeps the device busy."""
+"""Rows and columns of the product on an accelerator, a multiple of `_BLOCK`, large enough to keep the device busy."""
 
 
 def block(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -91,12 +91,12 @@ def devices() -> list[str]:
 
 
 def unseen(built: Mapping[str, bool], dev: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield kinds of devices that this torch is `built` for and the machine has, but torch does not find. No environment variable hides
-    them, so their driver does not work."""
+    """Yield the kinds of devices that this torch is `built` for and that the machine has, but that torch does not find. Kinds that an
+    environment variable hides are skipped. The driver of the yielded kinds does not work."""
     for kind, pattern in (("musa", "mtgpu*"), ("cuda", "nvidia[0-9]*")):
         files = sorted(file.name for file in dev.glob(pattern))
         if built[kind] and files and environment.get(f"{kind.upper()}_VISIBLE_DEVICES") not in ("", "-1"):
-            yield {"device": kind, "error": f"torch finds no device, and the machine has {', '.join(files)}"}
+            yield {"device": kind, "error": f"torch finds no device, but the machine has {', '.join(files)}"}
 
 
 def _memory(device: str) -> tuple[int, int]:

@@ -68,7 +68,7 @@ class Session(Boundaries):
 
     def steps(self, total: int, start: int = 0) -> Iterator[int]:
         """Return the indexes of the steps still to compute, 0-based. After a rewind, they start again from the restored step. start: the
-        number of steps in a checkpoint that the script loaded. If there is a snapshot, it replaces the loaded state.
+        number of steps in a checkpoint that the script loaded. If the job has a snapshot, the snapshot replaces the loaded state.
 
         The last step is judged before the iterator ends, so the loop never ends with a state that was not judged.
         """
@@ -109,16 +109,17 @@ class Session(Boundaries):
     def _steps(self, total: int | None, data: Batches | None, start: int = 0) -> Iterator[tuple[int, Any]]:
         if self._counting:
             raise UsageError(
-                "a Session counts the steps of one loop: call steps() or batches() once, and give it the whole number of them"
+                "a Session counts the steps of one loop: call steps() or batches() once, with the total number of steps"
             )
         self._counting = True
-        if self._at is not None:
+        watched = self._at is not None
+        if watched:
             self._started.notice()
             self._beside.begins()
             self._counts.look(self._tell)
             self._generators.look(sys._getframe())
             if self._looks:
-                with suppress(Exception):  # no variable of the script may make the search harm the training
+                with suppress(Exception):  # whatever the script's variables are, the search must not harm the training
                     self._named = moved_on(sys._getframe(), [*self._given, data])
                 if self._named:
                     self._tell(loop_variables.sentence(self._named))
@@ -141,6 +142,9 @@ class Session(Boundaries):
         finally:
             if data is not None:
                 data.end()
+            if watched:  # the script may train further models in this process
+                self._accumulation.release()
+                self._started.release()
 
     def _computed(self, step: int, total: int | None, data: Batches | None) -> Iterator[tuple[int, Any]]:
         crossed = False
@@ -152,7 +156,8 @@ class Session(Boundaries):
                 self._ahead.gives()
                 if data is not None:
                     self._beside.gives()
-                yield step, batch
+                held, batch = [batch], None
+                yield step, held.pop()  # the script alone holds the batch: it may free the memory within the step
                 self._ahead.gave(reported=self._figures is not before)
                 if data is not None:
                     data.drain()
@@ -179,7 +184,7 @@ class Session(Boundaries):
 
     @property
     def _looks(self) -> bool:
-        """Whether this rank searches for state that no snapshot contains. Only rank 0 does, at the job's first start."""
+        """Whether this rank searches for state that no snapshot contains. Only rank 0 searches, at the job's first start."""
         return self._at is not None and self._at.rank == 0 and self._handoff.resume_step < 0
 
     def _look_for_changes(self, data: Batches | None) -> None:
@@ -232,8 +237,8 @@ class Session(Boundaries):
 
     @property
     def data_step(self) -> int:
-        """The number of the batch for the present step, counted from 0. It is the step's own number, unless data was skipped before. If a
-        loop takes its batches by this number, a recovery can skip data that causes a spike."""
+        """The number of the batch for the present step, counted from 0: the step's own number, unless data was skipped before. If a loop
+        fetches the batch with this number, a recovery can skip data that causes a spike."""
         if self.fixed_data and self._at is not None:
             self._page.tells = 2
         self.fixed_data = False

@@ -1,8 +1,8 @@
 """Exchanges the ranks' own reports at each boundary (the moment between two steps), while the next step is computed.
 
 A report is a row of numbers. Row of this rank → MAX over all ranks → one row, the same on every rank. Ranks of one node write their rows on
-their pages of shared memory and read each other's. With several nodes, the first ranks of the nodes exchange rows (`cross_node.py`). This
-module does not use the script's collectives.
+their pages of shared memory and read each other's. With several nodes, the first rank of each node (local rank 0) exchanges rows with the
+first ranks of the other nodes (`cross_node.py`). This module does not use the script's collectives.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def _heard(page: Page, ordinal: int, speaker: Speaker | None = None) -> Row:
             raise speaker.failure
         if page.phase == RankPhase.FINISHED and page.hear(ordinal) is None:
             raise UsageError(
-                f"rank {page.rank} has ended its loop after {page.step} steps, and this rank has more steps. Let all ranks of a Session "
-                "do the same number"
+                f"rank {page.rank} has ended its loop after {page.step} steps, and this rank has more steps. Let all ranks of a "
+                "Session do the same number of steps"
             )
         sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_S)

@@ -37,11 +37,11 @@ from .watch_threads import unwatch, watch
 _LAST_SNAPSHOT_S = 60.0
 """The most seconds that the last snapshot waits for a slot that is still being written to disk."""
 _LOOK_S = 0.05
-"""Seconds between two polls of ranks that are paused, or without a lease."""
+"""Seconds between two polls by a rank that is paused, or whose node's lease may have expired."""
 
 
 class Boundaries:
-    """One rank's training from boundary to boundary, watched by the agent. It does nothing outside of `mt-resilient run`."""
+    """One rank's training from boundary to boundary, watched by the agent. Outside of `mt-resilient run`, Boundaries does nothing."""
 
     def __init__(self, **sources: Any) -> None:
         """sources: the objects to save, by name; `sources.sources_of` says which objects are accepted."""
@@ -54,10 +54,10 @@ class Boundaries:
             raise StateError(str(error)) from None
         self._models = [source for source in self._sources.values() if isinstance(source, Modules)]
         self.fixed_data = True
-        """Whether it is unknown which data a step uses: the loop neither asks for `data_step` nor takes its `batches` from the session.
-        Then no data can be used again on purpose, and none left out."""
-        self.puts_data_back = False  # if True, the data is put back all the same, though none can be left out
-        self.cure = "take the batches from session.batches(loader), or by session.data_step (docs/data.md)"
+        """True: it is not known which data a step uses, because the loop neither reads `data_step` nor iterates over `batches`. While
+        `fixed_data` is True, the session can neither repeat nor skip data."""
+        self.puts_data_back = False  # True: the position in the data is restored all the same, but none is skipped
+        self.cure = "get the batches from session.batches(loader), or fetch the batch with the number session.data_step (docs/data.md)"
         """What to do if it is unknown which data a step uses."""
         self._missing: list[Any] = []
         """Optimizers and schedulers that change in the training and are in no snapshot, as far as is known."""
@@ -70,17 +70,17 @@ class Boundaries:
         self._page.built_ns, self._page.phase = monotonic_ns(), RankPhase.RESTORING
         self._pace, self._skips = Pace(self._handoff.every_steps), Skips()
         self._left_ns, self._copying = 0, False  # when the present step began, and whether copies were under way then
-        self._course = Course(self._handoff)
         self._repetition = Repetition(self._page, next(iter(self._handoff.reached[self._at.local_rank :]), None))
-        self._sources[COURSE] = self._course
+        self._sources[COURSE] = self._course = Course(self._handoff)
         self._tape = Tape(self._at, self._sources, self._pace)
         self._rescue = Rescue(self._handoff.policy.rescue, self._sources.values())
-        self._own_gradients = OwnGradients((c for m in self._models for c in m.chunks), noted=self._at.world > 1)
+        chunks = (chunk for model in self._models for chunk in model.chunks)
+        self._own_gradients = OwnGradients(chunks, noted=self._at.world > 1, observes=self.observes)
         optimizers = [source for source in self._sources.values() if isinstance(source, Optimizers)]
         others = [source for source in self._sources.values() if isinstance(source, Values)]
         self._accumulation = self._tape.alone.gradients = Accumulation(self._models, optimizers, others, self._tell)
         self._own_time = OwnTime(self._page) if self._at.world > 1 and not self._tape.devices else None
-        """None if a rank's own time can't be measured: with a single rank, or on a device."""
+        """None: this rank's own time is not measured, because there is a single rank, or the rank uses a device."""
 
     def _tell(self, sentence: str) -> None:
         """Print the sentence, only on rank 0 and only in a watched rank."""
@@ -89,7 +89,7 @@ class Boundaries:
 
     @property
     def observes(self) -> bool:
-        """Whether faults are only reported, and the loop runs as in its own script."""
+        """Whether faults are only reported, and the loop runs as without this program."""
         return self._at is None or self._handoff.policy.observe
 
     def restore(self) -> int | None:
@@ -118,7 +118,7 @@ class Boundaries:
         watch(self._at, self._tape.device)
         self._page.tells = 2 if not self.fixed_data else 3 if self.puts_data_back else 1
         self._rescue.turn(self._course.careful(step))
-        first = self._tape.owed  # set if the job begins with another job's state
+        first = self._tape.owed  # set if the job starts from another job's snapshot
         self._tape.record(step, first)
         if first:
             self._page.step = step
@@ -180,9 +180,9 @@ class Boundaries:
             self._tape.owed = Wanted.ON_DISK
         due = wanted or self._tape.owed is Wanted.ON_DISK or self._pace.due(step, self._council.stride)
         finite = figures is None or figures.finite
-        if wanted:  # it may wait for a slot
+        if wanted:  # the snapshot may wait for a slot
             self._page.doing = Doing.CHECKPOINT
-        if wanted and not self._tape.may_record():  # two copies are still under way, and a third would find no slot
+        if wanted and self._tape.unsettled:  # earlier copies may hold every slot until their outcome is known
             self._council.settle()
         if due and (wanted or self._tape.may_record()):
             where = Wanted.ON_DISK if wanted else self._tape.owed
@@ -273,12 +273,12 @@ class Boundaries:
         self._tape.alone.generators.restore(kept)
 
     def finish(self, complete: bool = True) -> None:
-        """Record that the loop has ended and its last step was judged. Not `complete`: it ends early on purpose, and may be continued."""
+        """Record that the loop has ended and its last step was judged. complete: False if the loop ends early on purpose."""
         if self._at is not None and self._page.phase != RankPhase.STOPPED:
             unwatch(self._page, RankPhase.FINISHED if complete else RankPhase.STOPPED)
 
     def leave(self) -> None:
-        """Record that the loop is left before its end: the agent no longer expects progress of this rank."""
+        """Record that the script has left the loop before its end: the agent no longer expects progress of this rank."""
         if self._at is not None:
             unwatch(self._page, RankPhase(self._page.phase))
             self._page.doing = Doing.LEFT
@@ -288,7 +288,7 @@ class Boundaries:
         """Wrap what the loop does between two steps and may take long: `evaluation` or `checkpoint`. The limit of the rank's silence is
         then `hang.evaluation_s` or `hang.checkpoint_s`, not that of a step."""
         if what not in ("evaluation", "checkpoint"):
-            raise UsageError(f"a session pauses for an evaluation or a checkpoint, not for {what!r}")
+            raise UsageError(f"session.pausing takes 'evaluation' or 'checkpoint', not {what!r}")
         if self._at is not None:
             self._page.doing = Doing[what.upper()]
             if self._own_time:

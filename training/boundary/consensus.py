@@ -31,7 +31,7 @@ from ...resilience.model.generation import RewindOrder
 from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
 from ...resilience.text import sentences
-from ..attach.attach import Attachment
+from ..attach.attach import Attachment, ends_the_rank
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
 from ..state.optimizers.accumulated_gradients import Accumulation
@@ -51,7 +51,7 @@ class Incurable(BudgetSpent):
     def __init__(self, finding: Finding, turns: Sequence[Turn]) -> None:
         done = sentences.remedies([turn.remedy for turn in turns])
         super().__init__(f"{sentences.finding(finding)} again, after {done}")
-        self.farewell = {"kind": finding.kind.value, "step": finding.onset}
+        ends_the_rank(self, kind=finding.kind.value, step=finding.onset)
 
 
 class Council:
@@ -80,7 +80,7 @@ class Council:
         self._stepped = False
         """Whether the last contributed row has the figures of a step."""
         self._harmless = False
-        """Whether the last NaN that a replay gave again did no harm. The next one is then not replayed."""
+        """Whether the last NaN that came again in a replay did no harm. After a harmless NaN, the next NaN is not replayed."""
         self.paused = False
         """Whether all ranks wait before the next step."""
         self._fixed_data = True
@@ -116,7 +116,7 @@ class Council:
 
     def judged(self, following: Figures | None = None) -> Judgement | None:
         """React to the pending tally, if there is one. Collective if a rewind is ordered. Raises Incurable if no remedy has helped.
-        following: the figures of the step after it, if that is done."""
+        following: the figures of the step after the judged one, if that step is done."""
         reduced = self._sentinel.take()
         if reduced is None:
             return None
@@ -163,7 +163,8 @@ class Council:
         self._tape.settle(Judgement(directive=Directive.GO_ON, newest=newest, earlier=earlier))
 
     def _sighted(self, judgement: Judgement) -> None:
-        """Record a finding on which these ranks do not act, once per fault. If they wait, keep the state before it on disk (collective)."""
+        """Record a finding on which these ranks do not act, once per fault. If the ranks wait for the loss to fall again, keep the state
+        before the finding on disk (collective)."""
         finding, answer, page = judgement.finding, judgement.answer, self._at.page
         assert finding is not None
         assert answer is not None
@@ -206,7 +207,7 @@ class Council:
         return self._harmless
 
     def _can_obey(self) -> bool:
-        """Return whether all ranks can rewind as ordered. If they cannot, they decline the order for good."""
+        """Return whether all ranks can rewind as ordered. If one rank cannot, all ranks decline the order for good."""
         page = self._at.page
         order = RewindOrder(
             number=page.ordered,

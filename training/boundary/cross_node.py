@@ -44,7 +44,7 @@ class _Hop:
 
 class Rounds:
     """Computes MAX by dissemination (Hensgen, Finkel and Manber 1988). In round k, each node sends its current maximum to the node 2^k
-    after it. It also receives the maximum of the node 2^k before it. After log2(nodes) rounds, rounded up, each node has the maximum of all
+    after it, and receives the maximum of the node 2^k before it. After log2(nodes) rounds, rounded up, each node has the maximum of all
     nodes, for any number of nodes. A row may count twice, which does not change a MAX. (gloo's own all-reduce is a ring of 2 (nodes - 1)
     rounds.) In a grid, the rounds go first along the rows, then along the columns. If the grid's last row is not full, some columns have no
     node in it. The nodes of these columns receive its maximum in further rounds along the rows."""

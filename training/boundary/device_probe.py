@@ -2,7 +2,7 @@
 
     a thread puts a mark behind the queued work ──▶ the device copies the mark's number to the rank's page ──▶ the agent reads it
 
-The copy is part of the stream, so the device makes it when all work before it is done. No thread asks the device, and none waits for it. A
+The copy is part of the stream, so the device executes it when all work before it is done. No thread queries the device or waits for it. A
 mark is put only if the rank has been silent for a second, then twice a second: the boundary of a quick step costs nothing. Several marks
 spread over a long queue show that the device advances in it.
 """
@@ -32,7 +32,7 @@ class DeviceProbe:
         self._module = device.module(where.type)
         self._stream = self._module.current_stream(where)
         self._since_ns: dict[int, int] = {}
-        """When each mark was put that waits in the queue, by number."""
+        """For each mark that waits in the queue: its number, and when it was put there."""
 
     def begin(self) -> bool:
         """Call on the thread that will call `put`. Return False if the runtime lacks what the probe needs: then nothing is known of the
@@ -74,7 +74,7 @@ class DeviceProbe:
             self._mark("device_answered", number, self._own)
 
     def follow(self) -> None:
-        """Forget the marks that the device has reached. A number that does not wait was forgotten before."""
+        """Forget the marks that the device has reached. If the number on the page belongs to no waiting mark, it was forgotten before."""
         reached = self._page.device_reached  # read once: the device may write it meanwhile
         while reached in self._since_ns:
             del self._since_ns[next(iter(self._since_ns))]

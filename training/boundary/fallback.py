@@ -1,8 +1,8 @@
 """Carries out a rescue (`resilience/inprocess/fallback.py`), which is a number of steps with a lower learning rate or without FP8. The
 learning rate is lowered only during each optimizer's step.
 
-Between two steps, a rescue leaves no trace: the exact values that the schedule wrote are restored right after the step. So snapshots and
-schedules are not affected. At each forward pass, Megatron enters its FP8 context if `config.fp8` requests it at that time
+Between two steps, a rescue leaves no trace: the exact values that the schedule wrote are restored right after the step. So a rescue affects
+neither snapshots nor schedules. At each forward pass, Megatron enters its FP8 context if `config.fp8` requests it at that time
 (`megatron/core/fp8_utils.py`, `get_fp8_context`). Without the context, layers compute in the precision of their parameters.
 """
 
@@ -50,12 +50,12 @@ class Rescue:
             if graphs != "none" or getattr(config, "enable_cuda_graph", False):
                 raise UsageError(
                     "rescue.precision is set, but the model runs as CUDA graphs, which keep the precision that they were recorded in: "
-                    "leave one of them out"
+                    "switch one of the two off"
                 )
 
     @property
     def asked(self) -> bool:
-        """Whether the present step belongs to a rescue. A loop that sets its own precision asks for this."""
+        """Whether the present step belongs to a rescue. A loop that sets its own precision reads this."""
         self._asked = True
         return self.on
 
@@ -64,7 +64,7 @@ class Rescue:
         if self._policy.precision and not (self._configs or self._asked):
             raise UsageError(
                 "rescue.precision is set, but no Megatron model with config.fp8 is found here, and the loop does not read "
-                "session.careful. Let it read that, or leave rescue.precision out"
+                "session.careful. Read session.careful in the loop, or remove rescue.precision"
             )
 
     def turn(self, on: bool) -> None:

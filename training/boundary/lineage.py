@@ -1,6 +1,6 @@
-"""The course of a training: the record of what all ranks have judged. It contains the steps' figures, the answers to wrong steps, the
-skipped data, and the position in the data. It is equal on all ranks, and part of the state: a snapshot contains the course up to its own
-step."""
+"""The course of a training: the record of what all ranks have judged. The course contains the steps' figures, the answers to wrong steps,
+the skipped data, and the position in the data. The course is equal on all ranks, and part of the state: a snapshot contains the course up
+to its own step."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ class Course:
         for figure in (figure for figure in self._before if figure.step == step):
             self.judged(figure, loss_level.judge((*self.figures, figure), self.level, self._policy)[1])
         if self.turns and (self.turns[-1].to, self.turns[-1].remedy) == (step, Remedy.CONTINUE):
-            self._rows.fill(math.nan)  # no remedy has brought the loss back: what it was is no longer compared
+            # No remedy has brought the loss back, so later losses are not compared with earlier ones.
+            self._rows.fill(math.nan)
             self.figures.clear()
             self._unwritten, self.level = 0, Level()
 
@@ -126,7 +127,7 @@ def _figure(row: Sequence[float]) -> Figure:
 
 
 def obey(order: RewindOrder, course: Course, at: Attachment, started_ns: int, *, known_data: bool) -> None:
-    """Continue the course from the state that `order` names, which was just restored, and report it to the agent."""
+    """Continue the course from the state that `order` names, which was just restored, and report the rewind to the agent."""
     course.went_back(order.to)
     window = data_windows.following(order.to, order.skip, course.windows) if order.skip else None
     replay = Remedy.REPLAY if known_data else Remedy.REWIND

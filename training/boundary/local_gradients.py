@@ -1,21 +1,23 @@
 """Measures the norm of each rank's own gradient before the ranks' gradients are reduced. The norms show which rank deviated when a step
 went wrong.
 
-After the reduction, a flipped bit of one rank is on all ranks, and its origin can no longer be found. So the norm is computed right before
-the reduction, and stays on its device: one number for each bucket or parameter. Nothing is copied, waited for or compared until a step is
-found wrong. The gradients are only read.
+After the reduction, a bit that flipped on one rank affects all ranks, and its origin can no longer be found. So the norm of each bucket or
+parameter is computed right before the reduction, and stays on its device. Nothing is copied, waited for or compared until a step is found
+wrong. The gradients are only read.
 
 Megatron's buckets are measured where Megatron's own check would run (`check_grads`, up to 0.11 `check_for_nan_in_grad`; right before the
-collective), and instead of it. If a bucket has neither, Megatron's own check stays. That
-check raises on the one rank that sees a NaN, while its peers already wait in the collective. A session judges the same figures on all ranks
-instead. Without Megatron, a hook measures each parameter's gradient after its accumulation; DistributedDataParallel reduces later. (A
-communication hook of DistributedDataParallel would have to do the reduction itself. It would divide where DistributedDataParallel
-multiplies, which gives other bits on three ranks.) A step may have several backward passes, and DistributedDataParallel reduces after each
-of them unless the script uses `no_sync`. Then a gradient after a later pass contains what was reduced before, which is alike on all ranks.
-So two norms are kept: after the first pass, and after the last.
+collective), and instead of it. If a bucket group has neither method, Megatron's own check stays. Megatron's check raises an exception on
+the one rank that sees a NaN, while its peers already wait in the collective. A session judges the same figures on all ranks instead. With
+`--observe`, Megatron's check stays too, and Megatron's settings decide whether it is called.
+Without Megatron, a hook measures each parameter's gradient after its accumulation; DistributedDataParallel reduces later. (A communication
+hook of DistributedDataParallel would have to do the reduction itself. Such a hook would divide where DistributedDataParallel multiplies,
+which gives other bits on three ranks.) A step may have several backward passes, and DistributedDataParallel reduces after each of them
+unless the script uses `no_sync`. After a later pass, a gradient therefore contains the reduced gradient of earlier passes, which is equal
+on all ranks. So two norms of each gradient are kept: after the step's first backward pass, and after its last.
 
-Sharded parameters are left out: their gradient is reduced before it is accumulated. Parameters on devices are left out, too: such hooks
-take 16 us of host time per parameter (H200). A pass over Megatron's buckets takes 1.2 ms for 4.2 GB, the memory's bandwidth.
+Without Megatron, sharded parameters are not measured: their gradient is reduced before it is accumulated. Without Megatron, parameters on
+devices are not measured either: such hooks take 16 us of host time per parameter (H200). A pass over Megatron's buckets takes 1.2 ms for
+4.2 GB, the memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ the least norm counts as at least 1."""
 
 
 class OwnGradients:
-    def __init__(self, chunks: Iterable[torch.nn.Module], noted: bool) -> None:
-        """noted: there are other ranks to compare with. Megatron's own check is replaced in any case."""
+    def __init__(self, chunks: Iterable[torch.nn.Module], noted: bool, observes: bool = False) -> None:
+        """noted: there are other ranks to compare with. observes: Megatron's own check stays; otherwise it is replaced in any case."""
         self._now: dict[Any, torch.Tensor] = {}
         self._first: dict[Any, torch.Tensor] = {}
         self._steps: deque[tuple[int, list[torch.Tensor], list[torch.Tensor]]] = deque(maxlen=_KEPT)
         """The step, and the norms after its first and its last backward pass."""
-        self._noted = noted
+        self._noted, self._observes = noted, observes
         for chunk in chunks:
             groups = [*getattr(chunk, "bucket_groups", []), *getattr(chunk, "expert_parallel_bucket_groups", [])]
             for group in groups:
@@ -67,16 +69,23 @@ class OwnGradients:
         if name is None:
             return
         original = getattr(group, name)
-        group.ddp_config.check_for_nan_in_grad = self._noted  # so that the check is called
+        if not self._observes:
+            group.ddp_config.check_for_nan_in_grad = self._noted  # so that the check is called
+
+        def note() -> None:
+            for index, bucket in enumerate(group.buckets if self._noted else ()):
+                self._now[id(group), index] = _norm_of(bucket.grad_data)
 
         def check(check_for_nan_or_inf: bool = True, check_for_large: bool = False) -> None:
             if check_for_large:
                 original(False, True)
-            if self._noted:
-                for index, bucket in enumerate(group.buckets):
-                    self._now[id(group), index] = _norm_of(bucket.grad_data)
+            note()
 
-        setattr(group, name, check)
+        def check_as_before(*asked: bool, **named: bool) -> None:
+            note()
+            original(*asked, **named)
+
+        setattr(group, name, check_as_before if self._observes else check)
 
     def _behind_each(self, chunk: torch.nn.Module) -> None:
         for parameter in chunk.parameters():
@@ -86,7 +95,7 @@ class OwnGradients:
 
     def _note(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None and parameter.grad.layout is torch.strided:
-            self._now[id(parameter)] = norm = _norm_of(parameter.grad)
+            self._now[id(parameter)] = norm = _norm_of(parameter.grad.detach())  # create_graph gives it a graph
             self._first.setdefault(id(parameter), norm)
 
     def stepped(self, step: int) -> None:
@@ -114,9 +123,9 @@ class OwnGradients:
 
 
 def culprits(finding: Finding, own: OwnGradients, sentinel: Sentinel, rank: int, world: int) -> tuple[Rank, ...]:
-    """Return the ranks whose own gradient deviated at the onset, ascending. Return none if these are more than `RANKS_NAMED`, or more than
-    half of all ranks. A loss spike may originate in the step before the onset, so that step is examined first. Collective, but only in the
-    rare case that a step is wrong, with a few numbers. Must be called before the ranks go back."""
+    """Return the ranks whose own gradient deviated at the onset, ascending. Return an empty tuple if they are more than `RANKS_NAMED`, or
+    more than half of all ranks. A loss spike may originate in the step before the onset, so that step is examined first. Collective, but
+    only in the rare case that a step is wrong, with a few numbers. Must be called before the ranks go back."""
     steps = range(finding.onset - (finding.kind is Kind.LOSS_SPIKE), finding.onset + 1)
     for step, first in itertools.product(steps, (False, True)):
         mine = own.times_usual(step, first=first)

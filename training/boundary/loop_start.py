@@ -43,7 +43,8 @@ def unless_looped(at: Attachment | None) -> Attachment | None:
     if at.local_rank == 0:
         say(
             "this script has begun a second training loop, and only the first one is watched. The second takes no snapshots: "
-            "after a fault it starts again from its beginning. To watch both, count them in one: for step in session.steps(first + second)"
+            "after a fault it starts again from its beginning. To watch both, run them as one loop: "
+            "for step in session.steps(first + second)"
         )
     return None
 
@@ -72,9 +73,9 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
 
 
 def length(at: Attachment, course: Course, asked: Mapping[str, int | None]) -> dict[str, int | None]:
-    """Return how many steps and epochs the loop makes in total. asked: what the script asks for now. A script that resumes by itself asks
+    """Return how many steps and epochs the loop runs in total. asked: what the script asks for now. A script that resumes by itself asks
     only for what remains after its own checkpoint, but a recovery counts from the beginning. So while at least one agent of the earlier run
-    is alive, the loop makes no fewer steps than before. A new command may bring another script, and its number counts."""
+    is alive, the loop runs no fewer steps than before. A new command may bring another script, and its number counts."""
     found, before = dict(asked), course.asked_before if at.handoff.resume_step >= 0 else {}
     for what, now in asked.items():
         earlier = before.get(what)
@@ -101,8 +102,8 @@ def shown(total: object) -> int:
 
 def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list[Optimizer | LRScheduler]:
     """After the first step, name the optimizers, schedulers and hooks that change in the training but are in no snapshot. Return the
-    optimizers and schedulers. This happens only at the job's first start: a recovery would take 0.15 s longer, and the first start has
-    reported everything."""
+    optimizers and schedulers. After a recovery, nothing is searched for, named or returned: the search takes 0.15 s, and the job's first
+    start has named all such objects."""
     if at.handoff.resume_step >= 0:
         return []
     objects = gc.get_objects()
@@ -142,7 +143,9 @@ def _forgotten(schedulers: Iterable[LRScheduler], sources: Collection[Source]) -
     within = (held_by(each, LRScheduler, labels) for each in optimizers.values() if isinstance(each, Optimizer))
     held |= {id(thing) for found in within for _, thing in found}
     held |= {id(each) for thing in schedulers for each in getattr(thing, "_schedulers", ())}
-    yield from (each for each in schedulers if id(each) not in held and id(each.optimizer) in optimizers)
+    yield from (
+        each for each in schedulers if id(each) not in held and id(getattr(each, "optimizer", None)) in optimizers
+    )
 
 
 def _strangers(
@@ -165,20 +168,20 @@ def _strangers(
 
 def first_boundary(at: Attachment, windows: Collection[Window], cure: str, puts_back: bool = False) -> None:
     """Check what is known only after the loop's first step. windows: the data to be skipped. cure: what to do if it is unknown which data a
-    step uses; otherwise empty. puts_back: a recovery puts the data back all the same. Raises UsageError."""
+    step uses; otherwise empty. puts_back: a recovery restores the position in the data all the same. Raises UsageError."""
     if windows and cure:
         raise UsageError(
-            f"{', '.join(map(formatting.batches, windows))} of the data are to be left out, but which data a step of "
-            f"this script uses is not known: {cure}; or leave --skip-data out"
+            f"{', '.join(map(formatting.batches, windows))} of the data are to be skipped, but it is not known which data a step of "
+            f"this script uses: {cure}; or remove --skip-data"
         )
     if cure and not puts_back:
         step = at.handoff.resume_step
         said = (
-            "Which data this loop uses is not known. Unless it comes from what a snapshot holds, as a replay buffer of the Session "
-            "or a random generator, no recovery can put it back"
+            "It is not known which data this loop uses. Unless the data comes from something in the snapshots, such as a "
+            "replay buffer of the Session or a random generator, no recovery can put it back"
         )
         if step >= 0:
-            said = f"Step {step} was restored; which data this loop uses from here on is not known"
+            said = f"Step {step} was restored; it is not known which data this loop uses from here on"
         tell(at, f"{said}: {cure}")
     if (resumed := at.handoff.resume_step) >= 0:
         marks.due("The ranks started again", max(at.handoff.replay_until, resumed), resumed)

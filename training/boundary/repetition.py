@@ -1,7 +1,7 @@
 """Checks whether replayed steps give the same figures as before.
 
 Equal figures show that the whole state was restored, and the data with it. Different figures have one of two reasons: the snapshots lack
-something, or the training is not reproducible to the bit. This module cannot tell which.
+something, or the training is not reproducible to the bit. This module cannot tell which reason it is.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ class Figures:
 
 
 _MOST_SKIPPED = 64
-"""Number of steps in a row that a loss scaler may skip. It halves its scale at each of them, from 2^16 mostly. Also the number of steps
-after which no gradient of a skipped step is left."""
+"""Number of steps in a row that a loss scaler may skip. The scaler halves its scale at each skipped step, usually from 2^16. Also the
+number of steps after which no gradient of a skipped step is left."""
 
 
 class Skips:
     """Steps with NaN or Inf that a loss scaler, or the script, skipped by itself: an optimizer did not step, so they did no harm. A loop
-    that accumulates gradients may use them later. If NaN or Inf follows then, the fault began at the first such step."""
+    that accumulates gradients may use these gradients later. If NaN or Inf follows then, the fault began at the first such step."""
 
     def __init__(self) -> None:
         self._last = self._began = self._count = 0

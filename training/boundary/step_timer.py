@@ -4,11 +4,13 @@
     waiting = time in `Work.wait`, where the collectives of Python code end, and sleep of the thread in a backward pass, where
               DistributedDataParallel's collectives end; all other time between two boundaries is the rank's own
 
-Sleep is time in which this thread neither ran on a processor nor queued for one. So a busy neighbour makes a rank slow, and does not look
-like waiting. The measurement costs about 15 µs per backward pass, and 1 µs per collective (measured, two cores).
+Sleep is time in which this thread neither ran on a processor nor queued for one. So if another process takes the rank's processor, that
+time counts as the rank's own, not as waiting. The measurement costs about 15 µs per backward pass, and 1 µs per collective (measured, two
+cores).
 
-It works only on a CPU: a device's stream waits for its peers where no host thread can measure it. Other waiting (functional collectives,
-DDP's broadcast of buffers) counts as own time on all ranks. That may hide a straggler, but does not create a false one.
+The measurement works only on a CPU: a device's stream waits for its peers where no host thread can measure it. Other waiting (functional
+collectives, DDP's broadcast of buffers) counts as own time on all ranks. Counting such waiting as own time may hide a straggler, but makes
+no rank look like one.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.file_descriptors import high
 
 _TELL_NS = 250_000_000
-"""Nanoseconds between two readings of the kernel's clocks. They are not read at each step: a reading takes 20 us if a step has emptied the
-caches (measured)."""
+"""Nanoseconds between two readings of the kernel's clocks. The clocks are not read at each step: a reading takes 20 us if a step has
+emptied the caches (measured)."""
 
 
 class OwnTime:

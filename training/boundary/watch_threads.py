@@ -1,7 +1,8 @@
 """Threads in the rank that tell the agent what the main thread cannot tell while it waits: whether the device advances, and which
 collectives the rank has called.
 
-One follows the device (`device_probe.py`). The other adds to the stacks that the agent asks for what torch's flight recorder knows.
+One thread follows the device (`device_probe.py`). When the agent asks for stacks, the other thread adds the content of torch's flight
+recorder to them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _DUMPS = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 
 
 def watch(at: Attachment, where: torch.device | None) -> None:
-    """Start the threads. Call it on the thread of the loop. where: the device to follow; None: there is none."""
+    """Start the threads of this module. Call `watch` on the thread of the training loop. where: the device to follow; None: there is
+    none."""
     stack_signal.yield_to_script(at.page)
     at.page.main_thread = threading.get_ident()
     if where:
@@ -76,8 +78,8 @@ def _follow(page: Page, probe: DeviceProbe) -> None:
 
 
 def _answer(page: Page, file: int, where: torch.device | None) -> None:
-    """Each time when the agent has asked for stacks, append the flight recorder's content to the answer. file: that of the answer. where:
-    the device whose events the recorder asks."""
+    """Each time the agent has asked for stacks, append the flight recorder's content to the answer. file: the answer's file descriptor.
+    where: the device whose events the recorder queries."""
     if where:
         device.module(where.type).set_device(where)
         device.allow_capture(where.type)

@@ -2,10 +2,11 @@
 
 A data loader cannot tell its position. Only the beginning of an epoch can be repeated: the same generator states give the same order of
 samples and the same seeds of workers. From there, the batches that were used are skipped (`loader_adapters.py`), and the workers'
-generators are restored (`worker_rng.py`). This code also draws from the rank's generators. The caller restores them afterwards.
+generators are restored (`worker_rng.py`). Going to a position draws random numbers from the rank's generators. The caller restores these
+generators afterwards.
 
-The position is the same on all ranks, and is saved with the lineage. Everything else belongs to this rank alone, and is saved with its
-generators. On another number of ranks it starts anew.
+The position is the same on all ranks, and is saved with the lineage. Everything else belongs to this rank alone, and is saved with the
+rank's generators. After a change of the number of ranks, this part starts anew.
 """
 
 from __future__ import annotations
@@ -93,18 +94,18 @@ class Batches:
             return
         if same_job:
             raise LayoutError(
-                "the snapshot contains no position in the data: the script did not take its batches from session.batches then. To begin "
-                "with the first batch, name another directory with --run-dir and this one with --start-from"
+                "the snapshot contains no position in the data: when it was taken, the script did not use session.batches. To begin with "
+                "the first batch, run again with a new --run-dir, and give the present run directory to --start-from"
             )
         self.position = index
 
     # -- taking -------------------------------------------------------------------------------------------------------------
 
     def take(self, index: int) -> Any:
-        """Return the batch (or batches) of step `index`, counted from 0 over all epochs. Earlier ones are skipped. Returns OVER if there
-        are no more."""
+        """Return the batch (or batches) of step `index`, counted from 0 over all epochs. Earlier batches are skipped. Returns OVER if there
+        are no more batches."""
         if index < self.position:  # an error, not the end of the data
-            raise InternalError(f"batch {index} is wanted, and the loader is at {self.position}")
+            raise InternalError(f"batch {index} was requested, but the loader is already at batch {self.position}")
         taken = OVER
         while self.position <= index:
             self.drain()
@@ -229,11 +230,9 @@ class Batches:
         self._kept = kept
 
     def put_back(self) -> None:
-        """Go to the position of the restored state. This draws from the rank's generators."""
+        """Go to the position of the restored state. Going there draws random numbers from the rank's generators."""
         assert self._place is not None
         self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
-        if samples and self._loader.samples:
-            self.offset = self.offset * samples // self._loader.samples
         kept = self._kept or _NOTHING
         self._place, self._kept = None, None
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
@@ -243,11 +242,13 @@ class Batches:
         self._loader.heard.states = dict(kept["workers"])
         self._samples = kept.get("samples")
         if self.offset:
-            self._to_start()
+            self._to_start()  # the epoch may have a batch size of its own
+            if samples and self._loader.samples:
+                self.offset = self.offset * samples // self._loader.samples
             self._compare_samples()
         of_the_loader: set[tuple[str, str]] = set()
         if kept["loader"]:
-            of_the_loader = self._own.loaded(partial(self._loader.thing.load_state_dict, kept["loader"]))
+            of_the_loader = self._own.loaded(partial(self._loader.load, kept["loader"]))
         if kept.get("idle"):
             self._forked.put_back()
             self._loader.start(self._begun)
@@ -260,8 +261,8 @@ class Batches:
             self._own.restore_but(kept["own"], of_the_loader)
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
-        """Go to the position in the epoch. goes_on: the loader's own state gets it there. drawn: the states that `Draws` saved. checksum:
-        of the used batches; None if not known."""
+        """Go to the position in the epoch. goes_on: whether the loader's own state brings it to the position. drawn: the states that
+        `Draws` saved. checksum: the checksum of the used batches; None if not known."""
         self._draws = self._draws.following(drawn)
         used, every, began_s = self.offset, self._loader.every, monotonic_s()
         skip = used - used % (every or 1) if self._loader.skips else 0

@@ -1,5 +1,5 @@
-"""Checksums of an epoch's first batches, saved with the position in the data. They show whether a repeated epoch begins with the same
-batches.
+"""Checksums of an epoch's first batches, saved with the position in the data. The checksums show whether a repeated epoch begins with the
+same batches. Also the contents of a value in a loader, which show whether the value must be packed again.
 
 A sampler's batches are lists of indexes, and the checksum covers them completely. A batch from a loader may be large: the checksum covers
 its structure, its shapes and some of its elements.
@@ -12,22 +12,79 @@ from collections import UserDict, deque
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..state.values.array_views import is_plain_tensor
 
 _ELEMENTS = 64
-"""The most elements of an array, a tensor or a list that a checksum covers. They are spread over the whole value."""
+"""The most elements of an array, a tensor or a list that a checksum covers, spread over the whole value."""
 _LEAVES = 128
 """The most parts of a batch that a checksum covers."""
 _DEEP = 4
 """The deepest nesting in a batch that a checksum covers."""
 _TEXT = 256
+_CONTAINERS = frozenset((list, tuple, set, frozenset, deque, dict))
 _GOLDEN = 0.6180339887498949
 """The golden ratio. The fractional parts of its multiples are spread evenly between 0 and 1."""
+
+
+class Contents:
+    """Everything in a value of containers and arrays at one moment. A comparison takes a fraction of the time that packing takes."""
+
+    def __init__(self, value: Any, most: int) -> None:
+        """most: the most parts, and words in arrays, that are covered."""
+        self.known = False
+        """Whether everything in the value is covered."""
+        self._objects, self._figures, level = [value], list[Any](), [value]
+        while level:
+            inner: list[Any] = []
+            for each in level:
+                kind = type(each)
+                if kind in PLAIN:  # the same object always has the same value
+                    continue
+                if kind in _CONTAINERS:
+                    most -= len(each) * (1 + (kind is dict))
+                elif kind is np.ndarray or (kind is torch.Tensor and is_plain_tensor(each)):
+                    most -= each.nbytes // 8
+                else:
+                    return
+                if most < 0:
+                    return
+                if kind in _CONTAINERS:
+                    self._figures.append(len(each))
+                    inner += each
+                    inner += each.values() if kind is dict else ()
+                elif (found := _whole(each)) is not None:
+                    self._figures.append(found)
+                else:
+                    return
+            self._objects += inner
+            level = inner
+        self.known = True
+
+    def same(self, other: Contents) -> bool:
+        """Whether both are of the same value, unchanged. Containers and plain values are compared by identity."""
+        if not self.known or not other.known or len(self._objects) != len(other._objects):
+            return False
+        return all(map(is_, self._objects, other._objects)) and self._figures == other._figures
+
+
+def _whole(value: Any) -> tuple[Any, ...] | None:
+    """Return all of an array or tensor; None if numpy can't read it."""
+    try:
+        array = value.numpy() if is_plain_tensor(value) else value
+        return (
+            None
+            if type(array) is torch.Tensor or array.dtype.hasobject
+            else (array.dtype, array.shape, array.tobytes())
+        )
+    except (TypeError, RuntimeError):  # bfloat16, for example
+        return None
 
 
 class Checksums:
@@ -84,8 +141,8 @@ def _leaves(thing: Any, deep: int) -> Iterator[bytes]:
 
 
 def _parts(thing: Any) -> list[Any]:
-    """Return the parts that a checksum covers, without calling code that may belong to the script. Sets are left out, because their order
-    varies. Of other objects, only tensors, arrays, dicts and lists are covered, because other values may change."""
+    """Return the parts that a checksum covers, without calling code that may belong to the script. Sets are not covered, because their
+    order varies. Of other objects, only tensors, arrays, dicts and lists are covered, because other values may change."""
     if isinstance(thing, UserDict):
         thing = thing.data
     if isinstance(thing, dict):

@@ -12,6 +12,7 @@ import io
 import random
 from collections import deque
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -27,7 +28,9 @@ from ..state.values.ctypes_values import is_c, size_of
 from ..state.values.packing import MAPPINGS
 from ..state.values.type_adapters import CHANGELESS, CHANGING, packed, unpacked
 from ..state.values.value_source import Known, Packed
+from .checksums import Contents
 from .iterator_progress import go_to, is_read, position, progress
+from .shared_memory import within
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)
 OF_THE_RANK = (random.random.__self__, np.random.rand.__self__, torch.default_generator)  # type: ignore[attr-defined]
@@ -37,14 +40,14 @@ ABSENT = object()
 _GONE = object()
 """Stands for a value whose reference was released."""
 SMALL = 1 << 15
-"""The most values in a list, or words in an array, including nested values, that are saved. Each batch compares them."""
+"""The most values in a list, or words in an array, including nested values, that are saved. All saved values are compared at each batch."""
 _OBJECT = SMALL // 64
-"""An object counts as this many values, because comparing it takes as long."""
+"""An object counts as this many values, because comparing it takes as long as comparing this many."""
 _FEW = 256
-"""The most values in a container that is searched for generators."""
+"""The most values in a tuple that is searched."""
 _SIMPLE = frozenset(each for kind in (*CHANGELESS, *CHANGING) for each in kind.types)
 _NAMED = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType, enum.Enum)
-"""Types whose values do not change while they are the same object."""
+"""A place with a value of these types counts as unchanged while it holds the same object."""
 _FILLED = (list, deque, set, np.ndarray, torch.Tensor, *MAPPINGS)
 Kept = list[Any]
 """The saved state of a place: its packed value, or an empty list if the place is empty."""
@@ -66,10 +69,14 @@ class Place:
         """The parts of the list that was last saved. None of these parts can change."""
         self._kept: Kept | None = None
         """The saved state of the list in `_packed`."""
+        self._contents: Contents | None = None
+        self._unchanged: Kept | None = None
+        """The contents of the value that was packed last, and what `state` returned for it."""
         self._always = _draws(first)
-        """Whether the value is saved even if unchanged: after a restart, a generator may have another seed."""
+        """Whether the value is saved even if unchanged. True for a generator, because a generator may have another seed after a restart."""
         self._parts = _parts(first) if all(map(self.is_fixed, _parts(first) or [first])) else None
-        """The parts of the value, if the parts themselves can't change, only which parts there are; otherwise None."""
+        """The parts of a value in which no part itself can change, but only the choice and the order of the parts. None for any other
+        value."""
         self._first = self._copy(first)
         """The packed value from when the loop began. None: it can't be saved."""
         self._ordered = False
@@ -80,8 +87,8 @@ class Place:
         self._version = _version(first)
 
     def _name_parts(self, first: Any) -> None:
-        """Give names to the parts of a list, so that their order can be saved. The list is too large, or contains something that can't be
-        packed."""
+        """Give names to the parts of a list, so that their order can be saved. Called for a list that is too large, or contains something
+        that can't be packed."""
         known = Known()
         for name, thing in self._holders.things.items():
             known.add(name, thing)
@@ -98,17 +105,23 @@ class Place:
             return None
         if type(live) is list and len(live) == len(self._packed) and all(map(is_, live, self._packed)):
             return self._kept
+        contents = None if self._always or type(live) in PLAIN else Contents(live, SMALL)
+        if contents and self._contents and contents.same(self._contents):
+            return self._unchanged
         kept = self._pack(live)
         if kept is None:
             self._give_up(self._counts(live))
         elif self._read and kept == [None]:
             self.lost = True
         elif not self._always and self._first is not None and equal(kept, self._first):
+            self._contents, self._unchanged = contents, None
             return None
         found = None if kept is None or isinstance(live, GENERATORS) else [*map(_copied, kept)]
         named = self._packing._known.names
         if type(live) is list and found and all(self.is_fixed(part) or id(part) in named for part in live):
             self._packed, self._kept = [*live], found
+        if found:
+            self._contents, self._unchanged = contents, found
         return found or kept
 
     def _give_up(self, lost: bool) -> None:
@@ -157,7 +170,9 @@ class Place:
 
     def _copy(self, live: Any, bounded: bool = True) -> Kept | None:
         found = self._pack(live, bounded)
-        return None if found is None else [*map(_copied, found)]
+        with suppress(RecursionError):
+            return None if found is None else [*map(_copied, found)]
+        return None
 
     def _pack(self, live: Any, bounded: bool = True) -> Kept | None:
         if live is ABSENT:
@@ -183,7 +198,9 @@ class Place:
         return [found] if not bounded or found is live or self._small(found) else None
 
     def _small(self, value: Any) -> bool:
-        return _left(value, SMALL, self._packing._known.names, self._objects) >= 0
+        with suppress(RecursionError):  # the value contains itself, or is nested too deep
+            return _left(value, SMALL, self._packing._known.names, self._objects) >= 0
+        return False
 
     def is_fixed(self, value: Any) -> bool:
         """Return whether the value can't change while it is the same object, or changes only in places of its own."""
@@ -192,8 +209,8 @@ class Place:
         return type(value) is tuple and len(value) <= _FEW and all(map(self.is_fixed, value))
 
     def _counts(self, live: Any) -> bool:
-        """Return whether batches may depend on the value. They do not depend on a file that is opened on demand. A tensor with gradients,
-        or on a device, belongs to the training."""
+        """Return whether batches may depend on the value. Batches do not depend on a file that is opened on demand. A tensor with
+        gradients, or on a device, belongs to the training."""
         if isinstance(live, torch.Tensor) and (live.requires_grad or not live.is_cpu):
             return False
         if self._value is None or self._value is ABSENT:
@@ -202,9 +219,7 @@ class Place:
 
 
 def _draws(value: Any) -> bool:
-    return isinstance(value, GENERATORS) or (
-        isinstance(value, (list, tuple, dict)) and len(value) <= _FEW and any(map(_draws, _parts(value)))
-    )
+    return any(isinstance(each, GENERATORS) for each in within(value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -10,6 +10,7 @@ from types import GeneratorType
 from typing import Any
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..code_flow.frame_variables import values_in
 
 _DEEP = 4
 """The deepest nesting of iterators that is searched."""
@@ -20,14 +21,14 @@ def progress(iterator: Any, deep: int = _DEEP) -> Any:
     if isinstance(iterator, GeneratorType):
         if (frame := iterator.gi_frame) is None:
             return None
-        return frame.f_lasti, [value if type(value) in PLAIN else id(value) for value in frame.f_locals.values()]
+        return frame.f_lasti, [value if type(value) in PLAIN else id(value) for value in values_in(iterator)]
     if type(iterator).__module__ not in ("builtins", "itertools"):
         return 0
     try:
         if (left := length_hint(iterator, -1)) >= 0:
             return left
         return _of_parts(iterator.__reduce__()[1:], deep)
-    except Exception:  # newer versions of Python can't take all iterators apart
+    except Exception:  # newer versions of Python don't report the state of every iterator
         return 0
 
 

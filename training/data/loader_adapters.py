@@ -23,6 +23,8 @@ from .worker_start import start
 
 ENDED: Iterator[Any] = iter(())
 """Stands for an iterator that has no more batches."""
+_ALONE = "mt_resilient.state"
+"""The name for a loader's state that is no mapping."""
 Loadable = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
@@ -32,7 +34,9 @@ class Loader:
         self.thing: Any = loader
         kind: Any = type(loader)  # isinstance would also accept Accelerate's loaders
         self._torchs = issubclass(kind, DataLoader)
-        self._plain = self._torchs and kind.__iter__ is DataLoader.__iter__
+        passes = self._torchs and kind.__iter__ is DataLoader.__iter__
+        reports = self._torchs and _has_torchs_iterator(kind)
+        self._plain = passes and (reports or not getattr(loader, "num_workers", 0))
         # Accelerate's loaders always have both methods, and read one batch ahead of the loop.
         adapts = hasattr(loader, "use_stateful_dataloader")
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not adapts
@@ -44,7 +48,7 @@ class Loader:
         if not self.stateful and any(
             isinstance(part, _BaseDataLoaderIter)
             for name, part in getattr(loader, "__dict__", {}).items()
-            if not (self._plain and name == "_iterator") and goes_on_with(kind, name)
+            if not (passes and name == "_iterator") and goes_on_with(kind, name)
         ):
             raise UsageError(
                 f"session.batches was given a {kind.__name__}, which keeps one iterator from epoch to epoch. A rewind cannot restore "
@@ -55,8 +59,9 @@ class Loader:
         self.skips = self._plain and over_map
         """Whether batches can be skipped without loading them."""
         self.every = 0
-        """New workers can begin only after a multiple of this number of batches. There, all workers have made equally many batches, and the
-        first worker makes the next one. Or the loader itself returns to such a position. 0: only at the beginning of an epoch."""
+        """New workers can begin only after a multiple of this number of batches. For a loader that skips batches, all workers have then
+        made equally many batches, and the first worker makes the next one. A loader with a state can return only to such positions. 0: new
+        workers can begin only at the beginning of an epoch."""
         if self.stateful and (over_map or hasattr(dataset, "state_dict")):
             self.every = getattr(self.thing, "snapshot_every_n_steps", 1)
         elif self.skips:
@@ -64,10 +69,10 @@ class Loader:
         self._beginning = Beginning()
         self._behind = Behind(())
         self._checksums = Checksums()
-        self.tells = self._plain or (self._torchs and self.stateful)
+        self.tells = self._plain or (reports and self.stateful)
         """Whether the loader's workers can report the states of their generators."""
         self.listens = False
-        """Whether the workers do report these states, to `heard`."""
+        """Whether the workers report these states. `heard` receives them."""
         self.heard = Heard()
 
     def listen(self) -> None:
@@ -83,7 +88,7 @@ class Loader:
     @contextmanager
     def _listened_to(self) -> Iterator[None]:
         """While this block creates an iterator, the loader uses the session's functions, which wrap the functions that the script has set.
-        Before and after, the loader has the script's functions. So the script may iterate over it too, as without a session."""
+        Before and after, the loader has the script's functions. So the script may iterate over the loader too, as without a session."""
         if not self.listens:
             yield
             return
@@ -121,7 +126,8 @@ class Loader:
 
     def onward(self, live: Any) -> Any:
         """Return the iterator that has just given a batch; ENDED if that batch was the last. Persistent workers have one iterator for all
-        passes over the loader. So the script may use it for a pass of its own in the last step of an epoch, as without a session."""
+        passes over the loader. So in the last step of an epoch, the script may use this iterator for a pass of its own, as without a
+        session."""
         stays = self._plain and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
         if not stays or live._send_idx > live._rcvd_idx:
             return live
@@ -151,8 +157,8 @@ class Loader:
     def samples(self) -> int:
         """The number of samples in a batch, for all ranks together; 0 if not known."""
         batches = getattr(self.thing, "batch_sampler", None)
-        replicas = max((int(getattr(sampler, "num_replicas", 1)) for sampler in self._samplers()), default=1)
-        return int(getattr(batches, "batch_size", None) or getattr(self.thing, "batch_size", None) or 0) * replicas
+        replicas = max((_number(sampler, "num_replicas") for sampler in self._samplers()), default=1)
+        return (_number(batches, "batch_size") or _number(self.thing, "batch_size")) * (replicas or 1)
 
     def _samplers(self) -> list[Any]:
         batches = getattr(self.thing, "batch_sampler", None)
@@ -166,8 +172,8 @@ class Loader:
         return bool(stay) and getattr(self.thing, "_iterator", None) is not None
 
     def idle(self, begun: bool) -> bool:
-        """Return whether the workers wait for a pass other than this epoch's. This is so if the epoch has not begun, or if it is over
-        because the script has begun a pass of its own."""
+        """Return whether the workers wait for a pass other than this epoch's: this epoch has not begun, or is over because the script has
+        begun a pass of its own."""
         return self._plain and self.listens and self.keeps_workers and (self._behind.taken_over or not begun)
 
     def set_epoch(self, within: Iterable[Any], epoch: int) -> None:
@@ -194,7 +200,7 @@ class Loader:
         self._beginning.states, self._checksums = states or {}, Checksums()
         self._behind.skip, self._behind.before = skip, before
         draws = self.skips and not all(map(draws_at_its_start, self._samplers()))
-        self._behind.watched = watched if draws else None  # batches of other loaders are watched already
+        self._behind.watched = watched if draws else None  # other loaders' batches are already watched elsewhere
         if self._plain and self.listens and self.keeps_workers:  # the script may have started the workers
             self.thing._iterator._index_sampler = self._behind
         with self._listened_to(), self._behind.ours(), _restarts_nothing(self.thing):
@@ -223,17 +229,39 @@ class Loader:
 
     def state(self, begun: bool) -> dict[str, Any]:
         """Return the loader's own state; empty if it has none. (A torchdata loader that has not begun draws a seed when its state is read.
-        A script's loader that has ended a pass may take the loaded state for a position in the next pass. Its attributes are restored in
-        any case.)"""
+        A script's loader that has ended a pass may take the loaded state for a position in the next pass. The attributes of the script's
+        loader are restored in any case.)"""
         kind: Any = type(self.thing)
         asked = begun or not (self._torchs or of_script(kind))
-        return dict(self.thing.state_dict()) if self.stateful and asked else {}
+        found = self.thing.state_dict() if self.stateful and asked else None
+        if isinstance(found, Mapping):
+            return dict(found)
+        return {} if found is None else {_ALONE: found}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the loader's own state."""
+        self.thing.load_state_dict(state[_ALONE] if [*state] == [_ALONE] else state)
+
+
+def _number(thing: Any, name: str) -> int:
+    """Return the attribute's number; 0 if there is none. (A batch sampler may have a batch size for each length.)"""
+    try:
+        return int(getattr(thing, name, 0))
+    except (TypeError, ValueError):
+        return 0
+
+
+def _has_torchs_iterator(kind: type) -> bool:
+    """Whether torch or torchdata makes the iterators of this class of loaders. Another package's iterator (PyG's, for example) may change
+    each batch, and would get the workers' reports with it."""
+    owner = next(each for each in kind.__mro__ if "_get_iterator" in vars(each))
+    return owner.__module__.partition(".")[0] in ("torch", "torchdata")
 
 
 @contextmanager
 def _restarts_nothing(loader: Any) -> Iterator[None]:
-    """Keep torchdata's loader of nodes from beginning an epoch within this block. If it was restored to the end of an epoch, it would
-    otherwise begin the next epoch."""
+    """Keep torchdata's loader of nodes from beginning an epoch within this block. Outside this block, a loader that was restored to the end
+    of an epoch would begin the next epoch."""
     name = "restart_on_stop_iteration"
     held = vars(loader) if hasattr(loader, name) else {}
     kept = {name: held[name]} if name in held else {}

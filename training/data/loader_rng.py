@@ -1,9 +1,9 @@
 """Repeats random numbers for loaders that can only be replayed, and for samplers that draw during the epoch, not only at its start.
 
-Such a loader may draw from the rank's generators in the middle of an epoch. For example, a shorter loader next to another begins again,
-with a new order. The training draws from the same generators (dropout). So if the loader draws for a batch, the generator's state before
-that batch is saved. The state is left out if nothing else has drawn since the previous batch. When the loader is replayed, it draws the
-same numbers.
+A loader that can only be replayed may draw from the rank's generators in the middle of an epoch. For example, the shorter of two loaders
+starts over, with a new order. The training draws from the same generators (dropout). So if the loader draws random numbers for a batch, the
+generator's state before that batch is saved. The state is not saved if nothing else has drawn since the previous batch. When the loader is
+replayed, it draws the same numbers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ..state.tensors.in_place import Nested
 from ..state.values.type_adapters import packed
 
 MOST = 256
-"""The most batches of an epoch for which generator states are saved. Each takes some kB in each snapshot. A loader that draws for every
-batch usually has no fixed order of samples."""
+"""The most batches of an epoch for which generator states are saved. The states for one batch take some kB in each snapshot. A loader that
+draws for every batch usually has no fixed order of samples."""
 
 
 class Draws:
     """The saved generator states of one epoch."""
 
     def __init__(self, tells: bool = False, again: dict[int, Nested] | None = None) -> None:
-        """again: the states that were saved when these batches were taken the first time."""
+        """`again`: the states that were saved when these batches were taken the first time."""
         self.kept: dict[int, Nested] = {}
         """The states of generators as bytes, by batch number and generator name."""
         self.again = again or {}
@@ -57,15 +57,15 @@ class Draws:
         elif moved and self._tells:
             self._tells = False
             say(
-                "this loader, or its sampler, draws for each batch from the random generators that the training draws from, too. A "
-                f"recovery can repeat that for {MOST} batches of an epoch. After these, it continues with other batches. Give the "
-                "sampler, or the loader, a generator of its own"
+                "for each batch, this loader or its sampler draws from the random generators that the training also uses. A recovery "
+                f"can repeat that for {MOST} batches of an epoch. After these batches, it continues with batches that differ from the "
+                "original ones. Give the sampler, or the loader, a generator of its own"
             )
         return taken
 
 
 def _states() -> dict[str, Any]:
-    """Return the states of the generators. They are compared twice for each batch."""
+    """Return the states of the rank's generators, in a form that is quick to compare, because they are compared twice for each batch."""
     told: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state().numpy().tobytes()}
     if "numpy" in sys.modules:
         state: Any = np.random.get_state()

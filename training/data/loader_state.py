@@ -10,6 +10,7 @@ import enum
 import functools
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
 from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
@@ -29,8 +30,11 @@ from .value_holders import Bag, Given, Holder, OfClass, Variables
 _HOLDERS = 1024
 """The most objects that are searched. A loader or dataset may refer to any number of objects."""
 _FEW = 64
-"""The most parts of a list that are all searched. Of a longer list, only parts that give samples, can be called or draw are searched. The
-others are data."""
+"""A list of at most this many parts is searched completely. Of a longer list, only parts are searched that give samples, can be called, or
+draw random numbers. The other parts of such a list are data."""
+_ENDS = 1024
+"""The most parts at either end of a list or mapping that are looked at. A dataset may list millions of samples, and looking at them would
+copy their memory pages in each worker."""
 _NO_STATE = (enum.Enum, BaseException, torch.nn.Module)
 """Classes to which code refers for a reason other than their values. (A module that is used as a transform is found separately.)"""
 _VALUES = (list, dict, set, deque)
@@ -52,7 +56,7 @@ class Own:
         """Module variables that already have a place (`held_values.py`). Several functions may refer to the same variable."""
         self._shared: list[tuple[str, Any]] | None = None
         self._functions = 0
-        """The number of functions that were read, including those without a place."""
+        """The number of functions whose code was read, including functions without a place."""
         todo = deque(holders.items())
         if holders:
             self._hold(Given("", holders, self._known, whole=True, told=True))
@@ -89,8 +93,8 @@ class Own:
             holder.restore(kept.get(holder.name, {}))
 
     def loaded(self, load: Callable[[], None]) -> set[tuple[str, str]]:
-        """Call `load`, a loader's own `load_state_dict`. Return the places that it has set, each with its holder: they may tell the loader
-        where its next pass begins."""
+        """Call `load`, a loader's own `load_state_dict`. Return the places that `load` has set, each with its holder. A place that `load`
+        has set may tell the loader where its next pass begins."""
         before = self.collect()
         load()
         after = self.collect()
@@ -125,12 +129,12 @@ class Own:
         return found
 
     def _look(self, name: str, thing: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield the parts of the object. If it has places, also add it to the holders."""
+        """Yield the parts of the object. If the object has places, also add the object to the holders."""
         match thing:
             case list() | tuple() | deque():
-                yield from ((at, part) for at, part in enumerate(thing) if len(thing) <= _FEW or _works(part))
+                yield from ((at, part) for at, part in _ends(thing) if len(thing) <= _FEW or _works(part))
             case dict():
-                yield from ((at, part) for at, part in thing.items() if len(thing) <= _FEW or _works(part))
+                yield from (item for _, item in _ends(dict.items(thing)) if len(thing) <= _FEW or _works(item[1]))
             case functools.partial():
                 parts = {
                     "func": thing.func,
@@ -154,7 +158,7 @@ class Own:
                 yield from self._object(name, thing)
 
     def _bound(self, name: str, owner: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the object to which a method is bound. It may be a value, as in `Random(3).random` or `[1, 2].pop`. The rank's own
+        """Yield the object to which a method is bound. The object may be a value, as in `Random(3).random` or `[1, 2].pop`. The rank's own
         generators are left out."""
         if owner is None or isinstance(owner, ModuleType) or any(owner is each for each in OF_THE_RANK):
             return
@@ -206,6 +210,14 @@ class Own:
             return False
         self._claimed.add(where)
         return True
+
+
+def _ends(parts: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the parts with their numbers; of many parts, only the first and the last."""
+    yield from enumerate(islice(parts, _ENDS))
+    behind = min(_ENDS, len(parts) - _ENDS)
+    if behind > 0:
+        yield from zip(reversed(range(len(parts))), islice(reversed(parts), behind), strict=False)
 
 
 def _gives(thing: Any) -> bool:

@@ -22,27 +22,28 @@ _SAMPLER_DIFFERS = (
     "(docs/data.md)"
 )
 _LOADER_DIFFERS = (
-    "this loader, gone through again from the start of its epoch, now gives other batches than before the recovery, for the {used} that "
-    f"were used already. If it is their order that differs, {_TWICE}. Give whatever shuffles or draws in it a seed (docs/data.md)"
+    "this loader was replayed from the start of its epoch, and now gives other batches than before the recovery, for the {used} that "
+    f"were used already. If their order differs, {_TWICE}. Give a seed to everything in the loader that shuffles or draws random numbers "
+    "(docs/data.md)"
 )
 
 _MOST = 2
-"""The most steps at the beginning without a visible computation. Their batches count as read ahead."""
+"""At most this many steps at the beginning are watched. If these first steps show no computation, their batches count as read ahead."""
 _READ_AHEAD = (
     "The first step of this loop computed no gradient before the loop took the next batch. If something around session.batches reads ahead "
-    "(a prefetcher), a recovery leaves batches out. Put it inside, as in session.batches(lambda: Prefetcher(loader), …), or leave reading "
-    "ahead to the workers of the DataLoader (docs/data.md)"
+    "(a prefetcher), a recovery skips batches. Put the prefetcher inside, as in session.batches(lambda: Prefetcher(loader), …), or let "
+    "the DataLoader's workers read ahead (docs/data.md)"
 )
 _GOES_ON = (
-    "This script goes on from step to step with one iterator over a DataLoader of {samples}, which is not the one of session.batches. A "
-    "recovery does not put this iterator back. After a restart it begins anew, and its random numbers are drawn at other steps. Take all "
-    "batches from session.batches(lambda: zip(…)), or go through that loader within one step (docs/data.md)"
+    "This script continues one iterator from step to step, over a DataLoader of {samples} that session.batches does not use. A recovery "
+    "does not restore this iterator's position. After a restart the iterator begins anew, and draws its random numbers at other steps. "
+    "Take all batches from session.batches(lambda: zip(…)), or iterate over that loader within one step (docs/data.md)"
 )
 
 
 class Notices:
     def __init__(self, first: bool = False) -> None:
-        """first: this is the first rank. The other ranks report only events that may concern them alone."""
+        """first: this is the first rank. Any other rank reports only events that may concern it alone."""
         self._first = first
         self._lost: set[str] = set()
         """Names of the values that were reported as changed."""
@@ -69,8 +70,8 @@ class Notices:
             self._once(
                 "replayed",
                 "this loader can only be replayed from the start of its epoch. Batches loaded again and thrown away: "
-                f"{used}, in {took_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, is put "
-                f"back without that{_OTHER_DRAWS if other_draws else ''}",
+                f"{used}, in {took_s:.1f} s. A DataLoader over a map-style dataset, or a loader with a state_dict, returns to its "
+                f"position without loading them{_OTHER_DRAWS if other_draws else ''}",
             )
 
     def differs(self, used: int, of_sampler: bool) -> None:
@@ -85,22 +86,22 @@ class Notices:
         )
 
     def ended(self, promised: int | None, steps: int) -> None:
-        """Report an epoch whose number of steps differs from the promised number. promised: the number that the loop was told; None if the
-        loop was told no number, or a number that is certain."""
+        """Report an epoch whose number of steps differs from the promised number. promised: the number that the loop got from
+        `len(loader)`; None if it got no number, or a number that is certain."""
         if self._first and promised not in (None, steps):
             self._once(
                 "ended",
-                f"this epoch had {steps} steps, and len(loader) promised {promised}: so session.epoch_ends was true before its last step, "
+                f"this epoch had {steps} steps, and len(loader) promised {promised}. So session.epoch_ends was true too early, "
                 "or not at all. Give the loader, or its batch sampler, an exact len, or take the end of an epoch from session.epoch "
                 "(docs/data.md)",
             )
 
 
 class ReadAhead:
-    """Detects that code around `session.batches`, such as a prefetcher, takes batches ahead of the training. Each batch taken ends a step,
-    so each snapshot would then have the number of a later batch.
+    """Detects that code around `session.batches`, such as a prefetcher, takes batches ahead of the training. Each batch taken ends a step.
+    With a prefetcher, each snapshot would therefore have the number of a later batch.
 
-    This can't be detected with certainty from inside. The sign is a first step without a gradient, followed by a step with one.
+    Reading ahead can't be detected with certainty from inside. The sign is a first step without a gradient, followed by a step with one.
     """
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer], say: Callable[[str], None]) -> None:

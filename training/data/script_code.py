@@ -78,7 +78,8 @@ def _paths(code: CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def _found(around: dict[str, Any], path: tuple[str, ...]) -> Named:
-    """Return the first variable on a path that is not a module of the script. If there is none, return the end of the path."""
+    """Return the first variable on a path that is not a module of the script. If the path has no such variable, return the end of the
+    path."""
     at = 1
     while at < len(path) and _is_script_module(module := around.get(path[at - 1])):
         around, at = vars(module), at + 1

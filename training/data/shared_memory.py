@@ -7,6 +7,7 @@ while the other workers read them.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,33 @@ import torch
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..state.values import ctypes_values
 from ..state.values.ctypes_values import is_c, size_of
+from ..state.values.packing import MAPPINGS
 
 _FEW = 256
-"""The most values in a container that is searched for shared values."""
+"""The most values in a container that is searched for shared values or generators."""
 _LARGE = 128
 """The least number of bytes of a shared value that counts as a cache. A smaller value counts as a counter."""
 _ELEMENTS = (torch.Tensor, np.ndarray)
 
 
+def within(value: Any) -> Iterator[Any]:
+    """Yield the value and everything in its containers, each container once: a container may contain itself."""
+    waiting, met = [value], {id(value)}
+    while waiting:
+        yield (each := waiting.pop())
+        kind = type(each)
+        if (kind in (list, tuple) or kind in MAPPINGS) and len(each) <= _FEW:
+            new = [part for part in (each.values() if kind in MAPPINGS else each) if id(part) not in met]
+            met.update(map(id, new))
+            waiting += new
+
+
 def is_shared(value: Any) -> bool:
     """Return whether other processes see changes of the value, or of a part of it."""
+    return type(value) not in PLAIN and any(map(_is_shared, within(value)))
+
+
+def _is_shared(value: Any) -> bool:
     kind = type(value)
     if kind in PLAIN:
         return False
@@ -32,11 +50,7 @@ def is_shared(value: Any) -> bool:
         return hasattr(value, "_wrapper") or hasattr(value, "get_obj")
     if isinstance(value, torch.Tensor):
         return value.is_cpu and value.layout is torch.strided and value.is_shared()
-    if isinstance(value, np.ndarray):
-        return _lies_in_shared(value)
-    if kind in (list, tuple, dict) and len(value) <= _FEW:
-        return any(map(is_shared, value.values() if kind is dict else value))
-    return False
+    return isinstance(value, np.ndarray) and _lies_in_shared(value)
 
 
 def is_counter(value: Any) -> bool:
@@ -60,4 +74,4 @@ def _lies_in_shared(array: Any) -> bool:
         base = base.base
     if isinstance(base, memoryview):
         base = base.obj
-    return isinstance(base, mmap.mmap) or (base is not None and is_c(type(base)) and is_shared(base))
+    return isinstance(base, mmap.mmap) or (base is not None and is_c(type(base)) and _is_shared(base))

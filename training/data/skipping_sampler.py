@@ -20,8 +20,8 @@ _DRAW_AT_THEIR_START = (
     sampler.BatchSampler,
     DistributedSampler,
 )
-"""Samplers that draw for the whole epoch at its start, from the rank's generators. Their order does not depend on numbers that the training
-draws later."""
+"""Samplers that draw for the whole epoch at its start, from the rank's generators. The order of such a sampler does not depend on numbers
+that the training draws later."""
 _OVER = object()
 
 

@@ -32,13 +32,13 @@ class Holder:
     """An object with places, which are its attributes."""
 
     def __init__(self, name: str, thing: Any, holders: Known, whole: bool, told: bool) -> None:
-        """whole: save all values, not only the generators. told: the object is the script's own. Then objects of any class are saved, and
-        values that can't be restored are reported."""
+        """whole: save all values, not only the generators. told: whether the object is the script's own. If the object is the script's own,
+        objects of any class in it are saved, and values that can't be restored are reported."""
         self.name, self.thing = name, thing
         self._holders, self._whole, self._told = holders, whole, told
         self._places: dict[str, Place] = {}
         self._last: dict[str, Any] = {}
-        """The last values of all places, if no value changes while it is the same object; otherwise empty."""
+        """The last values of all places, if each value counts as unchanged while it is the same object; otherwise empty."""
         self.lost: list[str] = []
         self.reads = True
         """Whether the holder's open files belong to this process. If workers read the files, all processes share one file position, so it
@@ -58,7 +58,7 @@ class Holder:
         object.__delattr__(self.thing, name)
 
     def begin(self) -> None:
-        """Record the present values: the values when the loop begins. Call this when all holders are known."""
+        """Record the present values as those of the loop's beginning. Call this when all holders are known."""
         self._places = {
             name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
         }
@@ -79,7 +79,7 @@ class Holder:
         ]
 
     def shared(self) -> Iterator[tuple[str, Any]]:
-        """Yield counters and similar small values that several processes share, each after its name."""
+        """Yield counters and similar small values that several processes share, each with its name."""
         yield from ((self._called(name), value) for name, value in self.live().items() if is_counter(value))
 
     def values(self) -> Iterator[Any]:

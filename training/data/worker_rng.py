@@ -51,7 +51,7 @@ class Made(NamedTuple):
 
 
 class Telling:
-    """A loader's `collate_fn` in a worker. It adds the states of the worker's generators to each batch."""
+    """A loader's `collate_fn` in a worker, which adds the states of the worker's generators to each batch."""
 
     def __init__(self, collate: Callable[[Any], Any], stays: bool = False) -> None:
         """stays: the worker is persistent."""

@@ -1,6 +1,6 @@
 """The values with which persistent workers were started.
 
-Such workers have copies of the dataset and the collate function from the time of their start. Later changes by the loop (`set_epoch`,
+Persistent workers have copies of the dataset and the collate function from the time of their start. Later changes by the loop (`set_epoch`,
 `dataset.strength = …`) do not reach the workers. So a recovery starts the new workers from the same values:
 
 the first epoch: values ─▶ saved ─▶ workers          a recovery: saved ─▶ values ─▶ workers; then the values of the restored step
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..state.tensors.in_place import Nested
 from .loader_state import Own
@@ -64,8 +65,8 @@ class AtStart:
             each._iterator = None
 
     def put_back(self) -> None:
-        """Restore the values that workers get to those of the workers' start. Then start the workers of other loaders. The caller restores
-        the generators from which this draws."""
+        """Restore the values that workers get to those of the workers' start. After that, start the workers of other loaders that had been
+        started. The caller restores the generators from which these starts draw."""
         if self._kept is not None:
             self._own.restore(self._kept)
         self.start(self._before)
@@ -83,8 +84,7 @@ start."""
 
 
 class Started:
-    """The loaders outside of `session.batches` that have started persistent workers. They are saved as a source (a saved object) of this
-    rank alone."""
+    """The loaders outside of `session.batches` that have started persistent workers, as a source (a saved object) of this rank alone."""
 
     def __init__(self, made: Callable[[Any], None]) -> None:
         """made: called with each iterator that a DataLoader creates."""
@@ -95,15 +95,24 @@ class Started:
         self._owed: set[_Key] = set()
         """Loaders that had workers in the restored state and have not started any yet."""
         self._there: list[weakref.ref[Any]] | None = None
-        """The loaders that existed at the restore. A loader in `_owed` is among them. A loader that the loop creates anew each time has had
-        no workers."""
+        """The loaders that existed at the restore. Only loaders in this list can match entries of `_owed`: a loader that the loop creates
+        later had no workers in the restored state."""
         self.notice()
 
     def notice(self) -> None:
         """From now on, call `_made` at each start of a loader."""
         global _original
         _original = _original or DataLoader._get_iterator
-        DataLoader._get_iterator = functools.wraps(_original)(lambda loader: self._made(loader))  # type: ignore[method-assign]
+        self._ours = functools.wraps(_original)(lambda loader: self._made(loader))
+        DataLoader._get_iterator = self._ours  # type: ignore[method-assign]
+
+    def release(self) -> None:
+        """Undo `notice`, when the loop has ended. Loaders of `_owed` may still start their workers after the loop. Other code may have
+        replaced the function since then, and call ours."""
+        global _original
+        self._tell_of = lambda _: None
+        if not self._owed and DataLoader._get_iterator is self._ours:
+            DataLoader._get_iterator, _original = _original, None  # type: ignore[method-assign]
 
     def collect(self) -> Nested:
         return {"had": sorted({*self._owed, *(key for key, loader in self._live() if loader._iterator is not None)})}
@@ -128,14 +137,14 @@ class Started:
     def _made(self, loader: Any) -> Any:
         """Return what torch's own `_get_iterator` returns. If the loader had workers in the restored state, the random numbers drawn by
         their start are undone."""
+        owed = False
         if getattr(loader, "persistent_workers", False) and not any(loader is each for each in self.apart):
             key = self._key(loader)
-            if key in self._owed:
-                self._owed.remove(key)
-                iterator = start(loader)
-                iterator._reset(loader)
-                return iterator
-        iterator = _original(loader)
+            owed = key in self._owed
+            self._owed.discard(key)
+        iterator = start(loader, _original) if owed else _original(loader)
+        if owed:
+            iterator._reset(loader)
         self._tell_of(iterator)
         return iterator
 
@@ -167,22 +176,38 @@ def _like(loader: Any) -> str:
     return " ".join([*(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds), *map(str, figures)])
 
 
-def start(loader: Any) -> Any:
-    """Return an iterator whose workers are started but load nothing yet. The generator's state is restored after the start."""
+class _Later:
+    """A loader's sampler that is empty while the loader starts its workers. `then`: the sampler from then on."""
+
+    then: Iterable[Any] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.then)
+
+    def __len__(self) -> int:
+        return len(self.then)  # type: ignore[arg-type]
+
+
+def start(loader: Any, make: Callable[[Any], Any] | None = None) -> Any:
+    """Return an iterator whose workers are started but load nothing yet. The generator's state is restored after the start. make: creates
+    the iterator; by default the loader itself, which may put an iterator of its own around torch's."""
     held, which = vars(loader), "sampler" if loader.batch_sampler is None else "batch_sampler"
     generator = loader.generator or torch.default_generator
-    drawn, theirs, held[which] = generator.get_state(), held[which], []
+    drawn, theirs, later = generator.get_state(), held[which], _Later()
+    held[which] = later
     try:
-        iterator = loader._get_iterator()
+        iterator = make(loader) if make else loader._get_iterator()
     finally:
         held[which] = theirs
         generator.set_state(drawn)
-    iterator._index_sampler = loader._index_sampler
+    later.then = loader._index_sampler
+    if isinstance(iterator, _BaseDataLoaderIter):
+        iterator._index_sampler = later.then
     return iterator
 
 
 def behind_the_start(then: Callable[[], None]) -> Callable[[], None]:
-    """Return a function to be called when a sampler begins. It calls `then` from the second call on. A new iterator of torch's begins its
-    sampler twice: before it starts workers, and after that."""
+    """Return a function to be called when a sampler begins, which calls `then` from its own second call on. A new iterator of torch's
+    begins its sampler twice: before it starts workers, and after that."""
     calls = iter((lambda: None,))
     return lambda: next(calls, then)()

@@ -1,8 +1,8 @@
-"""The common part of the hooks for other projects' training loops: runs a session around a `train` that is left and called again.
+"""The common part of the hooks for other projects' training loops. These hooks run a session around the project's `train`.
 
-For a rewind in place, all ranks raise an exception at the boundary (the moment between two steps), which leaves `train`. They restore the
-state, create new data iterators from the restored counters, and call `train` again. A resumed process also restores, creates the iterators,
-and then calls `train`.
+For a rewind in place, all ranks raise an exception at the boundary (the moment between two steps), which leaves `train`. The ranks restore
+the state, create new data iterators from the restored counters, and call `train` again. A restarted process also restores the state and
+creates the iterators before it calls `train`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from ..attach.rank_stderr import say
 from ..attach.unknown_loop import name_of, tell_unknown
 from ..boundary.boundary import Boundaries
 from ..boundary.step_metrics import Figures
+from ..state.partitioned import Partitioned
 from ..state.sources import Source
+from .hooks import expect_steps, resumes
 
 VALIDATION = "valid_data_iterator"
 
 
 class RewindAsked(BaseException):
-    """Leaves `train` at a boundary, on all ranks at the same step. It is not an Exception, so that no handler in between catches it."""
+    """Leaves `train` at a boundary, on all ranks at the same step. RewindAsked is not an Exception, so that no `except Exception` in
+    between catches it."""
 
 
 class JumpAsked(BaseException):
@@ -60,7 +63,7 @@ class Counters(Source):
 class HookedLoop:
     """One run of another project's `train`. Subclasses know that project's names.
 
-    A subclass looks up all names that it uses before it installs the first wrapper. If a name is missing, the loop stays as it is."""
+    A subclass looks up all names that it uses before it installs the first wrapper. If a name is missing, the loop is not changed."""
 
     def __init__(self) -> None:
         self.known = True
@@ -70,7 +73,7 @@ class HookedLoop:
         self.session: Boundaries | None = None
         self.counters: Any = None
         self.data: Any = None
-        """The place of data loaders that are not found by the number of consumed samples, if it can be saved; else None."""
+        """The position of data loaders that does not follow from the number of consumed samples, if it can be saved; else None."""
         self.figures = Figures()
         self.iterators: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         """Arguments of the calls that created the data iterators."""
@@ -126,13 +129,20 @@ class HookedLoop:
         except ResilientError:
             raise
         except Exception as error:
-            self.known = False
-            tell_unknown(name_of(inspect.unwrap(original).__globals__), error)
+            self.leave_alone(original, error)
             return original(*args, **kwargs)
-        self.session = Boundaries(**sources)
+        try:
+            self.session = Boundaries(**sources)
+        except Partitioned as error:
+            if resumes():
+                raise
+            self.leave_alone(original, error)
+            return original(*args, **kwargs)
         self.session.fixed_data = not skips
         self.session.puts_data_back = self.data is not None
-        self.session.cure = "let the loop build its data by consumed samples (--dataloader-type single or cyclic)"
+        self.session.cure = (
+            "let the loop choose its data by the number of consumed samples (--dataloader-type single or cyclic)"
+        )
         if not self.session.observes:
             self.prepare(given)
         restored = self.session.restore() is not None
@@ -170,12 +180,18 @@ class HookedLoop:
             self.session.finish(self.complete())
             return result
 
+    def leave_alone(self, original: Callable[..., Any], why: Exception) -> None:
+        """Let the loop run without hooks, and say so."""
+        self.known = False
+        expect_steps(False)
+        tell_unknown(name_of(inspect.unwrap(original).__globals__), why)
+
     def run(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         """Call the loop."""
         return original(*bound.args, **bound.kwargs)
 
     def jump(self) -> int:
-        """Skip the batches that must be left out at this step; return their number."""
+        """Skip the batches that must not be used at this step; return their number."""
         assert self.session is not None
         batches = self.session.jump(self.iteration())
         self.skip(batches)
@@ -229,8 +245,8 @@ class HookedLoop:
         return directive is Directive.LEAVE
 
     def install_evaluation(self, *namespaces: dict[str, Any]) -> None:
-        """Wrap the evaluation function in the namespaces where the loop, and the code after the loop, look it up. Both may be the same
-        namespace."""
+        """Wrap the evaluation function in the namespaces where the loop, and the code after the loop, look it up. The same namespace may be
+        given twice."""
         for namespace in {id(each): each for each in namespaces}.values():
             if "evaluate_and_print_results" in namespace:
                 self.install(namespace, evaluate_and_print_results=self.evaluate)

@@ -1,6 +1,6 @@
-"""The place of Megatron's external data loaders (`--dataloader-type external`), for those that can save it and go back to it.
+"""The position of Megatron's external data loaders (`--dataloader-type external`), if the loaders can save and restore it.
 
-A loader can if it, or the loader that it wraps, has a pair of methods such as Energon's `save_state_rank` and `restore_state_rank`.
+A loader can do so if it, or the loader that it wraps, has a pair of methods such as Energon's `save_state_rank` and `restore_state_rank`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ..state.values.value_source import Known, Stateful
 
 _PAIRS = (("save_state", "restore_state"), ("save_state_rank", "restore_state_rank"), ("state_dict", "load_state_dict"))
 _INSIDE = ("_dataloader", "dataloader", "loader")
-"""Attributes that hold the loader inside a wrapper, as that of Megatron's examples for Energon."""
+"""Attributes that hold the loader inside a wrapper, such as the wrapper in Megatron's examples for Energon."""
 
 
 class ExternalData:
-    """A source for a session: the states of this rank's loaders. They are restored when the loop has made its loaders anew."""
+    """A source for a session: the states of this rank's loaders, which are restored after the loop has created new loaders."""
 
     __slots__ = ("_iterators", "_kept")
 
@@ -32,10 +32,10 @@ class ExternalData:
 
     @property
     def complete(self) -> bool:
-        """Whether the place of each loader of this rank can be saved."""
+        """Whether the position of each loader of this rank can be saved."""
         try:
             Stateful("data", self, Known()).collect()
-        except Exception:  # a loader may refuse for any reason, and the loop goes on without
+        except Exception:  # a loader may refuse for any reason; then the loop continues without this source
             return False
         return True
 

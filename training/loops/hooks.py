@@ -1,4 +1,4 @@
-"""Hooks into a project's functions if they have the expected shape, and never disturbs the script if they have not."""
+"""Hooks into a project's functions if they have the expected shape. If the functions have another shape, the script runs without hooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..attach.attach import attach
 from ..attach.unknown_loop import UnknownLoop, name_of, tell_unknown
 
 MARK = "__mt_resilient__"
-"""Set on what is already wrapped."""
+"""The name that is set in a function, module or namespace that is already wrapped."""
 
 
 def hook_in(
@@ -22,8 +22,8 @@ def hook_in(
     make: Callable[[], Any],
     tell: Callable[[str, BaseException], None] = tell_unknown,
 ) -> None:
-    """Call `make`, which hooks into the loop whose functions are in `namespace`. If the loop has another shape than expected, tell so and
-    leave it as it is."""
+    """Call `make`, which hooks into the loop whose functions are in `namespace`. If the loop has another shape than expected, call `tell`
+    and do not change the loop."""
     try:
         make()
     except Exception as error:
@@ -53,8 +53,8 @@ def disable_rerun() -> None:
 
 
 def before_call(module: Any, name: str, act: Callable[[Callable[..., Any]], None]) -> bool:
-    """Let each call of the module's function `name` call `act` first, with the original function. This holds also in modules that have
-    already imported the function. Return False if the function is already wrapped."""
+    """Let each call of the module's function `name` call `act` first, with the original function. Calls from modules that have already
+    imported the function also call `act` first. Return False if the function is already wrapped."""
     original = getattr(module, name)
     if hasattr(original, MARK):
         return False
@@ -77,8 +77,15 @@ def replace_everywhere(original: Any, wrapper: Any) -> None:
             setattr(module, name, wrapper)
 
 
-def expect_steps() -> None:
-    """Let the agent expect steps of this rank: a known loop's own functions are running."""
+def expect_steps(expected: bool = True) -> None:
+    """Tell the agent to expect steps from this rank, because functions of a known loop are running; or to expect none any more. What a
+    Session has told (2 or 3) stays."""
     attached = attach(trains=False)
-    if attached:
-        attached.page.tells = 1
+    if attached and attached.page.tells <= 1:
+        attached.page.tells = int(expected)
+
+
+def resumes() -> bool:
+    """Whether this rank is to continue from a snapshot, so that its loop must not begin from elsewhere."""
+    attached = attach(trains=False)
+    return attached is not None and (attached.handoff.resume_step >= 0 or bool(attached.handoff.origin))

@@ -1,9 +1,9 @@
 """Hooks for Megatron-LM's unmodified loop: `megatron.training.training` from 0.9 on, and loops of the same shape.
 
-The boundary (the moment between two steps) is at `checkpoint_and_decide_exit`. At this point, the iteration and the consumed samples have
-been advanced; when `train_step` returns, they have not. (`megatron_inline.py` has the boundary of 0.9, which has no such function.)
-Functions are wrapped in the namespace where `train` itself looks them up. Patches like Moore Threads' replace `train` by a function of
-another module.
+The boundary (the moment between two steps) is at `checkpoint_and_decide_exit`. At this point, the counters of iterations and consumed
+samples have been advanced. When `train_step` returns, they have not. (`megatron_inline.py` has the boundary of 0.9, which has no such
+function.) Functions are wrapped in the namespace where `train` itself looks them up. Patches like Moore Threads' replace `train` by a
+function of another module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", "train_data_
 
 class MegatronLoop(HookedLoop):
     def __init__(self, outer: dict[str, Any], inner: dict[str, Any]) -> None:
-        """outer: where `pretrain` looks up its functions. inner: where `train` does."""
+        """outer: the namespace in which `pretrain` looks up its functions. inner: the namespace in which `train` does."""
         super().__init__()
         self.outer = outer
         self.goes_on = False
@@ -89,8 +89,8 @@ class MegatronLoop(HookedLoop):
         return self.boundary(given["iteration"], lambda: original(*args, **kwargs), saves=saves, last=last)
 
     def training_log(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Log as if `train` had not been left. From 0.17 on it prints its first step out of turn, and counts that step again in the next
-        line."""
+        """Call `training_log` as if `train` had not been left. From Megatron 0.16 on, it prints the first step of each call of `train` out
+        of turn, and counts that step again in the next line."""
         given = inspect.signature(original).bind(*args, **kwargs)
         given.arguments[_FIRST] = given.arguments.get(_FIRST, False) and not self.goes_on
         return original(*given.args, **given.kwargs)

@@ -1,4 +1,4 @@
-"""Finds a loop of the script's own beside Megatron's. Such a script calls `initialize_megatron` from a `pretrain` of its own."""
+"""Finds a loop like Megatron's in a script that calls `initialize_megatron` from a `pretrain` of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find(frame: FrameType | None) -> None:
 
 
 def _tell_at_the_first_step(loop: str, why: BaseException | str) -> None:
-    """After the first step of any optimizer, say that the loop is not known, unless a loop with a session has begun by then."""
+    """After the first step of any optimizer, print that the loop is not known, unless a loop with a session has begun by then."""
 
     def stepped(*_: Any) -> None:
         handle.remove()

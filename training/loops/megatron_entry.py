@@ -20,7 +20,8 @@ def wrap(training: Any) -> None:
 
 
 def watch(namespace: dict[str, Any], tell: Callable[[str, BaseException], None] = tell_unknown) -> None:
-    """Hook into the loop in this namespace, once. namespace: where `pretrain` looks up its functions. tell: called if it is not known."""
+    """Hook into the loop in this namespace, once. namespace: where `pretrain` looks up its functions. tell: called if the loop is not
+    known."""
     if namespace.setdefault(MARK, False):
         return
     namespace[MARK] = True

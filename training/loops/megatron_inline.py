@@ -1,7 +1,7 @@
-"""Hooks for loops that save and decide about their end within `train` itself, as Megatron-LM 0.9 does.
+"""Hooks for loops that write checkpoints, and decide when to end, within `train` itself. Megatron-LM 0.9 does so.
 
-The boundary is at the end of `training_log`, or of the evaluation if there is one after this step. So it is right before the point where
-newer versions call `checkpoint_and_decide_exit`.
+The boundary is at the end of `training_log`, or of the evaluation if there is one after this step. So the boundary is right before the
+point where newer versions of Megatron call `checkpoint_and_decide_exit`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class InlineLoop(MegatronLoop):
         self.due = False
         """Whether this step's boundary comes after its evaluation."""
         self.judged = True
-        """Whether the boundary of this step was the last one, or an order to leave."""
+        """Whether this step's boundary was the last one, or brought an order to leave."""
 
     def install_boundary(self, inner: dict[str, Any]) -> None:
         self.install(inner, training_log=self.training_log, save_checkpoint_and_time=self.save_checkpoint_and_time)
@@ -70,7 +70,7 @@ class InlineLoop(MegatronLoop):
             return original(*args, **kwargs)
 
     def run(self, original: Any, bound: inspect.BoundArguments) -> Any:
-        """Call the loop. If it ends for its own reasons (its time limit, or a signal), its last step is judged only then."""
+        """Call the loop. If the loop ends for its own reasons (its time limit, or a signal), its last step is judged only after that."""
         try:
             return super().run(original, bound)
         except SystemExit:

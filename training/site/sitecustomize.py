@@ -1,9 +1,9 @@
-"""Attaches each rank of `mt-resilient run`, where it is first on PYTHONPATH. Before that, it runs the sitecustomize that it hides.
+"""Attaches each rank of `mt-resilient run`. This file is first on a rank's PYTHONPATH, so it first runs the sitecustomize that it hides.
 
 Below `mt-resilient run -- SCRIPT`, it hands each torchrun to an agent (`agent/launch/handover.py`).
 
-Python imports it before anything of the user's. It must never keep a rank from starting. Any Python of the user's may import it, also one
-of 2.7. So it has none of the syntax and none of the modules that came later.
+Python imports this file before any code of the user. This file must never keep a rank from starting. Any Python that the user starts may
+import it, even Python 2.7. So this file uses no syntax and no module that is newer than 2.7.
 """
 
 import os
@@ -18,7 +18,7 @@ def _chain():
     try:
         from importlib.machinery import PathFinder
         from importlib.util import module_from_spec
-    except ImportError:  # Python 2, which passes over an ImportError of a sitecustomize
+    except ImportError:  # Python 2, which ignores an ImportError of a sitecustomize
         import imp
 
         imp.load_module("sitecustomize", *imp.find_module("sitecustomize", behind))  # type: ignore[arg-type]
@@ -45,14 +45,30 @@ def _is_torchrun(words):
     return at < len(words) and os.path.basename(words[at]) == "torchrun" and os.path.isfile(words[at])
 
 
+def _is_a_rank():
+    """Whether torchrun itself started this process. torchrun gives each rank its own session, and variables that torchrun does not have."""
+    if os.getsid(0) != os.getpid():
+        return False
+    try:
+        with open("/proc/{}/environ".format(os.getppid()), "rb") as file:  # noqa: UP032
+            return b"TORCHELASTIC_RUN_ID=" not in file.read()
+    except EnvironmentError:  # noqa: UP024
+        return True
+
+
 try:
     _words = getattr(sys, "orig_argv", [])  # from 3.10 on
     if "MT_RESILIENT_WRAPS" in os.environ and _is_torchrun(_words):
         import json
+        import subprocess
 
         _python = os.environ["MT_RESILIENT_PYTHON"]
         _handover = json.loads(os.environ["MT_RESILIENT_WRAPS"])["handover"]
-        os.execv(_python, [_python, "-I", "-S", _handover] + _words)  # noqa: RUF005
+        _probe = [_python, "-P", os.path.join(os.path.dirname(_handover), "has_package.py")]
+        if subprocess.call(_probe, stderr=subprocess.DEVNULL) == 0:
+            os.execv(_python, [_python, "-I", "-S", _handover] + _words)  # noqa: RUF005
+        _said = "mt-resilient: {} lacks the package mt_resilient here. This torchrun runs without mt-resilient\n"
+        sys.stderr.write(_said.format(_python))
 except Exception:  # then the torchrun runs without an agent
     pass
 if "MT_RESILIENT_WARM" in os.environ:
@@ -60,7 +76,7 @@ if "MT_RESILIENT_WARM" in os.environ:
         from mt_resilient.training.warm import forkserver
 
         forkserver.serve(_chain)
-    except BaseException:  # Python would go on and run the script, but this process is no rank
+    except BaseException:  # otherwise Python would run the script, but this process is not a rank
         import traceback
 
         traceback.print_exc()
@@ -71,11 +87,11 @@ if "MT_RESILIENT_HANDOFF" in os.environ:
     try:
         from mt_resilient.training.attach import import_hook
 
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # the launcher may have a RANK too, from an operator
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # RANK would not do: an operator may set it for the launcher too
             import_hook.activate()
         else:
             import_hook.listen_to_launcher()
     except Exception as error:
-        if os.environ.get("LOCAL_RANK") == "0":
+        if os.environ.get("LOCAL_RANK") == "0" and _is_a_rank():  # the rank's child processes may be any programs
             _said = "mt-resilient: this rank's Python cannot be attached ({}); it runs unwatched\n"
             sys.stderr.write(_said.format(error))

@@ -25,15 +25,21 @@ class Job:
     slot: Slot
     view: View
     early: list[tuple[int, Copy]]
-    """Copies of tensors that the forward pass writes, each after the index of its piece."""
+    """Copies of tensors that the forward pass writes, each with the index of its piece."""
     late: Iterable[tuple[int, Copy]]
     """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
     checked: list[torch.Tensor]
     """Tensors that must not contain NaN or Inf: trained parameters."""
+    still: list[int] = field(default_factory=list)
+    """Indices of the parameters that no optimizer steps."""
+    expected: dict[int, int] = field(default_factory=dict)
+    """Fingerprints by index, of those of them that have not changed so far and are copied late."""
+    found: dict[int, int] = field(default_factory=dict)
+    """Fingerprints of `still`, once all copies have arrived."""
     begun_s: float = field(default_factory=monotonic_s)
     waits: list[tuple[Any, Any]] = field(default_factory=list)
-    """Events of the loop's stream before and after each wait for the copies: of its thread until they are in the device's queues, then of
-    the stream."""
+    """Two events of the loop's stream for each wait for the copies: one before it and one after it. The loop's thread waits until the
+    copies are in the device's queues. After that, the loop's stream waits for the copies."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
     finite: bool = True
@@ -52,20 +58,32 @@ class Job:
     """The tensors that the copies read, referenced until the copies have arrived. For a tensor with gaps, it is a separate copy."""
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def moved(self) -> set[int]:
+        """Return the indices of the parameters that were copied late and have changed. The script may have written them while they were
+        copied."""
+        return {index for index, word in self.expected.items() if self.found.get(index, word) != word}
+
+    @property
+    def coming(self) -> bool:
+        """Whether the slot holds the snapshot, or will once all copies have arrived."""
+        return self.held is not Held.MISSED and not self.given_up
+
     def waited_s(self) -> float:
-        """Return how long the device has done no work before optimizers' steps because of the copies, as far as its stream has come."""
+        """Return for how many seconds the device idled before optimizers' steps because of the copies. Waits that the loop's stream has not
+        completed yet do not count."""
         return sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
 
     def give_up(self) -> None:
-        """Abandon the snapshot because one rank has missed it. From now on it will not be staged. The slot's state tells whether it already
-        is."""
+        """Abandon the snapshot because one rank has missed it. From now on the slot can't become staged. The slot's state tells whether it
+        already is."""
         with self._turn:
             self.given_up = True
 
     def conclude(self) -> None:
         """Once all copies have arrived, mark the slot as staged, or free it."""
         with self._turn:  # if `give_up` ran between check and staging, the slot would stay staged forever
-            if self.finite and not self.given_up:
+            if self.finite and not self.given_up and not self.moved:
                 self.slot.staged()
                 self.held = Held.WHOLE
             else:

@@ -1,7 +1,8 @@
-"""Which part of a state is first copied within its device. The rest goes to the host's memory directly.
+"""Decides which part of a state is first copied within its device. All other parts are copied directly to the host's memory.
 
-A device copies fifty times as fast within its memory as to the host. What is set aside there can be copied to the host later, while the
-optimizer steps already. So only that part takes the detour which would make the optimizer wait, and only where the device has free memory.
+A device copies fifty times as fast within its memory as to the host. The copy within the device (the detour) can go to the host later,
+while the optimizer already steps. Only the part that would make the optimizer wait takes the detour, and only if the device has free
+memory.
 """
 
 from __future__ import annotations
@@ -10,32 +11,34 @@ import math
 from collections.abc import Callable, Sequence
 
 _LEFT_FREE = 0.25
-"""The share of a device's memory that stays free for the script, whose next step may need more than this one. Our choice: measured scripts
-with less free memory have steps that are longer than their copies."""
+"""The share of a device's memory that stays free for the script, whose next step may need more than this one. We chose this share because
+measured scripts with less free memory have steps that are longer than their copies."""
 _TOLERATED = 0.02
-"""The share of a snapshot's copies for which the optimizer may wait. The copy within the device takes as long."""
+"""The share of the copies' time for which the optimizer may wait. The copy within the device takes as long."""
 _MORE = 1.1
-"""A little more takes the detour than the last snapshot has shown, so that the next one already does not wait."""
+"""A factor on the bytes that came too late in the last snapshot. So the next snapshot sends a little more through the detour, and the
+optimizer does not wait again."""
 _LESS = 0.05
-"""The share of a snapshot that no longer takes the detour after one for which the optimizer has not waited. One slow copy is no rule."""
+"""After a snapshot for which the optimizer has not waited, this share of its bytes no longer takes the detour. So the effect of a single
+slow copy fades."""
 
 
 class Detour:
     def __init__(self) -> None:
         self._direct_bytes = math.inf
-        """How many bytes reach the host before the optimizer steps."""
+        """How many bytes reach the host before the optimizer steps, according to the last snapshots."""
         self._taken_bytes = 0
-        """The bytes that took the detour last time. torch's allocator may still hold them for the next time. It gives them to the script if
-        nothing else is free."""
+        """The bytes that took the detour last time. torch's allocator may still hold them for the next time. The allocator gives the
+        detour's memory to the script if nothing else is free."""
         self._refused = self._cut = False
-        """Whether nothing may take the detour any more; and whether less took it last time than should."""
+        """`_refused`: whether nothing may take the detour any more. `_cut`: whether fewer bytes took it last time than should have."""
 
     def refused(self) -> None:
         """Record that the device had no memory for the detour. Nothing takes it any more, because the script may need all memory."""
         self._refused, self._taken_bytes = True, 0
 
     def waited(self, seconds: float, took_s: float, nbytes: int) -> None:
-        """Record that the optimizer has waited for a snapshot whose copies, of so many bytes, took `took_s` seconds in all."""
+        """Record that the optimizer has waited `seconds` for a snapshot whose copies of `nbytes` bytes took `took_s` seconds in all."""
         if took_s <= 0 or self._cut:
             return
         if seconds > _TOLERATED * took_s:
@@ -46,8 +49,8 @@ class Detour:
             self._direct_bytes = direct if direct < nbytes else math.inf
 
     def divide(self, sizes: Sequence[int], memory: Callable[[], tuple[int, int, int]]) -> list[bool]:
-        """Return which tensors, of these bytes, take the detour. memory: returns the free and all bytes of the device's memory, and those
-        that torch's allocator holds unused."""
+        """Return which tensors take the detour. sizes: the tensors' bytes. memory: returns the free and the total bytes of the device's
+        memory, and the bytes that torch's allocator holds unused."""
         asks = sum(sizes) > self._direct_bytes and not self._refused
         free, total, unused = memory() if asks else (0, 0, 0)
         spare = free - _LEFT_FREE * total

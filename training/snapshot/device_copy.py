@@ -1,19 +1,19 @@
 """Copy a rank's state from the device to a slot (shared memory for its part of a snapshot), on a separate stream. The loop continues
-immediately. It waits only before it would overwrite a tensor whose copy is not complete.
+immediately, and waits only before it would overwrite a tensor whose copy is not complete.
 
     boundary:  tensors that the forward pass writes are copied first, and the loop's stream waits for this small copy
     thread:    all other tensors: fingerprints on the device and copies; when the copies have arrived, the slot is staged
     optimizer: its first step after the boundary waits, on the device, until nothing reads the state any more (through a hook of torch)
 
 Only the optimizer's wait delays the loop. If a step takes longer than its snapshot, the copies are complete before the optimizer steps. If
-not, what would come too late is first copied within the device (`detour.py`).
+a step is shorter, the part whose copies would be too late is first copied within the device (`detour.py`).
 """
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -39,12 +39,13 @@ from .pinned_memory import PIECE_BYTES, Pinned
 from .strided_copy import Strip, Transfer
 
 _FIRST_S = 0.5
-"""Seconds that the first snapshot waits for its memory. With a large state, the rank then misses this snapshot."""
+"""Seconds that the first snapshot waits for its memory. With a large state, this is not long enough, and the rank misses the snapshot."""
 _LOOK_S = 0.005
 """Seconds between two checks whether memory is ready."""
 _STRIP_BYTES = 32 << 20
-"""The least number of bytes that are waited for. While a copy to the host is always queued, an H100 begins no other work: a loop with 97 ms
-of work took 214 ms beside 6.45 GB, and 99 ms if no copy was queued behind another."""
+"""The copying thread queues copies until they exceed this many bytes, and then waits until they have arrived. While a copy to the host is
+always queued, an H100 begins no other work: a loop with 97 ms of work took 214 ms while 6.45 GB were copied, and 99 ms if no copy was
+queued behind another."""
 _LARGE_BYTES = 1 << 30
 """The least size of a state whose memory takes longer than a step to prepare."""
 _LOOK_BYTES = 256 << 20
@@ -63,18 +64,21 @@ class Offload:
         self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
         self._detour = Detour()
         self._before: Job | None = None
-        """The last snapshot, of which the optimizer's wait is not yet judged."""
+        """The last snapshot. `_detour` does not yet know how long the optimizer waited for it."""
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
         self._largest_bytes = 0
         """The bytes of the largest snapshot's image so far."""
         self._prepared = (0, 0)
-        """The bytes of the largest image for which memory was requested, and of what precedes it."""
+        """The bytes of the largest image for which memory was requested, and the bytes that precede the image in its slot."""
         self._again = False
         """Whether the last request for memory failed."""
         self.starved = False
         """Whether there was too little memory for a slot."""
         self._under_way: list[Job] = []
+        self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
+        self.captured = False
+        """Whether an optimizer's step was captured into a graph."""
         register_optimizer_step_pre_hook(self._before_update)
         for work in (self._carry, self._make_room):
             threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True).start()
@@ -83,10 +87,10 @@ class Offload:
 
     def room(self, wanted: Header, table_bytes: int, stride: int) -> list[Slot]:
         """Return the slots that can store such a snapshot now. A thread prepares missing memory meanwhile. If the state has just grown,
-        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory once it is not the
-        largest so far: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second.
+        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory only once it has stopped
+        growing: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second.
 
-        stride: the steps between two snapshots. If there are several, a large state gets memory at once."""
+        stride: the number of steps between two snapshots. With a stride of more than 1, a large state gets memory at once."""
         until_s = 0.0
         asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
         steady = stride > 1 or asked[0] < _LARGE_BYTES or asked[0] <= self._largest_bytes
@@ -113,6 +117,7 @@ class Offload:
                 self._send(job, job.early, paced=False)
             for stream in (self._stream, self._reading):
                 self._after(stream, self._module.current_stream(self.device))
+            job.early.clear()  # the loop may free these tensors, such as gradients, before the next snapshot
         self._under_way.append(job)
         self._jobs.put(job)
 
@@ -162,7 +167,12 @@ class Offload:
             self._stream.synchronize()  # after this, nothing reads the slot
 
     def _before_update(self, *_: Any) -> None:
-        """Make the loop's stream wait before the optimizer's step until nothing reads the state any more."""
+        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more. If the step becomes part of a
+        graph, no hook runs when the graph is replayed: from then on, the loop's stream waits for all copies of a snapshot."""
+        if self._captures():
+            self.finish()
+            self.captured = True
+            return
         for job in self.under_way():
             stream = self._module.current_stream(self.device)
             before, after = (self._module.Event(enable_timing=True) for _ in range(2))
@@ -188,7 +198,7 @@ class Offload:
             job.words += [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
 
     def _send(self, job: Job, copies: Sequence[tuple[int, Copy]], *, paced: bool = True) -> None:
-        """Copy to the host. paced: strip by strip, each after the one before it has arrived."""
+        """Copy to the host. paced: copy strip by strip, and wait for each batch of strips to arrive before the next."""
         new_bytes = 0
         with self._module.stream(self._stream):
             self._stream.wait_event(job.begun)
@@ -211,7 +221,7 @@ class Offload:
 
     def _carry(self) -> None:
         self._module.set_device(self.device)
-        with suppress(Exception):  # without this thread, the loop would wait forever
+        with suppress(Exception):  # an error must not end this thread: the loop would wait forever
             device.allow_capture(self.device.type)  # copies within the device may allocate memory
         while True:
             job = self._jobs.get()
@@ -249,13 +259,15 @@ class Offload:
             arrived.record(self._stream)
             arrived.synchronize()
             job.took_s = monotonic_s() - job.begun_s
-            job.sources.clear()
+            job.sources.clear()  # nothing here keeps the model after the training
+            job.checked.clear()
             with self._module.stream(self._reading):
                 if job.words:
                     job.view.fingerprints[[index for index, _ in job.words]] = fingerprint.gather(
                         [word for _, word in job.words]
                     )
                 job.finite = finite(found)
+            job.found = {index: int(job.view.fingerprints[index]) for index in job.still}
         job.conclude()
 
     def _set_aside(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> list[tuple[int, Copy]]:
@@ -266,6 +278,8 @@ class Offload:
 
     def _make_room(self) -> None:
         self._module.set_device(self.device)
+        with suppress(Exception):
+            device.allow_capture(self.device.type)  # registering memory would break a capture in the loop's thread
         while True:
             wanted, table_bytes, chosen, considerate = self._rooms.get()
             for pinned in chosen:

@@ -1,12 +1,14 @@
 """Start the copy of a state on a device. The part on the CPU is copied immediately, the rest by `Offload`.
 
 Tensors that the forward pass writes are copied first. Tensors that only an optimizer's step writes follow, because a hook can make that
-step wait.
+step wait. A parameter that no optimizer steps may be frozen, or the script may write it anywhere, as it does with a moving average. So such
+a parameter follows only as long as its fingerprint stays the same. If it has changed, its snapshot is given up, and from then on it is
+copied first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -19,9 +21,9 @@ from ..state.sources import Modules, Source
 from .attempt import Job
 from .device_copy import Offload
 
-Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int]]
-"""A layout's pieces, then three lists of indices: pieces on the CPU, pieces that the forward pass writes, and pieces that only the
-optimizer writes."""
+Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int], list[int]]
+"""A layout's pieces, then four lists of indices: pieces on the CPU, pieces that the forward pass writes, pieces that only the optimizer
+writes, and parameters that no optimizer steps."""
 
 
 class HandingOver:
@@ -29,9 +31,12 @@ class HandingOver:
         self._stager, self._sources = stager, sources
         self._hooked = any(isinstance(source, Optimizers) for source in sources.values())
         """Whether there is an optimizer whose step can be made to wait."""
-        self._sides: Sides = ((), [], [], [])
+        self._sides: Sides = ((), [], [], [], [])
         self._written: list[tuple[bool, frozenset[str]]] = []
         """The tensors that the forward pass writes in each model, as of the last division into `_sides`."""
+        self._still: dict[str, int | None] = {}
+        """Fingerprints of the parameters that no optimizer steps, by name; None: the parameter has changed."""
+        self._last: tuple[Job, tuple[Piece, ...]] | None = None
 
     def begin(
         self, offload: Offload, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any]
@@ -40,13 +45,15 @@ class HandingOver:
         pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
         written = [(model.gathered, model.buffers) for model, _ in models]
+        if offload.captured and self._hooked:
+            self._hooked, self._sides = False, ((), [], [], [], [])
+        self._learn()
         if self._sides[0] is not layout.pieces or self._written != written:
             self._written = written
-            sources = ((state[name], each) for name, each in self._sources.items())
-            stepped = [(told, each) for told, each in sources if isinstance(each, Modules | Optimizers)]
-            steady = {id(tensor) for told, each in stepped for tensor in each.steady(told)}
-            self._sides = _divided(leaves, layout, steady if self._hooked else (), offload.device)
-        _, here, early, late = self._sides
+            self._sides = self._divided(leaves, layout, state, offload.device)
+        _, here, early, late, still = self._sides
+        known = {index: word for index in still if (word := self._still.get(layout.pieces[index].name)) is not None}
+        early, late = sorted({*early, *still} - {*known}), sorted([*late, *known])
         self._stager.stage(leaves, layout, view, here)
         self._stager.runs(layout, view.memory)  # fill the gaps with zeros, whatever they contained before
         strips = offload.plan(layout)
@@ -57,14 +64,33 @@ class HandingOver:
             early=[(index, (leaves[index], strips[index])) for index in early],
             late=((index, (leaves[index], strips[index])) for index in late),
             checked=[tensor for tensor in judged if tensor.device == offload.device],
+            still=still,
+            expected=known,
         )
+        self._last = job, layout.pieces
         offload.start(job)
         return job
 
+    def _learn(self) -> None:
+        """Learn from the last snapshot which of the parameters that no optimizer steps stay the same."""
+        if self._last is None:
+            return
+        job, pieces = self._last
+        for index, word in job.found.items():
+            name = pieces[index].name
+            self._still[name] = word if self._still.get(name, word) == word else None
 
-def _divided(leaves: Sequence[Any], layout: Layout, steady: Collection[int], where: torch.device) -> Sides:
-    """Return the layout's pieces, divided. steady: ids of tensors that only an optimizer's step writes, if that step can be made to
-    wait. where: the device to offload. What lies elsewhere is copied as on the CPU."""
-    away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.device == where]
-    late = [index for index in away if id(leaves[index]) in steady]
-    return layout.pieces, sorted(set(range(len(leaves))) - set(away)), sorted(set(away) - set(late)), late
+    def _divided(self, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any], where: torch.device) -> Sides:
+        """Return the layout's pieces, divided. where: the device to offload. Tensors elsewhere are copied like tensors on the CPU."""
+        models = [(state[name], each) for name, each in self._sources.items() if isinstance(each, Modules)]
+        optimizers = [(state[name], each) for name, each in self._sources.items() if isinstance(each, Optimizers)]
+        stepped = {id(each) for _, source in optimizers for each in source.stepped()}
+        steady = {id(tensor) for told, model in models for tensor in model.steady(told, stepped)}
+        steady |= {id(tensor) for told, source in optimizers for tensor in source.steady(told)}
+        others = {id(t) for told, model in models if not model.gathered for t in model.parameters(told)} - steady
+        if not self._hooked:
+            steady, others = set(), set()
+        away = [index for index, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.device == where]
+        late, still = ([index for index in away if id(leaves[index]) in ids] for ids in (steady, others))
+        here = sorted(set(range(len(leaves))) - set(away))
+        return layout.pieces, here, sorted(set(away) - {*late, *still}), late, still

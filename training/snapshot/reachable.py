@@ -17,10 +17,16 @@ class Reachable:
     def __init__(self, arena: RankArena, snapshots: str, unusable: Collection[str]) -> None:
         """snapshots: the address of the snapshots on disk. unusable: the names of those that must not be restored."""
         self._arena, self._snapshots, self._unusable = arena, snapshots, unusable
+        self._cuts: list[tuple[int, tuple[int, int]]] = []
+
+    def went_back(self, to: int, life: tuple[int, int]) -> None:
+        """Note that the ranks went back to step `to`. The agent marks the snapshots on disk that they left, but a full disk may refuse the
+        mark. life: as in `Stamp.left`."""
+        self._cuts.append((to, life))
 
     def newest(self, at_most: int) -> int:
-        """Return the newest step up to `at_most` that is sealed in memory. If there is none, return the newest on disk, or else -1. Other
-        ranks may have older steps."""
+        """Return the newest step up to `at_most` that is sealed in memory. If memory has no such step, return the newest on disk; -1 if
+        there is none either. Other ranks may have older steps."""
         for kept in (self._in_memory, self._on_disk):
             if older := [step for step in kept() if step <= at_most]:
                 return max(older)
@@ -44,6 +50,7 @@ class Reachable:
         """Return the committed steps. The list is empty if storage does not answer."""
         try:
             found = catalog.look(place.at(self._snapshots)).durable
-            return [attempt.stamp.step for attempt in found if str(attempt) not in self._unusable]
         except MachineError:
             return []
+        usable = [attempt.stamp for attempt in found if str(attempt) not in self._unusable]
+        return [stamp.step for stamp in usable if not any(stamp.left(*cut) for cut in self._cuts)]

@@ -1,5 +1,5 @@
-"""Restore values from another parallel layout that have no position in a global tensor. They are restored only if they are equal on all
-ranks.
+"""Restore values from another parallel layout that have no position in a global tensor. Such values are restored only if they are equal on
+all ranks.
 
 A value that differs between ranks belongs to the former ranks, so it can't be restored. The error names it, and nothing is restored.
 """
@@ -38,12 +38,12 @@ from ..state.sharding import WRAPPED, model_parts
 from ..state.tensors.in_place import Nested
 
 _GROUP_KINDS = ("wd_mult", "lr_mult", "pre_wd_mult", "pre_lr_mult", "is_decoupled_lr")
-"""Keys that identify Megatron's groups (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too). They do not depend on
-the layout."""
+"""Keys that identify Megatron's groups (megatron.core.optimizer, `param_group_identifier_keys`; NeMo's spelling too). These keys do not
+depend on the layout."""
 
 
 def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> dict[str, Any]:
-    """Return the states of the sources (saved objects) `names`. Each must be the same on all ranks."""
+    """Return the states of the sources (saved objects) `names`. Each state must be the same on all ranks."""
     found = {}
     for name in sorted(names):
         if any(_node(manifest, (name,)) for manifest in saved.manifests):
@@ -51,13 +51,13 @@ def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> d
             if told := attributes(saved, name):
                 found[name][ATTRIBUTES] = told
         elif name not in optional:
-            raise _refused(saved, f"the state of {name!r} is not in it")
+            raise _refused(saved, f"it lacks the state of {name!r}")
     return found
 
 
 def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
-    """Return the attributes of the modules in the source `name`, under these modules' present names. The result is empty if ranks had
-    different values. Then the attributes start afresh, since a module may count for its own rank."""
+    """Return the attributes of the modules in the source `name`, under these modules' present names. If ranks had different values, the
+    result is empty and the attributes start afresh, since a module may count something on its own rank only."""
     try:
         kept = agreed(saved, name, ATTRIBUTES, everywhere=True)
     except LayoutError:
@@ -68,13 +68,13 @@ def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
     tag, told = kept
     own = {
         name: name if name[:1] == "." else here.get(_within(name)) for name in told
-    }  # a name with a dot in front: a parameter, or hooks
+    }  # a leading dot marks a parameter, or hooks
     return pytree.Tagged((tag, {own[name]: each for name, each in told.items()})) if None not in own.values() else {}
 
 
 def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") -> Any:
-    """Return the value at `path`. All ranks that have one must agree; None if no rank has one. Raises LayoutError if they disagree or, with
-    `everywhere`, if a rank has none. but: a key below `path` to leave out."""
+    """Return the value at `path`, or None if no rank has one. Raises LayoutError if ranks have different values or, with `everywhere`, if a
+    rank has none. but: a key below `path` that is ignored."""
     told = [(manifest, node) for manifest in saved.manifests if (node := _node(manifest, path, but)) is not None]
     if everywhere and len(told) < len(saved.manifests):
         raise _refused(saved, f"{_named(path)} is not on all ranks")
@@ -116,12 +116,12 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
     if missing := [module for module, said in extra.items() if module not in here and set(said) - {FP8}]:
         raise _refused(
             saved,
-            f"the module {missing[0] or 'itself'} of {name!r} has extra state in it, and there is no such module here",
+            f"it has extra state of the module {missing[0] or 'itself'} of {name!r}, and this run has no such module",
         )
     if (anew := [module for module, said in extra.items() if module in here and not said]) and _speaks():
         say(
-            f"the FP8 scales and maxima of {len(anew)} modules in {name!r}, as {anew[0] or 'itself'}, differ between the former ranks: "
-            "they begin anew, as in a new model"
+            f"the FP8 scales and maxima of {len(anew)} modules in {name!r}, such as {anew[0] or 'itself'}, differ between the former "
+            "ranks: they begin anew, as in a new model"
         )
     parts = model_parts(modules.chunks)
     return {
@@ -137,7 +137,8 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
 
 
 def _extra(saved: Saved, name: str, module: str, only_scaling: bool) -> Any:
-    """Return a module's extra state. Scales and maxima that differ are left out: pipeline stages give different layers the same name."""
+    """Return a module's extra state. Scales and maxima that differ are not restored: pipeline stages give different layers the same
+    name."""
     try:
         return agreed(saved, name, EXTRA, module, everywhere=True)
     except LayoutError:
@@ -162,8 +163,8 @@ def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
     if apart:
         more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
         say(
-            f"the buffer {next(iter(apart))}{more} of {name!r} differs from rank to rank in the snapshot: all ranks go on "
-            "with the first one's"
+            f"the buffer {next(iter(apart))}{more} of {name!r} differs from rank to rank in the snapshot: all ranks continue "
+            "with the value of replica 0"
         )
 
 
@@ -190,8 +191,8 @@ def _within(module: str) -> str:
 
 
 def has_places(saved: Saved, name: str) -> bool:
-    """Whether the positions of parameters determine the position of the saved optimizer's whole state. Each state must have a tensor, and
-    each tensor a position."""
+    """Whether the positions of parameters determine the position of the saved optimizer's whole state. Each parameter's state must have a
+    tensor, and each such tensor a position."""
     for part in optimizer_parts(saved, name):
         for state in part.state.values():
             held = list(pieces(state))
@@ -222,8 +223,8 @@ def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], 
 
 
 def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the saved group with the same multipliers, which also identify groups in Megatron. A group without multipliers must be the
-    only one."""
+    """Return the saved group with the same multipliers, which also identify groups in Megatron. If the group has no multipliers, it must be
+    the only group."""
     kind = {key: group[key] for key in _GROUP_KINDS if key in group}
     same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
     same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))

@@ -24,6 +24,7 @@ from ...checkpoint.format.tensor_table import Table
 from ...resilience.clock import sleep
 from ...resilience.errors import LayoutError, MachineError, SnapshotError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS
+from ..attach.attach import ends_the_rank
 from ..state.optimizers.optimizers import Optimizers
 from ..state.rng import Alone
 from ..state.sources import Preparing, Source, Unfilled, put_back
@@ -39,7 +40,7 @@ class Unrestorable(SnapshotError):
     def __init__(self, step: int, snapshot: str, why: str) -> None:
         """snapshot: the snapshot's name; empty for a snapshot in memory."""
         super().__init__(f"cannot restore step {step}: {why}")
-        self.farewell = {"kind": "snapshot", "step": step, "snapshot": snapshot}
+        ends_the_rank(self, kind="snapshot", step=step, snapshot=snapshot)
 
 
 class Unreadable(MachineError):
@@ -47,7 +48,7 @@ class Unreadable(MachineError):
 
     def __init__(self, step: int, why: str) -> None:
         super().__init__(f"cannot read the snapshot of step {step}: {why}")
-        self.farewell = {"kind": "unreadable", "step": step}
+        ends_the_rank(self, kind="unreadable", step=step)
 
 
 class Restorer:
@@ -64,13 +65,19 @@ class Restorer:
 
         def ask() -> None:
             snapshot = root / paths.SNAPSHOTS / left if left else _durable(root, step, unusable)
+            parts: Sequence[int] | None = None
             try:
                 if commit.read_commit(snapshot).world == self._world:
+                    parts = [self._rank]
                     self._from_own(snapshot)
                 else:
                     self._from_elsewhere(snapshot)
             except SnapshotError as error:
-                raise Unrestorable(step, snapshot.name, str(error)) from error
+                # The network, the memory or the device of this rank may have changed the bytes. A snapshot that is sound is not set aside.
+                problems = catalog.verify(snapshot, parts) if parts else [str(error)]
+                if problems:
+                    raise Unrestorable(step, snapshot.name, problems[0]) from error
+                raise MachineError(f"{error}. Read again, the snapshot is sound") from error
 
         _patiently(step, ask)
 
@@ -101,7 +108,7 @@ class Restorer:
             manifest = open_rank(snapshot, self._rank, self._world)
             for piece in manifest.table.pieces:
                 if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
-                    raise LayoutError(f"{piece.name} was another part of the whole when {snapshot} was taken")
+                    raise LayoutError(f"{piece.name} was another part of its global tensor when {snapshot} was taken")
             content = chunks(snapshot, manifest)
             self.fill(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
 
@@ -147,7 +154,10 @@ def _patiently(step: int, ask: Callable[[], None]) -> None:
 
 
 def _durable(root: Place, step: int, unusable: Collection[str]) -> Place:
-    for attempt in catalog.look(root).durable:
+    found = catalog.look(root)
+    if hidden := [why for attempt, why in found.unread.items() if attempt.stamp.step == step]:
+        raise MachineError(hidden[0])  # the other ranks may see it, and all must restore the same one
+    for attempt in found.durable:
         if attempt.stamp.step == step and str(attempt) not in unusable:
             return attempt.under(root)
     raise MachineError(f"no committed snapshot of step {step} is under {root} any more")

@@ -22,6 +22,7 @@ from ...checkpoint.format.sharding import Part
 from ...resilience.errors import LayoutError
 from ..attach.rank_stderr import say
 from ..state.modules.module_source import ATTRIBUTES, EXTRA
+from ..state.optimizers.hybrid_optimizer import stepped_copy
 from ..state.optimizers.optimizer_shards import owned_parts, state_parts
 from ..state.optimizers.optimizers import Optimizers, parameters_of
 from ..state.sharding import model_parts, places_of
@@ -38,8 +39,8 @@ def parts_of(sources: Mapping[str, Source]) -> Parts:
         return _parts_of(sources)
     except Exception as error:  # third-party code, which may not know these models
         say(
-            f"where this model's tensors lie in global ones is not known ({type(error).__name__}: {error}); its "
-            "snapshots can be restored in the same parallel layout only"
+            f"the positions of this model's tensors in global tensors are not known ({type(error).__name__}: {error}). Its "
+            "snapshots can be restored only in the same parallel layout"
         )
         return {}
 
@@ -156,7 +157,7 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
     lost = [key for key, parts in here.items() if not parts]
     if there and 0 < len(lost) < len(here):
         raise LayoutError(
-            f"{saved.snapshot} cannot be taken to another parallel layout: where {lost[0]} of {name!r} lies in the whole is not known"
+            f"{saved.snapshot} cannot be taken to another parallel layout: the position of {lost[0]} of {name!r} is not known"
         )
     return there and not lost
 
@@ -176,7 +177,7 @@ def _make_states(name: str, source: Optimizers, sources: Mapping[str, Source], s
                     alike = box.part.shape == part.shape
                     dtype = getattr(torch, piece.dtype)
                     inner.state[parameter][state] = (
-                        torch.zeros_like(parameter.detach(), dtype=dtype)
+                        torch.zeros_like(stepped_copy(inner, parameter).detach(), dtype=dtype)
                         if alike
                         else torch.zeros(piece.shape if prod(piece.shape) == 1 else (), dtype=dtype, device="cpu")
                     )

@@ -1,7 +1,7 @@
 """Measure how much time snapshots in memory cost this rank's loop, and derive an affordable number of steps between them.
 
-The cost of a snapshot is all that steps take longer because of it: the stop at the boundary (the moment between two steps), the optimizer's
-wait for the copies, and what the copies take of the memory's and the link's speed. So steps beside copies are compared with other steps.
+The cost of a snapshot is the time that it adds to steps: the stop at the boundary (the moment between two steps), the optimizer's wait for
+the copies, and the slowdown while copies use the memory and the link. So steps that run during copies are compared with other steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ...checkpoint.durable.save_interval import AUTO, stride
 
 _KEPT = 9
 _ENOUGH = 3
-"""The least number of measurements of each kind for a conclusion. The first are slow, so the median of the last `_KEPT` is used."""
+"""The least number of measurements of each kind for a conclusion. The first measurements are slow, so the median of the last `_KEPT` is
+used."""
 
 
 class Pace:
@@ -29,27 +30,28 @@ class Pace:
         self._free_s: deque[float] = deque(maxlen=_KEPT)
         self._held_s: deque[float] = deque(maxlen=_KEPT)
         self._beside_s: deque[list[float]] = deque(maxlen=_KEPT)
-        """For each snapshot, the steps that ran beside its copies, and the step after them: a script that waits for its device before the
-        optimizer's step notices there what the optimizer has waited."""
+        """For each snapshot, the seconds of the steps that ran during its copies, and of the step after them. If a script waits for its
+        device before the optimizer's step, the optimizer's wait lengthens only that later step."""
         self._waited_s: deque[float] = deque(maxlen=_KEPT)
         self._after = False
         self._apart = 1
-        """Steps between two snapshots until enough steps without copies are known. It doubles while there are none, because copies may take
-        many steps."""
+        """The number of steps between two snapshots until enough steps without copies are known. This number doubles while no step runs
+        without copies, because copies may take many steps."""
         self._without = 0
-        """The snapshots since the last step without copies."""
+        """The number of snapshots since the last step without copies."""
         self._since, self._since_s, self._worth_s = 0, 0.0, math.inf
-        """The steps since the last snapshot, their seconds, and the seconds that the last measurement allows between two snapshots."""
+        """The number of steps since the last snapshot; their seconds; and the seconds that the last measurement allows between two
+        snapshots."""
         self.last = -1
         """The step of the last snapshot that all ranks have begun."""
 
     def due(self, step: int, stride: int) -> bool:
-        """Whether a snapshot is due after `step` steps. stride: as all ranks last agreed. A measured stride varies, so its multiples would
-        come too often."""
+        """Whether a snapshot is due after `step` steps. stride: the value on which all ranks last agreed. A measured stride varies: if
+        snapshots were due at its multiples, they would be taken too often."""
         return step % stride == 0 if self._fixed != AUTO else step - self.last >= stride
 
     def stepped(self, took_s: float, *, beside: bool = False) -> None:
-        """Record the seconds of one step of the loop, without the time spent in this program. beside: copies ran beside it."""
+        """Record the seconds of one step of the loop, without the time spent in this program. beside: copies ran during the step."""
         if self._beside_s and (beside or self._after):
             self._beside_s[-1].append(took_s)
         else:
@@ -63,7 +65,7 @@ class Pace:
     def recorded(self, held_s: float) -> None:
         """Record the seconds for which one snapshot has delayed the loop at its boundary."""
         self._held_s.append(held_s)
-        if self._without == _KEPT:  # what is known may be that of the first steps, which are slow
+        if self._without == _KEPT:  # the known times may be those of the first steps, which are slow
             self._free_s.clear()
             self._apart = 1
         if self._without and len(self._free_s) < _ENOUGH:
@@ -74,8 +76,8 @@ class Pace:
         self._beside_s.append([])
 
     def waited(self, seconds: float) -> None:
-        """Record the seconds for which a device has waited for a snapshot's copies. A script that does not wait for its device at each step
-        has steps of equal length, as seen from the host."""
+        """Record the seconds for which a device has waited for a snapshot's copies. If a script does not wait for its device at each step,
+        the host sees steps of equal length, so only this figure shows the wait."""
         self._waited_s.append(seconds)
 
     def _affordable(self) -> int:
@@ -92,7 +94,7 @@ class Pace:
         return stride(statistics.median(self._held_s) + max(0.0, *costs, 0.0), step_s)
 
     def _worth(self) -> float:
-        """Return the seconds of training that are worth a snapshot; infinity if that is not known."""
+        """Return the seconds of training after which a snapshot is worth its cost; infinity if not known."""
         if self._fixed != AUTO or len(self._free_s) < _ENOUGH:
             return math.inf
         return self.stride * statistics.median(self._free_s)
@@ -101,7 +103,7 @@ class Pace:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Disable garbage collection inside the block. The block creates and deletes thousands of small objects, which could trigger a
-    collection. Its time grows with the whole process."""
+    collection. A collection takes longer the more objects the whole process has."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -27,10 +27,8 @@ from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
 from ..state.optimizers.accumulated_gradients import Halfway
 from ..state.optimizers.optimizers import Optimizers
-from ..state.rng import Alone, Randomness
-from ..state.sources import Modules, Source, collected, tensors_of
-from ..state.tensors.finite_check import finite as all_finite
-from ..state.tensors.finite_check import sums
+from ..state.rng import Alone, Randomness, generator_devices
+from ..state.sources import Modules, Source, collected, parameters_finite, shard_again, tensors_of
 from ..state.values.value_source import Packed
 from .attempt import Attempt
 from .device_copy import Offload
@@ -40,7 +38,7 @@ from .restore import Restorer, Unrestorable
 from .restore_resharded import parts_of, trained_of
 from .snapshot_pace import Pace, uncollected
 
-_SEVERAL = "the models lie on {}: the loop waits while a snapshot is copied, and the agent does not see whether the devices advance"
+_SEVERAL = "the models are on {}: the loop waits while a snapshot is copied, and the agent can't see whether the devices make progress"
 _RETRY_S = 0.05
 """Seconds between two checks for a free slot, if a snapshot may wait for one."""
 
@@ -61,7 +59,7 @@ class Tape:
         if len(self.devices) > 1 and attachment.rank == 0:
             say(_SEVERAL.format(formatting.listed(self.devices)))
         self._offload = Offload(self.device, self._arena) if self.device else None
-        self.alone = Alone(Randomness(self.devices))
+        self.alone = Alone(Randomness(generator_devices(sources.values(), self.devices)))
         self._sources: dict[str, Source] = {**sources, RANDOMNESS: self.alone}
         self._handing_over = HandingOver(self._stager, self._sources)
         self.restorer = Restorer(sources, self.alone, attachment.rank, attachment.world)
@@ -73,11 +71,11 @@ class Tape:
         self._complaint = ""
         """The last reported reason why the state could not be saved."""
         self._layouts: dict[Slot, tuple[Layout, bytes]] = {}
-        """The layout and table that this process put into each slot. They need no further check."""
+        """The layout and table that this process itself put into each slot, and that need no further check."""
         self._objects: dict[Slot, dict[str, Any]] = {}
         """The objects that made up the models and optimizers when each slot was filled, by slot."""
         self.rewinds, self.owed = 0, Wanted.NOWHERE
-        """`owed`: where a snapshot is due that no attempt in progress will provide."""
+        """`owed`: where to put a snapshot that is due and that no attempt in progress will provide."""
 
     # -- recording ---------------------------------------------------------------------------------------------------------
 
@@ -109,8 +107,7 @@ class Tape:
                 continue
             if attempt.job is not None:
                 attempt.job.give_up()
-            slot = self._arena.holding(attempt.step)
-            if slot is not None and slot.header().state is State.STAGED:
+            if (slot := self._arena.holding(attempt.step)) and slot.header().state is State.STAGED:
                 slot.free()
             # A state that can't be saved is not tried again at each step: the next snapshot that is due tries it.
             if held is not Held.UNSAVABLE:
@@ -124,28 +121,32 @@ class Tape:
 
     def record(self, step: int, wanted: Wanted, *, finite: bool = True, patience_s: float = 0.0) -> bool:
         """Start a snapshot of the state after `step` steps, unless it exists. Return whether this rank's parameters on the CPU are finite.
-        Copies from a device continue after the return (`finish` waits for them). A rank misses the snapshot if it is not `finite`,
-        accumulates gradients internally, or gets no slot or memory within `patience_s` seconds. The rank's page (its block of shared
-        memory) counts misses."""
+        Copies from a device continue after the return (`finish` waits for them). A rank misses the snapshot if `finite` is False, if
+        wrappers accumulate gradients internally, or if it gets no slot or memory within `patience_s` seconds. The rank's page (its block of
+        shared memory) counts misses."""
+        shard_again(self._sources)
         first, self._recorded, self._pace.last = not self._recorded, True, step
         attempt, durable = Attempt(step, wanted), wanted is Wanted.ON_DISK
         self._attempts, self.unsettled = [*self._attempts[-1:], attempt], True
         if durable and not 0 <= self._at.page.durable_step <= step:
             self._at.page.durable_step = step
         self.owed = Wanted.NOWHERE if wanted >= self.owed else self.owed
-        held = self._arena.holding(step)
+        before = next((each for each in self._attempts[:-1] if each.step == step), attempt)
+        attempt.job = before.job if before.job and before.job.coming else None
+        held = attempt.job.slot if attempt.job else self._arena.holding(step)
         if held is not None:  # the loop ends at the step that it has just recorded
-            attempt.bound = next((before.bound for before in self._attempts[:-1] if before.step == step), "")
+            attempt.bound = before.bound
             if durable:
                 held.want_durable()
             return finite
-        began_s = monotonic_s()
-        attempt.missed = True
+        began_s, attempt.missed = monotonic_s(), True
         while finite and attempt.missed:
             try:
                 with uncollected():
                     state = {name: collected(name, source) for name, source in self._sources.items()}
-                    finite = self._parameters_finite(state)
+                    # Parameters on the device to offload are checked during the copy, so that the loop need not wait.
+                    here = [torch.device("cpu"), *(() if self._offload else self.devices)]
+                    finite = parameters_finite(self._sources, state, here)
                     attempt.missed = not (finite and self._begin(attempt, state))
             except Halfway:
                 self._at.page.skipped += 1
@@ -157,7 +158,7 @@ class Tape:
                 self._at.page.skipped += 1
                 self._complain(
                     str(error),
-                    "Training goes on without new snapshots, and a fault now costs all steps since the last one",
+                    "Training goes on without new snapshots. A fault now costs all steps since the last snapshot",
                 )
                 break
             if finite and attempt.missed and monotonic_s() - began_s > patience_s:
@@ -169,16 +170,6 @@ class Tape:
             self._pace.recorded(monotonic_s() - began_s)
         return finite
 
-    def _parameters_finite(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank's parameters contain no NaN or Inf, which the gradient norm does not show. Megatron's norm leaves
-        out copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (this happened with TP2). Parameters on the
-        device to offload are checked during the copy (`device_copy.py`), so that the loop need not wait."""
-        here = [torch.device("cpu"), *(() if self._offload else self.devices)]
-        models = ((source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules))
-        tensors = (tensor for model, collected in models for tensor in model.judged(collected))
-        with torch.no_grad():
-            return all_finite(sums(tensor for tensor in tensors if tensor.device in here))
-
     def _complain(self, why: str, meaning: str) -> None:
         """Report once, with the reason, that the state can't be saved any more, or only for this process. Training continues."""
         self._at.page.unsaved = why
@@ -188,8 +179,7 @@ class Tape:
 
     def _keep_the_last_one(self) -> None:
         """Request that the newest sealed snapshot is written to disk, because no later snapshot can be restored after a restart."""
-        headers = [slot.header() for slot in self._arena.slots]
-        sealed = [header.stamp for header in headers if header.state is State.SEALED]
+        sealed = [found.stamp for slot in self._arena.slots if (found := slot.header()).state is State.SEALED]
         if sealed:
             self.keep(max(sealed).step)
 
@@ -239,11 +229,11 @@ class Tape:
         else:
             attempt.job = self._handing_over.begin(self._offload, slot, view, leaves, layout, state)
         self._at.page.snapshots += 1
-        self._at.page.unsaved = ""
+        self._at.page.unsaved = self._at.page.unsaved if attempt.bound else ""
         if attempt.bound:
             self._complain(
                 attempt.bound,
-                "Snapshots from now on serve rewinds in place, and a restart of the ranks goes back to before this change",
+                "Snapshots from now on serve rewinds in place only. A restart of the ranks returns to a snapshot from before this change",
             )
         return True
 
@@ -268,7 +258,8 @@ class Tape:
         """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
         set aside. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
-        # a snapshot that was ordered, and is now abandoned, is taken anew
+        shard_again(self._sources)
+        # an ordered snapshot that is now abandoned is taken again
         self.owed = max([self.owed, *(each.wanted for each in self._attempts if each.step > step or not each.settled)])
         self._attempts, self.unsettled, self._pace.last = [], False, step
         slot = None if left else self._arena.holding(step)
@@ -276,6 +267,7 @@ class Tape:
             handoff = self._at.handoff
             self.restorer.from_store(place.at(handoff.snapshots), step, left, handoff.unusable)
         self._arena.drop_after(step)
+        self.reachable.went_back(step, (self._at.handoff.generation, self.rewinds))
 
     def _from_slot(self, slot: Slot) -> bool:
         """Restore from memory. Return False if the slot does not contain this rank's state. Free a damaged slot: the next generation then

@@ -1,9 +1,9 @@
 """Copy between a tensor on a device and a slot's image, with few calls.
 
 The image (the slot's copy of the state) stores a tensor as rows, one for each chunk, with a checksum between rows. The device's runtime
-copies many rows with one call (`device.copy_rows`). torch needs a call for each row, and 8 GB are 1,923 chunks. Each call competes with the
-loop for the interpreter's lock. On an H200, all copies and fingerprints of a snapshot of 592 tensors are issued after 24 to 37 ms instead
-of 106. A restore is 3 % faster.
+copies many rows with one call (`device.copy_rows`). torch needs a call for each row, and 8 GB are 1,923 chunks. Each call of torch competes
+with the training loop for the interpreter's lock. On an H200, all copies and fingerprints of a snapshot of 592 tensors are issued after 24
+to 37 ms instead of 106. A restore is 3 % faster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Strip:
 
 def strips(image: Image, offset: int, nbytes: int, within: int) -> list[Strip]:
     """Return the strips of a tensor whose bytes begin `offset` bytes after the payload's start. within: no strip crosses a multiple of this
-    number of bytes in the image. It is a multiple of the stride."""
+    number of bytes in the image. `within` is a multiple of the stride."""
     found: list[Strip] = []
     done = 0
     for chunk, at, run in image.segments(offset, nbytes):
@@ -51,7 +51,7 @@ def strips(image: Image, offset: int, nbytes: int, within: int) -> list[Strip]:
 
 
 class Transfer:
-    """Copies to and from images on a stream. Only one thread may use it at a time."""
+    """Copies to and from images on a stream. Only one thread may use a Transfer at a time."""
 
     def __init__(self, kind: str, within: int) -> None:
         """kind: the device type. within: as in `strips`."""
@@ -60,7 +60,7 @@ class Transfer:
         self._planned: tuple[object, list[list[Strip]]] = None, []
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
-        """Return the strips of each piece. They are cached until the layout changes."""
+        """Return the strips of each piece, cached until the layout changes."""
         if self._planned[0] is not layout.pieces:
             pieces = ((piece.offset, piece.nbytes) for piece in layout.pieces)
             self._planned = layout.pieces, [strips(layout.image, *piece, self._within) for piece in pieces]

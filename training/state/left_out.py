@@ -1,7 +1,8 @@
 """Attributes of a script's object that its own `state_dict` may leave out: a count of steps, the last ten losses.
 
-The object's `load_state_dict` restores it first. Then each attribute that `load_state_dict` has not changed gets its value from the
-snapshot. An attribute that `load_state_dict` changes keeps its new value. If the snapshot has another value, the rank reports that.
+The object's `load_state_dict` restores the object first. After that, each attribute that `load_state_dict` has not changed gets its value
+from the snapshot. An attribute that `load_state_dict` changes keeps its new value. If the snapshot has another value for it, the rank
+reports that.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .values.unpacking import difference, merged
 from .values.value_source import Known, Packed, Stateful
 
 _MOST = 2000
-"""The most parts of an attribute that is compared. A longer list is taken for data."""
+"""The most parts of an attribute that is compared. A longer list is assumed to be data."""
 _MOST_BYTES = 1 << 20
 """The most bytes in the tensors and arrays of an attribute that is compared."""
 _GONE = ""
@@ -57,11 +58,11 @@ class _Load(NamedTuple):
     now: Mapping[str, Any]
     """The attributes after the call."""
     free: set[str]
-    """Names of the attributes that the call has left alone."""
+    """Names of the attributes that the call has not changed."""
     fresh: Mapping[str, Nested]
     """Packed attributes from before the call."""
     loaded: Mapping[str, Nested]
-    """Those in `fresh` that are still the same objects, packed again after the call."""
+    """The attributes in `fresh` that are still the same objects, packed again after the call."""
 
     def may_set(self, name: str) -> bool:
         """Whether a restore may give the attribute a value of its own."""
@@ -90,7 +91,7 @@ class Declared(Stateful):
         self._alone: set[str] = set()
         """Names of those values in `_looks` that share nothing with other objects of the Session."""
         self._large: set[str] = set()
-        """Names of attributes that are too large or can't be read. They are not read again."""
+        """Names of attributes that are too large or can't be read, and are not read again."""
         self._proved: set[tuple[str, type]] = set()
         """Names and types of attributes for which a trial proved that they are restored unchanged."""
         self._reports = Reports()
@@ -142,7 +143,7 @@ class Declared(Stateful):
             if name in load.free or name not in load.now or (name in beside and not _is_plain(value)):
                 self._set(name, value)
             elif _is_plain(value) and not _same(load.now, name, value):
-                sets = "its load_state_dict sets it so, and not as the training had it"
+                sets = "its load_state_dict sets this value, but the training had another one"
                 self._say(name, f"is {load.now[name]!r:.40} now: {sets}")
         for name in load.free - values.keys():
             if name in gone or name not in self._looks:  # it was added after the snapshot
@@ -150,7 +151,7 @@ class Declared(Stateful):
         self._compare(told)
 
     def _load_as_at_first(self, said: Any) -> _Load:
-        """Call `load_state_dict`. It finds the values that it would find after a restart."""
+        """Give the attributes the values that they would have after a restart, and then call `load_state_dict`."""
         for name in self._now().keys() & self._plain.keys():
             self._set(name, self._plain[name])
         before = self._now()
@@ -163,8 +164,8 @@ class Declared(Stateful):
         return _Load(state, now, free, fresh, self._packed({name for name in fresh if now.get(name) is before[name]}))
 
     def _unpack_beside(self, load: _Load, told: Mapping[str, Any], gone: frozenset[str]) -> dict[str, Any]:
-        """Return the values that the snapshot stores next to the `state_dict`, and those from when the loop began that have changed since
-        and that the snapshot does not mention."""
+        """Return the values that the snapshot stores next to the `state_dict`. Also return the values from the loop's beginning for
+        attributes that have changed since and that the snapshot does not mention."""
         begun = {name for name in self._copies.keys() - told.keys() - gone if self._has_changed(name, load.now)}
         wanted = {name: load.merged(name, each) for name, each in told.items() if load.may_set(name)}
         found: dict[str, Any] = self._beside.unpack(wanted, {n: load.now[n] for n in wanted if n in load.now})
@@ -201,7 +202,7 @@ class Declared(Stateful):
             return
         for name in told:
             if where := difference(told[name], again.get(name), f"{self._name}.{name}"):
-                self._say(name, f"is not as the training had it: its load_state_dict sets it ({where})")
+                self._say(name, f"differs from its value in the snapshot: its load_state_dict sets it ({where})")
                 return  # later differences may only come from shifted reference numbers
 
     # -- attributes -------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Declared(Stateful):
             return not _same(named, name, value) and (name in named or not _same(self._plain, name, value))
         look = self._look(name, value)
         if look is None and name in self._looks:
-            self._say(name, "has become too large to be kept beside its state_dict: a recovery goes on without it")
+            self._say(name, "has become too large to be saved next to its state_dict. A recovery does not restore it")
         if look is None or (name in self._looks and alike(self._looks[name], look)):
             return False
         if (name, type(value)) not in self._proved:

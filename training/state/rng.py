@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from .. import device
-from .sources import Source, put_back
+from .sources import Modules, Optimizers, Source, put_back
 from .tensors.in_place import Nested
 from .values.type_adapters import packed, unpacked
 
 
 class Randomness:
     """All random generators of this rank: python, numpy, torch on CPU and device, and Megatron's tracker with its model-, expert- and
-    data-parallel streams. Megatron's own checkpoint keeps only the generators of data-parallel rank 0."""
+    data-parallel streams. Megatron's own checkpoint keeps only the generators of data-parallel rank 0. Before torch 2.9, DTensors draw
+    from a stream of their own, once their first random operation has created it."""
 
     def __init__(self, where: Sequence[torch.device]) -> None:
-        """where: the devices of the model's tensors, without the CPU."""
+        """where: the devices whose generators the training may use (`generator_devices`), without the CPU."""
         self.where = where
 
     def collect(self) -> Nested:
@@ -28,6 +29,11 @@ class Randomness:
             **collect_host(),
             "device": device.rng_states(self.where),
             "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
+            **(
+                {"dtensor": {name: state.clone() for name, state in states.items()}}
+                if (states := _dtensor_states())
+                else {}
+            ),
         }
 
     def restore(self, kept: Nested) -> None:
@@ -41,13 +47,27 @@ class Randomness:
                 if isinstance(states[name], torch.Generator):
                     states[name].set_state(state)
             _tracker().set_states(states)
+        streams = _dtensor_states()
+        for name in streams.keys() & kept.get("dtensor", {}).keys():
+            streams[name] = kept["dtensor"][name].to(streams[name].device, copy=True)
+
+
+def generator_devices(sources: Iterable[Source], models: Sequence[torch.device]) -> list[torch.device]:
+    """Return the devices whose generators the training may use: those of the `models`, those of the optimizers' parameters, and those on
+    which DTensors compute even if their parts are on the CPU."""
+    sources = list(sources)
+    stepped = [each for source in sources if isinstance(source, Optimizers) for each in source.stepped()]
+    own = [each for source in sources if isinstance(source, Modules) for each in source.named()[0].values()]
+    meshes = {str(mesh.device_type) for each in (*stepped, *own) if (mesh := getattr(each, "device_mesh", None))}
+    here = [torch.device(kind, device.module(kind).current_device()) for kind in sorted(meshes - {"cpu", "meta"})]
+    return sorted({*models, *device.devices(stepped), *here}, key=str)
 
 
 _OTHERS = ("data", "gradients", "loaders", "counts", "variables")
 
 
 class Alone:
-    """The state that belongs to one rank alone, as a source. It contains the rank's random generators. If they exist, it also contains the
+    """The state that belongs to one rank alone, as a source. The source contains the rank's random generators and, if they exist, the
     states of the data, the gradients, the loaders with started workers, the step counts, and the generators in the script's variables."""
 
     def __init__(self, generators: Randomness) -> None:
@@ -92,6 +112,12 @@ def _tracker() -> Any:
 def _tracker_states() -> dict[str, Any]:
     tracker = _tracker()
     return dict(tracker.get_states()) if tracker is not None and tracker.is_initialized() else {}
+
+
+def _dtensor_states() -> dict[str, torch.Tensor]:
+    """Return the live dict of the streams from which DTensors draw; empty if they draw from torch's generators, or have not drawn yet."""
+    tracker = getattr(sys.modules.get("torch.distributed.tensor._random"), "_rng_tracker", None)
+    return getattr(tracker, "rng_states", {})
 
 
 def _state_of(stream: Any) -> torch.Tensor:

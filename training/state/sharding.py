@@ -16,7 +16,8 @@ import torch
 from ...checkpoint.format.sharding import Part, row_major
 
 _METADATA = {"non_homogeneous_layers": True}
-"""Gives every layer a name of its own. Megatron has this option since 0.12. Without it, names also depend on options of the layout."""
+"""Gives every layer a name of its own. Megatron has had this option since 0.12. Without this option, names also depend on options of the
+layout."""
 
 WRAPPED = ("module", "_orig_mod")
 """The attribute names under which wrappers keep their only child. "module" is DistributedDataParallel's and Float16Module's, "_orig_mod" is
@@ -91,16 +92,16 @@ def _ranks(dtensor: Any) -> list[int]:
 
 def _of_dtensor(name: str, tensor: Any, first: int) -> Part:
     """Return the part of the local tensor. first: the model's first rank. A tensor may be sharded over only some of the model's ranks, as
-    with FSDP without the tensor-parallel ranks. The other ranks then have copies, on meshes without the first rank."""
+    with FSDP without the tensor-parallel ranks. The ranks outside the tensor's mesh have copies, on meshes without the first rank."""
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(placement.is_partial() for placement in placements):
-        raise ValueError(f"{name}: a partial DTensor is a sum that is not done yet; it has no place")
+        raise ValueError(f"{name}: a partial DTensor is an incomplete sum, so it has no position")
     box, offset = sys.modules["torch.distributed.tensor"]._utils.compute_local_shape_and_global_offset(
         tensor.shape, mesh, placements
     )
     if tuple(box) != tuple(tensor.to_local().shape):
         raise ValueError(
-            f"{name}: {tuple(tensor.to_local().shape)} lie here, {tuple(box)} by its placements {placements}"
+            f"{name}: its local shape is {tuple(tensor.to_local().shape)}, and {tuple(box)} by its placements {placements}"
         )
     where = zip(mesh.get_coordinate(), placements, strict=True)
     copies = tuple(index for index, placement in where if placement.is_replicate())
@@ -152,9 +153,9 @@ def _of_leaf(leaf: Any, start: int, strides: tuple[int, ...] | None) -> Part:
 
 
 def _of_factory(factory: Any) -> list[Part]:
-    """Return the parts that a factory makes. Its leaves are views of the live tensor, so their strides give their positions. Some factories
-    copy instead: stacked experts are transposed and made contiguous. Such a factory is given the numbers 0, 1, 2, …, so that its leaves
-    contain their own positions."""
+    """Return the parts that a factory makes. The leaves of most factories are views of the live tensor, so the leaves' strides give their
+    positions. Some factories copy instead: stacked experts are transposed and made contiguous. A factory that copies is given the numbers
+    0, 1, 2, …, so that its leaves contain their own positions."""
     live = factory.data.detach()
     leaves, memory = _built(factory, live), live.untyped_storage().data_ptr()
     if not (live.is_contiguous() and all(leaf.data.untyped_storage().data_ptr() == memory for leaf in leaves)):
@@ -182,5 +183,5 @@ def _read_off(name: str, numbers: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     for size, stride in zip(numbers.shape, strides, strict=True):
         expected = expected[..., None] + torch.arange(size, device="cpu") * stride
     if any(stride < 0 for stride in strides) or not torch.equal(expected.view(numbers.shape), numbers):
-        raise ValueError(f"{name}: its factory reorders elements in a way that strides can't say")
+        raise ValueError(f"{name}: its factory reorders elements in a way that strides can't describe")
     return start, strides

@@ -1,8 +1,8 @@
 """The training state and how it is restored: live tensors by name, and small values.
 
 Restoring copies into the *live* tensors, because Megatron's parameters, gradient buffers and optimizer shards are views of each other. If a
-tensor were replaced instead of filled, its views would silently keep the old values. Restoring also avoids the frameworks' load functions
-(a native Adam that shares one `step` among all parameters; weight-decay groups swapped between pipeline stages; Megatron had both bugs).
+tensor were replaced instead of filled, its views would silently keep the old values. Restoring also avoids the frameworks' load functions.
+Megatron's had two bugs: a native Adam shared one `step` among all parameters, and weight-decay groups were swapped between pipeline stages.
 
 A source is anything given to `Session(name=source)`: a module, or a list of them; an optimizer, plain or Megatron's; an object with
 `state_dict` and `load_state_dict`; or anything else that can be filled in place (docs/state.md). A source inside a given object is saved as
@@ -12,7 +12,7 @@ a separate source.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -29,6 +29,8 @@ from .modules.module_source import Modules
 from .modules.module_tensors import named_modules
 from .optimizers.nested_optimizers import inner_optimizers
 from .optimizers.optimizers import Optimizers
+from .partitioned import refuse_partitioned
+from .tensors.finite_check import finite, sums
 from .tensors.in_place import Nested
 from .values.kind import is_source
 from .values.packing import changes
@@ -57,13 +59,14 @@ class Preparing(Source, Protocol):
 
 
 class Unfilled(LayoutError):
-    """A source refused its state after other sources were restored. This process can't be used any more. The snapshot is kept."""
+    """A source refused its state after other sources were restored. After this error, the process can't be used any more. The snapshot is
+    kept."""
 
     def __init__(self, name: str, error: Exception) -> None:
         at = traceback.extract_tb(error.__traceback__)[-1]
         super().__init__(
             f"the state of {name!r} cannot be restored ({type(error).__name__}: {error}; {at.name}, {Path(at.filename).name} line "
-            f"{at.lineno}). The rank makes no step from a partly restored state, and the snapshot is kept"
+            f"{at.lineno}). The rank takes no step from a partly restored state, and the snapshot is kept"
         )
 
 
@@ -91,10 +94,10 @@ def collected(name: str, source: Source) -> Nested:
 
 
 def put_back(sources: Mapping[str, Source], kept: Mapping[str, Any]) -> None:
-    """Restore the sources from `kept`. Raises Unfilled if a source refuses its state. Errors for lack of memory or files pass through, for
-    the caller to retry. Models come first, then objects that load their own state. Such objects may write into models, so the models are
-    restored once more. The script's own values follow, because they may be views of other sources' memory. The rank's own state is last,
-    because its gradients belong to tensors among these values."""
+    """Restore the sources from `kept`. Raises Unfilled if a source refuses its state. Errors about memory or files are raised unchanged, so
+    that the caller can retry. Models come first, then objects that load their own state. Objects that load their own state may write into
+    models, so the models are restored once more. The script's own values follow, because they may be views of other sources' memory. The
+    rank's own state is last, because its gradients belong to tensors among these values."""
     there = {name: source for name, source in sorted(sources.items(), key=_turn) if name in kept}
     models = {name: source for name, source in there.items() if isinstance(source, Modules)}
     loading = {name: source for name, source in there.items() if isinstance(source, Declared)}
@@ -178,12 +181,14 @@ def sources_of(given: Mapping[str, Any], session: Any = None, look_through: bool
         elif isinstance(source, Modules):
             if any(isinstance(each, torch.jit.ScriptModule) for chunk in source.chunks for each in chunk.modules()):
                 raise SnapshotError(
-                    f"{name} holds a torch.jit.ScriptModule, whose attributes can't be saved. Train the module that it was made of, as it "
-                    "is or under torch.compile"
+                    f"{name} holds a torch.jit.ScriptModule, whose attributes can't be saved. Train the module from which it was created, "
+                    "directly or with torch.compile"
                 )
             for path, thing in sources_within(named_modules(source.chunks), Parts(known.lenders)):
                 if not there(thing):
                     further(f"{name}.{path}", thing)
+    if look_through:
+        refuse_partitioned(found)
     models = {name: source for name, source in found.items() if isinstance(source, Modules)}
     for source in found.values():
         if isinstance(source, Optimizers):
@@ -232,6 +237,24 @@ def _may_be_apart(thing: Any) -> bool:
         return False
     try:
         Stateful("", thing, Known()).collect()
-    except Exception:  # an object that the script has not given to the Session may be left out
+    except Exception:  # an object that the script has not given to the Session may be skipped
         return False
     return True
+
+
+def parameters_finite(sources: Mapping[str, Source], state: Mapping[str, Any], where: Collection[torch.device]) -> bool:
+    """Return whether this rank's parameters on the devices `where` contain no NaN or Inf, which the gradient norm does not show. Megatron's
+    norm does not cover copies of a parameter on other tensor-parallel ranks, so it misses a NaN in a copy (this happened with TP2). state:
+    as collected, by source."""
+    models = ((source, state[name]) for name, source in sources.items() if isinstance(source, Modules))
+    tensors = (tensor for model, collected in models for tensor in model.judged(collected))
+    with torch.no_grad():
+        return finite(sums(tensor for tensor in tensors if tensor.device in where))
+
+
+def shard_again(sources: Mapping[str, Source]) -> None:
+    """Shard the parameters that FSDP2 has left gathered, after an evaluation for example. All ranks call this at the same point of their
+    programs, because the next forward pass gathers the parameters again, collectively."""
+    for source in sources.values():
+        if isinstance(source, Modules):
+            source.shard_again()

@@ -1,8 +1,7 @@
-"""Step counts of Hugging Face Accelerate, as a source (an object that the Session saves). They decide after which batches gradients are
-reduced.
+"""Step counts of Hugging Face Accelerate, as a source (an object that the Session saves). The step counts decide after which batches
+gradients are reduced.
 
-Accelerate's own `save_state` also saves the `step` of an Accelerator. The other objects that `save_state` saves are sources of their own
-here.
+Accelerate's own `save_state` also saves the `step` of an Accelerator. The other objects that `save_state` saves are separate sources here.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class StepCounts:
             self._things[f"{kind} {kinds[:number].count(kind)}"] = thing
         for kind in dict.fromkeys(kind for kind in kinds if kinds.count(kind) > 1):
             tell(
-                f"this script has several objects of the class {kind}, and a restart may exchange their counts of steps. Give each to the "
-                "Session by a name of its own: Session(…, first=first, second=second)"
+                f"this script has several objects of the class {kind}, and a restart may swap their step counts. Give each to the "
+                "Session under a name of its own: Session(…, first=first, second=second)"
             )
 
     def collect(self) -> Nested:

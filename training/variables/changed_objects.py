@@ -1,10 +1,10 @@
 """Finds objects in the script's variables that change in training and that no snapshot contains. Rank 0 names them in the log after the
 first steps.
 
-Examples are an average of the weights, a target network, an environment, or an optimizer that the Session was not given. Their variables
-keep the same objects all the time, and these objects change inside. If the byte code shows the change, `loop_variables.py` names them at
-the start. Here, rank 0 computes a mark (a hash of sampled content) of each object after step 1 and compares the marks after a few steps. It
-reads only samples of each object, and calls no code of the script.
+Examples are an average of the weights, a target network, an environment, or an optimizer that the Session was not given. The script's
+variables keep the same objects all the time, and these objects change inside. If the byte code shows the change, `loop_variables.py` names
+the objects at the start. For the other objects, rank 0 computes a mark (a hash of sampled content) of each object after step 1. Rank 0
+compares the marks after a few more steps. Marks are computed from samples of each object, without calling code of the script.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..code_flow.carried import carried_in, set_anew_in
 from ..code_flow.variable_uses import Path
+from ..data.batches import Batches
 from ..data.script_code import is_own, methods
 from ..state.modules.attribute_rules import WRAPPERS
 from ..state.values.kind import slots_of
 from .script_objects import attributes, ends_of, for_the_eye, is_no_state, part_at, reached, scopes_of
 
 _LOOKS = (3, 10, 100, 1000)
-"""Steps after which the marks are compared. They reach to 1000, because a target network may be updated only every hundred steps."""
+"""The steps after which the marks are compared. The last is 1000, because a target network may be updated only every hundred steps."""
 _SAMPLES = 256
 """How many numbers of a tensor are read, and how many parts at either end of a list or mapping."""
 _MOST = 3000
@@ -46,6 +47,9 @@ _PLACES = 500
 """The most variables, and attributes of objects in them, that are marked."""
 _HELD = 300_000
 """The most objects of the Session that are recognized. A module of torch's is about 20."""
+_OF_DATA, _LONGEST = 30_000, 2048
+"""The most objects of the loop's data that are recognized, and the most parts of a container that is searched for them. A dataset's list of
+samples may have millions of parts."""
 _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, io.IOBase, threading.Thread),
     *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
@@ -57,8 +61,8 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 class _Place(NamedTuple):
     anchor: Callable[[], int]
-    """Returns the id of the object that must be the same one at the next comparison; 0 if that object is gone. It does not keep the object
-    alive, because a loss, for example, would keep its graph."""
+    """A function that returns the id of the object that must be the same at the next comparison; 0 if that object is gone. The function
+    does not keep the object alive: a loss, for example, would keep its graph."""
     mark: bytes
 
 
@@ -113,7 +117,10 @@ class _Known:
     """The objects that the Session saves, and the memory of its tensors."""
 
     def __init__(self, held: Iterable[Any]) -> None:
-        self._ids = reached(held, _HELD)
+        held = [*held]
+        data = [each for each in held if isinstance(each, Batches)]
+        others = [each for each in held if not isinstance(each, Batches)]
+        self._ids = {**reached(data, _OF_DATA, _LONGEST), **reached(others, _HELD)}
         tensors = (each for each in self._ids.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
         self._memory = {_memory(each) for each in tensors} - {0}
         self._left = _MOST_OF_ALL

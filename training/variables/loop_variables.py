@@ -1,9 +1,9 @@
 """Finds variables that the script's loop, and functions that it calls, carry from step to step and that no snapshot contains. The log names
 them once.
 
-The byte code shows them. Either the loop may read a variable's value of the step before, because it has not set the variable yet in this
-step. Or the loop changes the value in place. `script_generators.py` saves random generators. `changed_objects.py` finds objects that are
-changed in place elsewhere.
+The byte code shows these variables in two ways. The loop may read a variable before it sets the variable in this step, so it uses the value
+of the previous step. Or the loop changes the value in place. `script_generators.py` saves random generators. `changed_objects.py` finds
+objects that are changed in place elsewhere.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
 from ..code_flow.carried import Carried, carried_from_outside, carried_in, named_in
+from ..code_flow.frame_variables import values_in, variables_of
 from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own, of_script
 from ..state.modules.attribute_rules import why_lost
@@ -39,12 +40,11 @@ from .script_objects import (
     of_a_script,
     part_at,
     reached,
-    variables_of,
 )
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
 _JUST_NOW_S = 60.0
-"""A number that a clock returned within this many seconds is the start of a measurement, not state."""
+"""A number within this many seconds of a clock's present value is taken for the start of a time measurement, not for state."""
 _FILLED = (list, dict, set, deque, torch.Tensor, np.ndarray)
 _DECORATORS = 8
 _CALLED = 500
@@ -79,7 +79,7 @@ def _is_of_no_weight(carried: Carried, around: Mapping[str, Any]) -> bool:
 
 
 def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[FunctionType]:
-    """Return the script's functions that a loop calls by name, directly or through one another. They include methods, and `forward` of
+    """Return the script's functions that a loop calls by name, directly or through one another, including methods and the `forward` of
     modules."""
     found: dict[FunctionType, None] = {}
     waiting: deque[tuple[CodeType, int, Mapping[str, Any]]] = deque([(code, at, around)])
@@ -158,7 +158,7 @@ class _Look:
         (name, *steps), method, anew = carried
         value, label, whole = around.get(name), name, False
         if method is None and not steps:
-            unmade = value is None and for_the_eye(name)  # a log writer that the loop creates later
+            unmade = value is None and for_the_eye(name)  # for example, a log writer that the loop creates later
             return name if name in around and not unmade and _is_state(value, anew, self.known) else ""
         for step in steps[:-1]:
             if not _holds_parts(value, self.known):
@@ -216,7 +216,7 @@ def _counts(value: Any) -> bool:
     yield batches.)"""
     if not is_a(value, GeneratorType):
         return is_a(value, itertools.count)
-    held = value.gi_frame.f_locals.values() if value.gi_frame is not None else ()
+    held = values_in(value) if value.gi_frame is not None else ()
     return not installed(value.gi_code.co_filename) and not any(
         is_a(each, (DataLoader, _BaseDataLoaderIter)) for each in held
     )

@@ -1,7 +1,7 @@
 """Saves random generators that the script keeps in its own variables, under the variables' names.
 
 When the loop begins, this module searches the variables of the script's running functions and modules, and the objects in them. At each
-snapshot, it looks up the names again, because a name may have another generator by then, or its first one.
+snapshot, it looks up the names again: since then, a name may have got a first generator, or another one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...checkpoint.format.pytree_walk import PLAIN
+from ..code_flow.frame_variables import variables_of
 from ..data.held_values import GENERATORS
 from ..data.script_code import is_own
 from ..state.tensors.in_place import Nested
@@ -36,11 +37,10 @@ from .script_objects import (
     items_of,
     of_a_script,
     part_at,
-    variables_of,
 )
 
 _MOST = 64
-"""The most generators that are saved. Each takes some kB in each snapshot."""
+"""The most generators that are saved. Each generator takes some kB in each snapshot."""
 _ASKED = 16
 """The most objects in which each snapshot searches for new generators."""
 _LONGEST = 256
@@ -59,7 +59,7 @@ _NOTHING = frozenset((*PLAIN, torch.Tensor, torch.nn.Parameter, np.ndarray, Modu
 class _Place(NamedTuple):
     scope: int
     steps: tuple[Step, ...]
-    """The first step is a variable. Without steps, the place stands for all variables of the scope."""
+    """The steps that lead to the place; the first step is a variable. Without steps, the place stands for all variables of the scope."""
 
     def part(self, step: Step) -> _Place:
         return _Place(self.scope, (*self.steps, step))
@@ -81,7 +81,7 @@ class _Holder:
     place: _Place
     names: set[str] = field(default_factory=set)
     empty: list[str] = field(default_factory=list)
-    """Those names in `names` whose value is None."""
+    """The names in `names` whose values are None."""
 
     def noted(self, held: Mapping[str, Any]) -> _Holder:
         self.names, self.empty = {*held}, [name for name, value in [*held.items()] if value is None]
@@ -135,8 +135,8 @@ class Generators:
             self._found[name] = each if type(each) in GENERATORS else packed(each.getstate())
 
     def _put(self, name: str, made: Any) -> None:
-        """If the script creates a generator only later, assign the restored generator to its place now: a variable of a module, or an
-        attribute. Do nothing if the place has a value already."""
+        """If the script has not created a generator yet, assign the restored generator to its place, which is a variable of a module or an
+        attribute. Do nothing if the place already has a value."""
         label, _, last = name.rpartition(".")
         holder = self._holders.get(label)
         if holder is None or type(made) not in GENERATORS:

@@ -1,5 +1,5 @@
-"""Reads the contents of the script's variables and objects without calling the script's code. So it uses no property, `__getitem__` or
-`__iter__` of the script's classes. It also uses no `isinstance`, which asks a proxy for its `__class__`.
+"""Reads the contents of the script's variables and objects without calling the script's code. So this module uses no property,
+`__getitem__` or `__iter__` of the script's classes, and no `isinstance`, which asks a proxy for its `__class__`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..code_flow.carried import set_anew_in
+from ..code_flow.frame_variables import variables_of
 from ..data.held_values import GENERATORS, OF_THE_RANK
 from ..data.script_code import BAGS, installed, is_own
 from ..state.values.kind import slots_of
@@ -78,14 +79,14 @@ def draws(value: Any) -> bool:
 
 
 def is_no_state(value: Any, saved: Collection[int]) -> bool:
-    """Whether an object is surely not state that a snapshot lacks: the Session or `script_generators.py` saves it, or it is for logs,
-    timers or progress bars. saved: ids of the objects that the Session saves."""
+    """Whether an object is certainly not unsaved state: the Session or `script_generators.py` saves it, or it is for logs, timers or
+    progress bars. saved: ids of the objects that the Session saves."""
     return id(value) in saved or draws(value) or for_the_eye(type(value).__name__) or is_a(value, logging.Logger)
 
 
 def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any]]]:
-    """Yield the variables of the script's running functions, the innermost first, then those of its modules. Each comes with the names that
-    its running loop binds to other objects."""
+    """Yield the variables of the script's running functions, the innermost first, then those of its modules. Each function's variables come
+    with the names that its running loop binds to other objects."""
     every: set[Any] = set()
     while frame is not None:
         if of_a_script(frame):
@@ -100,9 +101,9 @@ def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any
             yield attributes(module), every
 
 
-def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
-    """Return the objects inside `held`, and those in `held`, by id. Objects that are fewer steps away come first. most: the most objects to
-    return."""
+def reached(held: Iterable[Any], most: int, longest: int = sys.maxsize) -> dict[int, Any]:
+    """Return the objects inside `held`, and those in `held`, by id. Objects that are fewer references away come first. most: the most
+    objects to return. longest: the most parts of a container that is searched."""
     found: dict[int, Any] = {}
     waiting = deque(held)
     while waiting and len(found) < most:
@@ -113,16 +114,8 @@ def reached(held: Iterable[Any], most: int) -> dict[int, Any]:
         found[id(each)] = each
         if not issubclass(kind, (torch.Tensor, np.ndarray)):
             waiting.extend(part for part in attributes(each).values() if type(part) not in PLAIN)
-            parts = itertools.islice(items_of(each), most)
+            parts = itertools.islice(items_of(each), most) if ends_of(each, 0)[0] <= longest else ()
             waiting.extend(part for _, part in parts if type(part) not in PLAIN)
-    return found
-
-
-def variables_of(frame: FrameType) -> dict[str, Any]:
-    held = frame.f_locals
-    found = dict(held)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
-        held.clear()  # the frame keeps this dict, which would keep objects alive that the script drops
     return found
 
 

@@ -1,4 +1,5 @@
-"""Captures the output of the warm process during its imports. Each rank prints it again at its start, as its own imports would have.
+"""Captures the output of the warm process during its imports. Each rank prints this output again at its start, as if it had run the imports
+itself.
 
 During the imports, stdout goes into memory and stderr into the log. Afterwards both are read, and each rank prints them.
 """
@@ -42,7 +43,7 @@ def sizes() -> list[int]:
 
 
 def print_again(printed: Mapping[int, bytes]) -> None:
-    """Print `printed`, by stream. A stream that cannot be written is skipped silently, as `warnings` and `logging` do."""
+    """Print `printed`, by stream. If a stream cannot be written to, its output is dropped silently, as `warnings` and `logging` do."""
     for number, text in printed.items():
         with suppress(OSError), open(number, "wb", closefd=False) as stream:
             stream.write(text)

@@ -18,8 +18,8 @@ from .forkserver import Waiting, start_rank
 
 
 def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
-    """Do what `torchrun` does with `order["argv"]`; return its exit code. waiting: this launcher's forked ranks. If it is empty, torchrun
-    starts the ranks."""
+    """Do what `torchrun` does with `order["argv"]`; return its exit code. waiting: this launcher's forked ranks. If no rank was forked,
+    torchrun starts the ranks."""
     import torch
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import api
@@ -40,7 +40,7 @@ def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
 
         SubprocessHandler._popen = popen  # type: ignore[method-assign]
     if torch.cuda.is_available.__module__ == torch.cuda.__name__:
-        # torchrun asks, and its answer opens the devices, which takes 0.3 to 0.4 s. Counting them does not.
+        # torchrun calls this function. torch's own opens the devices, which takes 0.3 to 0.4 s. Counting devices does not open them.
         torch.cuda.is_available = lambda: torch.cuda.device_count() > 0
     launcher_report.wrap(api)
     program = order["program"]
@@ -55,7 +55,7 @@ def run(order: Mapping[str, Any], waiting: list[Waiting]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        inner = error.__traceback__.tb_next if error.__traceback__ else None  # without this function
+        inner = error.__traceback__.tb_next if error.__traceback__ else None  # the traceback without this function
         sys.excepthook(type(error), error.with_traceback(inner), inner)
         return 1
     finally:

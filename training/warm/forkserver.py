@@ -2,10 +2,10 @@
 
     agent ──one JSON line per launch──▶ warm ──fork──▶ launcher (torchrun) ──fork, at its start──▶ rank, rank, …
 
-The agent starts the warm process with a rank's command line. The process stops inside `site`, before Python runs the script, and there runs
-the script's opening (its first imports). In a forked rank, `serve` returns. Python itself then runs the script, from its first line to the
-exit code. The launcher forks its ranks first, before it creates any store, socket or thread. Each forked process waits until torchrun's own
-code starts a rank, and then receives that rank's environment.
+The agent starts the warm process with a rank's command line. The process stops inside `site`, before Python runs the script, and runs the
+script's opening (its first imports) there. In a forked rank, `serve` returns. Python itself then runs the script, from its first line to
+the exit code. The launcher forks its ranks first, before it creates any store, socket or thread. Each forked process waits until torchrun's
+own code starts a rank, and then receives that rank's environment.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Waiting = tuple[int, socket.socket]
 def serve(site: Callable[[], None]) -> None:
     """Serve the agent; return only in a forked rank. site: the function that a rank runs before the script.
 
-    An environment variable contains the plan. It has the descriptors `channel` to the agent and `log`, the `agent`'s pid, and the arguments
-    of `preload`. `modules` is the file that lists the modules imported by ranks; without it, only launchers are forked."""
+    An environment variable contains the plan: the descriptors `channel` to the agent and `log`, the `agent`'s pid, and the arguments of
+    `preload`. `modules` is the file that lists the modules imported by ranks; without it, only launchers are forked."""
     plan = json.loads(os.environ.pop(VARIABLE))
     name = _NAME.read_bytes().rstrip(b"\n")
     _NAME.write_bytes(NAME.encode())
@@ -75,8 +75,8 @@ def serve(site: Callable[[], None]) -> None:
 
 
 def _prepare(plan: Mapping[str, Any], site: Callable[[], None], *, terminal: bool) -> dict[str, Any]:
-    """Run the imports ahead of time. Return the report for the agent: `ready`, the reason `why` not, and `less`, the limits for another
-    try."""
+    """Run the imports ahead of time. Return the report for the agent: whether the process is `ready`; if not, the reason (`why`) and the
+    limits for another try (`less`)."""
     words: dict[str, Any] = {"ready": True}
     if "modules" in plan:
         noted, complete = Path(plan["modules"]), plan.get("complete", True)
@@ -138,7 +138,7 @@ def _fork_rank(waiting: list[Waiting]) -> socket.socket | None:
 
 def _fork_for(parent: int) -> bool:
     """Fork a child of the process `parent`, an ancestor that adopts orphans. Return True in the child. The child has its own session, and
-    ends when `parent` ends. It is forked twice: the process in between ends immediately, so `parent` adopts the child."""
+    ends when `parent` ends. This function forks twice: the process in between ends immediately, so `parent` adopts the child."""
     middle = os.fork()
     if middle:
         os.waitpid(middle, 0)
@@ -156,7 +156,7 @@ def _fork_for(parent: int) -> bool:
 
 
 def _put(streams: Mapping[int, int], spare: Mapping[int, int]) -> None:
-    """Make `streams` this process's stdout and stderr. Then close these descriptors and those in `spare`."""
+    """Make `streams` this process's stdout and stderr, and close the descriptors that `streams` and `spare` contain."""
     for number, descriptor in streams.items():
         os.dup2(descriptor, number, inheritable=True)
     for descriptor in {*streams.values(), *spare.values()}:
@@ -181,8 +181,8 @@ def _become_rank(requests: socket.socket, streams: Mapping[int, int]) -> dict[st
 
 
 def _ignore(ignored: set[int]) -> None:
-    """Ignore exactly these signals. A launcher handles some signals that it inherited as ignored. A program that it executes would
-    therefore not ignore them."""
+    """Ignore exactly these signals. A launcher sets handlers for some signals that were ignored when it started. Programs that the launcher
+    executes would therefore not ignore these signals."""
     for number in signal.valid_signals():
         now = signal.getsignal(number)
         if number in ignored:
@@ -192,8 +192,8 @@ def _ignore(ignored: set[int]) -> None:
 
 
 def _refresh(environment: Mapping[str, str], changed: Mapping[str, str | None]) -> None:
-    """Renew what a fresh interpreter would have: environment, random seeds from the system, start time. changed: variables that the imports
-    here have set, or removed (None)."""
+    """Set what a fresh interpreter would have anew: the environment, random seeds from the system, the start time. changed: variables that
+    the imports here have set, or removed (None)."""
     os.environ.clear()
     os.environ.update(environment)
     show(None, environment)

@@ -24,9 +24,9 @@ Place = tuple[str, list[str]]
 
 
 def note(file: Path, environment: Mapping[str, str]) -> None:
-    """Write to `file` which modules this process has imported by now, in order. The file also gets the names in `environment`, the
-    variables with which the process was started. For each variable that has changed since, it gets a digest. If the file cannot be written,
-    the next start is cold."""
+    """Write to `file` which modules this process has imported by now, in the order of their import. The file also gets the names in
+    `environment`, the variables with which the process was started. If a variable has changed since the start, the file gets a digest of
+    its value. If the file cannot be written, the next start is cold."""
     changed = {n: digest(now) for n in {*environment, *os.environ} if (now := os.environ.get(n)) != environment.get(n)}
     found = [
         [name, *_place(spec)]
@@ -44,7 +44,7 @@ class Noted:
     environment: Sequence[str]
     """Names of the environment variables with which a rank is started."""
     changed: Mapping[str, str]
-    """Variables that a rank had changed by its first boundary, each with a digest of its value then."""
+    """Environment variables that a rank had changed by its first boundary, each with a digest of its value at that boundary."""
     places: dict[str, Place]
     """By module name, in the order of import: the module's file, and the folders of a namespace package, which has no file."""
 
@@ -56,7 +56,7 @@ class Noted:
             places = {name: (origin, folders) for name, origin, folders in known["modules"]}
             return cls(known["environment"], known["changed"], places)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{file} is no note of modules") from error
+            raise ValueError(f"{file} is not a record of imported modules") from error
 
     def otherwise(self) -> set[str]:
         """Return the variables whose values here differ from those of a rank at its first boundary."""

@@ -1,6 +1,6 @@
 """Recognizes calls of built-in functions whose result depends on the process or on the moment. Pure.
 
-A call, and the Python frame that makes it → what the call asks, in words.
+A call and its Python frame → what the call asks or does, in words.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _WORDED: dict[Any, str] = {
     _ctypes.dlopen: "calls a library of C",
 }
 _MODULES = {"posix": "calls os.{}", "time": _TIME, "_uuid": _RANDOM}
-"""By module, what its functions ask. Functions in `_WORDED` and in `_ALIKE` are exceptions; those in `_ALIKE` return the same value in
-every process."""
+"""By module, what its functions ask or do. The functions in `_WORDED` and `_ALIKE` are exceptions; functions in `_ALIKE` return the same
+value in every process."""
 _ALIKE = {
     *("fspath", "getcwd", "getcwdb", "putenv", "unsetenv", "strerror", "_path_normpath", "_path_splitroot_ex"),
     *("cpu_count", "uname", "sysconf", "confstr", "getuid", "geteuid", "getgid", "getegid", "getgroups"),
@@ -56,8 +56,8 @@ RENEWED = {("megatron.training.training", time.time)}
 
 
 def question(called: Any, frame: FrameType) -> str:
-    """Return what `frame` asks by its call of the built-in function `called`. Return an empty text if the call asks nothing, or nothing
-    that matters."""
+    """Return, in words, what `frame` asks or does by its call of the built-in function `called`. Return an empty text if the result does
+    not depend on the process or the moment, or does not matter."""
     asked = _asks(called, frame)
     quiet = asked and (_in_vain(frame) or (_module(frame), called) in RENEWED)
     return "" if quiet else asked

@@ -1,7 +1,7 @@
 """Runs imports ahead of time for the ranks: the script's opening (its first imports), then modules that its packages need later.
 
-Each statement runs under a `Watch`. If a statement has an effect that a forked rank cannot inherit, this process is unfit to fork ranks. It
-has run the statement already. In the next warm process, the opening ends before that statement.
+Each statement runs under a `Watch`, which notices the statement's effects. If a statement has an effect that a forked rank cannot inherit,
+this process can't fork ranks, because it has already run the statement. In the next warm process, the opening ends before that statement.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def preload(
         known = Noted.read(noted)
         file, namespace, body = _script()
     except (OSError, ValueError, ImportError, SyntaxError) as error:
-        return _refused(f"the script cannot be looked at ahead of time ({error})")
+        return _refused(f"the script cannot be read ahead of time ({error})")
     statements, behind = opening(body)
     watch = Watch(set(known.environment) - set(os.environ), terminal=terminal)
     if inherited := watch.inherited():
@@ -93,8 +93,8 @@ def _refused(why: str, **less: int) -> dict[str, Any]:
 
 
 def _completed(watch: Watch, known: Noted) -> str:
-    """Import modules that packages need later. Return what makes this process unfit to fork from. Printing does, because ranks might not
-    print the same."""
+    """Import modules that packages need later. Return what makes this process unfit to fork from; empty if nothing does. Printed output
+    makes it unfit, because ranks might print something else."""
     before, names = sizes(), known.otherwise()
     watch.strange |= names
     # If a variable now has the same value as in the ranks, the code that read it also set it.
@@ -108,7 +108,7 @@ class Left:
     """Effects of the imports that the ranks must repeat."""
 
     environment: dict[str, str | None] = field(default_factory=dict)
-    """Variables that the imports have set, or removed (None)."""
+    """Environment variables that the imports have set, or removed (None)."""
     path: list[str] = field(default_factory=list)
     """Entries that the imports have added to the end of sys.path."""
 
@@ -130,8 +130,8 @@ def _watched(watch: Watch, run: Callable[[], object], left: Left, after: Callabl
 
 
 def _script() -> tuple[str, dict[str, Any], list[ast.stmt]]:
-    """Return the file of this interpreter's script, a namespace like the script's own, and its statements. Inserts the folder that Python
-    inserts at the front of sys.path. Raises ImportError, OSError or SyntaxError."""
+    """Return the file of this interpreter's script, a namespace like the script's own, and the script's statements. Inserts the folder that
+    Python inserts at the front of sys.path. Raises ImportError, OSError or SyntaxError."""
     words = sys.orig_argv[2:]  # after `python -u`
     home = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
     if not sys.flags.safe_path:
@@ -164,15 +164,18 @@ def _as_main(namespace: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _counting_devices(watch: Watch) -> Iterator[None]:
-    """Answer `torch.cuda.is_available` and `device_count` from /dev while libraries are imported. A call of the driver would make this
-    process unfit to fork. (Megatron calls them at import.)"""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """While libraries are imported, compute the results of `torch.cuda.is_available` and `device_count` from /dev. A call of the driver
+    would make this process unfit to fork. (Megatron calls them at import.)"""
     present = sum(name.removeprefix("nvidia").isdigit() for name in os.listdir("/dev"))
-    count = len([each for each in visible.split(",") if each]) if visible is not None else present
     originals: dict[str, Any] = {}
+
+    def count() -> int:
+        # Torch reads CUDA_VISIBLE_DEVICES, which the script's opening may set.
+        return min(present, len(sys.modules["torch.cuda"]._parse_visible_devices()))
+
     answers: dict[str, Callable[[], object]] = {
-        "is_available": lambda: count > 0 if counting else originals["is_available"](),
-        "device_count": lambda: count if counting else originals["device_count"](),
+        "is_available": lambda: count() > 0 if counting else originals["is_available"](),
+        "device_count": lambda: count() if counting else originals["device_count"](),
     }
     counting = True
 

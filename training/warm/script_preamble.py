@@ -1,7 +1,8 @@
 """Finds the opening of a script: the statements at its top that may run once, ahead of time, for all ranks. Pure.
 
-These are its imports, and the changes to the environment and to `sys.path` between them. Any other statement may change the effect of the
-imports below it: a patch, a default dtype, a parsed argument. So the opening ends before it.
+The opening consists of the script's first imports, and the changes to the environment and to `sys.path` between them. Any other statement
+may change the effect of the imports below it: a patch, a default dtype, a parsed argument. So the opening ends before the first other
+statement.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ _OF_GLIBC = 1 << 31 | 1 << 32  # signals 32 and 33, which glibc sets when a thre
 
 
 def installed(origin: str | None) -> bool:
-    """Whether a module from the file `origin` belongs to Python, an installed package or this program. Otherwise it is the script's own."""
+    """Return True if the module from the file `origin` belongs to Python, an installed package or this program; False if it belongs to the
+    training script."""
     if origin is None or not os.path.isabs(origin):  # a namespace package, a built-in or frozen module
         return True
     path = Path(origin).resolve()
@@ -61,8 +62,8 @@ def _holds_packages(folder: str) -> bool:
 
 
 def poisoned() -> bool:
-    """Whether torch would refuse the device to a child of this process. A forked child tests this. Counting devices in the parent suffices
-    to cause it."""
+    """Whether torch would refuse the device to a child of this process. A forked child tests this. Even if the parent only counts devices,
+    torch refuses."""
     child = os.fork()
     if child == 0:
         bad = [getattr(sys.modules.get(f"torch.{kind}"), "_is_in_bad_fork", bool)() for kind in ("cuda", "musa")]
@@ -75,8 +76,8 @@ class Watch(importlib.abc.MetaPathFinder):
     random numbers are reported only for the script's own modules. Installed packages are expected to tolerate import and fork."""
 
     def __init__(self, strange: Collection[str], *, terminal: bool) -> None:
-        """strange: environment variables that every rank has, and this process lacks, perhaps only for now. terminal: ranks print to a
-        terminal, and this process does not."""
+        """strange: environment variables that every rank has and that this process lacks now. terminal: ranks print to a terminal, and this
+        process does not."""
         self.strange, self._terminal = set(strange), terminal
         self._asked: list[str] = []
         self._importing: list[str] = []
@@ -133,7 +134,7 @@ class Watch(importlib.abc.MetaPathFinder):
     # -- the code's effects on the process ----------------------------------------------------------------------------------
 
     def _look(self) -> dict[str, Any]:
-        bad = poisoned()  # called first: at a fork, OpenBLAS ends the threads that it has started
+        bad = poisoned()  # called first, because it forks: at a fork, OpenBLAS ends the threads that it has started
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         return {
             "asks the driver for its devices, which no forked process may use after that": bad,
@@ -144,7 +145,7 @@ class Watch(importlib.abc.MetaPathFinder):
             "starts a timer": [
                 signal.getitimer(each) for each in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
             ],
-            "sets what a signal does": (list(map(signal.getsignal, signal.valid_signals())), *_signal_masks()),
+            "sets the handling of a signal": (list(map(signal.getsignal, signal.valid_signals())), *_signal_masks()),
             "starts a profiler": [tools.get_tool(number) for number in range(6)]
             if (tools := getattr(sys, "monitoring", None))
             else [],
@@ -153,7 +154,9 @@ class Watch(importlib.abc.MetaPathFinder):
             "changes sys.path": list(sys.path),
             "changes the working directory": os.readlink("/proc/self/cwd"),
             "changes the umask": _umask(),
-            "changes what ps shows of it": [Path(f"/proc/self/{file}").read_bytes() for file in ("comm", "cmdline")],
+            "changes what ps shows of the process": [
+                Path(f"/proc/self/{file}").read_bytes() for file in ("comm", "cmdline")
+            ],
             "changes a limit of the process": [resource.getrlimit(each) for each in range(_LIMITS)],
             "changes the priority or the cores": (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)),
             "seeds Python's generator of random numbers, or draws from it": random.getstate(),
@@ -229,7 +232,7 @@ def _environ(strange: Collection[str], ask: Callable[[str], None]) -> type:
 
         def __iter__(self) -> Iterator[Any]:
             if sys.getprofile():
-                ask("goes through the environment")
+                ask("iterates over the environment")
             return super().__iter__()
 
     return Environ
@@ -242,7 +245,7 @@ def _main(unset: Collection[str], ask: Callable[[str], None]) -> type:
     class Main(ModuleType):
         def __getattribute__(self, name: str) -> Any:
             if name in unset or (name == "__dict__" and sys.getprofile()):
-                ask(f"reads {name} of the script")
+                ask(f"reads the script's variable {name}")
             return super().__getattribute__(name)
 
     return Main

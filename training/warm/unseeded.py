@@ -1,8 +1,8 @@
-"""Reseeds random generators that imported packages created without a seed. Each rank draws their state from the system, as its own import
-would.
+"""Reseeds random generators that imported packages created without a seed. Each rank gets a new state for these generators from the system,
+as if the rank had run the imports itself.
 
-Python's generators are found by watching their method `seed`, and numpy's by the size of their seed: so large a number comes from the
-system.
+This module finds Python's generators by watching their method `seed`. The module finds numpy's generators by the size of their seed: a
+number that large comes from the system.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 _DRAWN = 1 << 96
-"""Least seed that counts as drawn from the system. numpy draws 128 bits if it is given no seed. Programmers write no seed as large as
-this."""
+"""The least seed that counts as drawn from the system. numpy draws 128 bits if the program gives no seed. Programmers write no seed as
+large as this."""
 _found: weakref.WeakValueDictionary[int, random.Random] = weakref.WeakValueDictionary()
 _of_numpy: list[Any] = []
 

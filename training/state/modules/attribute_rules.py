@@ -1,4 +1,4 @@
-"""Rules that tell which attributes belong to the training state. They cover the script's modules, torch's own layers, and parameters.
+"""Rules that tell which attributes of the script's modules, of torch's own layers, and of parameters belong to the training state.
 
 An attribute that a torch layer's class stores itself belongs to torch: a fresh start recreates it. All other attributes, and all attributes
 of the script's own classes, were set by the script.
@@ -34,7 +34,7 @@ _LAYERS = ("torch.nn.modules.", "torch.optim.swa_utils", "torch.fx.graph_module"
 _CLOSED = ("megatron", "transformer_engine", "deepspeed", "apex")
 FRAMEWORKS = ("torch", "builtins", *_CLOSED)
 WRAPPERS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", *_CLOSED)
-"""Frameworks whose objects belong to one process. Their optimizer wrappers keep no training state in their attributes."""
+"""Frameworks whose objects belong to one process, and whose optimizer wrappers keep no training state in their attributes."""
 _ON_PARAMETERS = frozenset(
     (
         *("main_grad", "main_param", "main_param_sharded", "grad_added_to_main_grad", "overwrite_main_grad"),
@@ -133,7 +133,8 @@ def looked_at(thing: Any, owner: Owner) -> Iterator[tuple[str, Any]]:
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether comparing identities is enough to find a change: the value never changes, or the Session saves it as a source of its own."""
+    """Whether a change of the attribute shows in its value's identity: the value itself never changes, or the Session saves it as a source
+    of its own."""
     return is_constant(value) or is_source(class_of(value))
 
 
@@ -155,7 +156,7 @@ def is_by_name(kind: Any) -> bool:
 
 
 def is_told(value: Any) -> bool:
-    """Whether a snapshot can store the constant. It can store any constant except a function without a name."""
+    """Whether a snapshot can store the constant. A snapshot can store any constant except a function without a name."""
     return not is_by_name(class_of(value)) or has_a_name(value)
 
 
@@ -185,7 +186,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def is_value(kind: type, of: type) -> bool:
-    """Whether values of this type belong to the state. Their type comes from Python, torch or numpy, from the package of the class `of`, or
+    """Whether values of this type belong to the state: the type comes from Python, torch or numpy, from the package of the class `of`, or
     from the script's own files."""
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
@@ -230,7 +231,7 @@ def why_lost(value: Any) -> str:
 
 
 def is_made_late(value: Any) -> bool:
-    """Whether the value is an optimizer, a scheduler, or a script's object with a `state_dict`. If made before the Session, it is a
+    """Whether the value is an optimizer, a scheduler, or a script's object with a `state_dict`. If created before the Session, it is a
     source."""
     return isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
@@ -249,7 +250,7 @@ def is_private(of: type, name: str, value: Any) -> bool:
 
 @cache
 def is_put_on(kind: Any, name: str) -> bool:
-    """Whether the class neither has nor stores an attribute of this name. Then code outside the class has set it."""
+    """Whether the class neither has nor stores an attribute of this name, so that code outside the class has set the attribute."""
     return not hasattr(kind, name) and not any(name in _stored(each) for each in kind.__mro__)
 
 

@@ -46,7 +46,7 @@ def borrows(value: Any, loans: Loans) -> bool:
 
 
 def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[str, Any]]:
-    """Yield the optimizers, schedulers and objects with a `state_dict` in attributes of modules, each after its path. Also yield modules
+    """Yield the optimizers, schedulers and objects with a `state_dict` in attributes of modules, each with its path. Also yield modules
     that are not registered as submodules, such as a teacher in a list, which is not trained."""
     parts = set(map(id, modules.values()))
     for path, module in modules.items():
@@ -62,7 +62,7 @@ def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[
 def search(
     value: Any, wanted: Callable[[Any], bool], inside: Callable[[Any], Iterable[tuple[Any, Any]]], levels: int
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the wanted objects in a value, each after the keys that lead to it. inside: returns a value's parts with their keys. levels:
+    """Yield the wanted objects in a value, each with the keys that lead to it. inside: returns a value's parts with their keys. levels:
     the deepest nesting that is searched."""
     if wanted(value):
         yield (), value

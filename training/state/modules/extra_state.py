@@ -1,5 +1,5 @@
-"""State that modules keep besides parameters and buffers, in ways that torch provides. A module returns it from `get_extra_state`. Or its
-own `_save_to_state_dict` or its `state_dict` hooks add further keys.
+"""State that modules keep besides parameters and buffers, in ways that torch provides. A module's `get_extra_state` returns such state, or
+the module's own `_save_to_state_dict` or `state_dict` hooks add it under further keys.
 
 Hooks of torch and of sharding frameworks are ignored: they gather parameters, which the snapshot contains anyway.
 """
@@ -82,8 +82,8 @@ def _of_a_script(hook: Callable[..., Any]) -> bool:
 
 
 def _more(module: Module) -> Nested:
-    """Return a module's own `state_dict` entries, without parameters and buffers. Entries of children that also add keys are left out: each
-    such child is asked separately."""
+    """Return a module's own `state_dict` entries, without parameters and buffers. Entries of children that also add keys are skipped:
+    `collect` calls this function for each such child."""
     known = {name for kind in (module.named_parameters, module.named_buffers) for name, _ in kind()}
     below = named_modules([module]).values()
     tensors = {id(tensor) for each in below for tensor in (*each._parameters.values(), *each._buffers.values())}

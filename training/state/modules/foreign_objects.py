@@ -208,7 +208,7 @@ class Foreigners:
         if not is_source(class_of(thing)):
             try:
                 made.freeze(self._packed(called))
-            except Exception:  # a lock inside it, say: if the object changes, the rank reports that
+            except Exception:  # for example, a lock inside the object. If the object changes, the rank reports that
                 return
 
     def against(self, thing: Any) -> str:

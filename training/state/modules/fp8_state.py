@@ -4,9 +4,9 @@
     operation._fp8_metas["forward"]["scaling_fwd"].scale …  of fused operations (te.ops)
 
 Other recipes (current, block scaling) keep no such tensors. The tensors are saved and restored in place: Transformer Engine's global
-buffers of maxima are views of them. Its own `get_extra_state` pickles copies and waits for the device, and `set_extra_state` unpickles
-them, which newer versions refuse. In a new process the module makes the tensors in its first forward pass. So a restored state waits
-until then.
+buffers of maxima are views of them. Transformer Engine's own `get_extra_state` pickles copies and waits for the device, and its
+`set_extra_state` unpickles the copies, which newer versions refuse. In a new process, a module creates the tensors in its first forward
+pass. So a restored state is kept until that forward pass.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from ..tensors.in_place import Nested, put
 
 _DIRECTIONS, _TENSORS = ("scaling_fwd", "scaling_bwd"), ("scale", "scale_inv", "amax_history")
 _MAKES = ("init_fp8_meta_tensors", "reset_recipe_state", "_reset_quantization_recipe_state")
-"""The methods with which a module makes the tensors: one of most modules, and two of fused operations (of newer and of older versions)."""
+"""The methods with which a module creates the tensors: first that of most modules, then those of fused operations in newer and in older
+versions."""
 
 
 def has_scaling(module: Module) -> bool:
-    """Return whether the module is one of Transformer Engine's that may have scales."""
+    """Return whether the module belongs to Transformer Engine and may have scales."""
     return bool(_makes(module))
 
 
 def pickles(module: Module) -> bool:
-    """Return whether the module's extra state is Transformer Engine's, which is pickled."""
+    """Return whether the module's extra state is the pickled one of Transformer Engine."""
     return type(module).get_extra_state.__module__.startswith("transformer_engine")
 
 
 def collect(module: Module) -> Nested:
-    """Return the module's live tensors, or the restored ones that wait; empty if it has none."""
+    """Return the module's live tensors, or else the restored tensors that wait for the first forward pass; empty if there are none."""
     waiting = module.__dict__.get(_makes(module))
     return waiting.kept if isinstance(waiting, _Waiting) else _live(module)
 
 
 def restore(module: Module, kept: Nested) -> None:
-    """Restore what `collect` returned, now or when the module makes its tensors. kept: empty if the module had none. Then a later first
-    forward pass makes them anew."""
+    """Restore what `collect` returned, now or when the module creates its tensors. kept: empty if the module had no tensors; the first
+    forward pass after the restore then creates the tensors anew."""
     module.__dict__.pop(_makes(module), None)
     if _live(module):
         _fill(module, kept)
@@ -51,7 +52,8 @@ def restore(module: Module, kept: Nested) -> None:
 
 
 class _Waiting:
-    """Stands in front of the method that makes a module's tensors, until it has made them."""
+    """Takes the place of the method that creates a module's tensors. Calls the method and, once the tensors exist, fills them from the
+    restored state and removes itself."""
 
     def __init__(self, module: Module, kept: Nested) -> None:
         self._module, self.kept = module, kept
@@ -65,7 +67,7 @@ class _Waiting:
 
 
 def _makes(module: Module) -> str:
-    """Return the name of the method that makes the module's tensors; empty: there is none."""
+    """Return the name of the method that creates the module's tensors; empty if there is none."""
     holds = hasattr(module, "fp8_meta") or hasattr(module, "_fp8_metas")
     return next((method for method in _MAKES if holds and hasattr(module, method)), "")
 
@@ -82,8 +84,8 @@ def _live(module: Any) -> Nested:
 
 
 def _fill(module: Any, kept: Nested) -> None:
-    """Put the kept values into the live tensors. The tensors of a direction that was not there, or that has another form, begin as
-    Transformer Engine makes them."""
+    """Put the kept values into the live tensors. If a direction is not in `kept`, or has other shapes there, its tensors get the values
+    with which Transformer Engine creates them."""
     for direction in _DIRECTIONS:
         history = f"{direction}.amax_history"
         if history in kept and history in _live(module) and hasattr(module, "adjust_amax_history_length"):
@@ -99,6 +101,6 @@ def _fill(module: Any, kept: Nested) -> None:
                 live[name].fill_(0.0 if name.endswith("amax_history") else 1.0)
         if not fits and any(name in kept for name in names):
             say(
-                f"the FP8 scales and maxima of {type(module).__name__} ({direction}) have another form in the snapshot: they begin anew, "
-                "as in a module that was just made"
+                f"the FP8 scales and maxima of {type(module).__name__} ({direction}) have another shape in the snapshot: they begin anew, "
+                "as in a new module"
             )

@@ -13,7 +13,7 @@ import torch
 from ....checkpoint.format.pytree_walk import PLAIN
 
 _MOST_BYTES = 1 << 26
-"""The most bytes of all such tensors of a model. Activations that are kept only for inspection may take gigabytes."""
+"""The most bytes of all tensors with a graph in a model's attributes. Activations that are kept only for inspection may take gigabytes."""
 _LEVELS = 4
 _COMPUTED = ("_orig", "_g", "_v")
 """Suffixes that torch's prune, spectral_norm and weight_norm use: they compute `weight` from `weight_orig` in each forward pass."""
@@ -24,6 +24,8 @@ class WithoutGraph:
 
     def __init__(self) -> None:
         self._bytes = 0
+        self.met = 0
+        """Number of tensors with a graph so far."""
 
     def of(self, thing: Any, name: str, value: Any) -> tuple[Any, str]:
         """Return two things: the value, with its tensors detached if needed, and the reason why it can't be saved (empty if it can)."""
@@ -43,6 +45,7 @@ class WithoutGraph:
         if isinstance(value, torch.Tensor):
             if not is_in_graph(value) or is_borrowed(value):
                 return value
+            self.met += 1
             self._bytes += value.nbytes
             return value.detach()
         if level > _LEVELS or not _may_have(value):

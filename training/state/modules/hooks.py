@@ -59,7 +59,7 @@ class Hooks:
         return objects
 
     def objects(self) -> dict[str, Any]:
-        """Return the object in each hook, by the hook's name. It is None if the hook was removed."""
+        """Return the object in each hook, by the hook's name; None for a hook that was removed."""
         return {place: each if hook.key in hook.table else None for place, (hook, each) in self._objects.items()}
 
     def gone(self) -> dict[str, str]:
@@ -77,7 +77,7 @@ class Hooks:
 
 
 def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Hook]]:
-    """Yield the hooks of these modules and of their parameters, each after its name: path, kind and number."""
+    """Yield the hooks of these modules and of their parameters, each with its name: path, kind and number."""
     for path, module in modules.items():
         yield from _of(path, module, _OF_MODULES)
         for name, parameter in module._parameters.items():
@@ -86,7 +86,7 @@ def hooks_of_modules(modules: Mapping[str, Module]) -> Iterator[tuple[str, Hook]
 
 
 def hooks_of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Hook]]:
-    """Yield the optimizer's step hooks, each after its name."""
+    """Yield the optimizer's step hooks, each with its name."""
     return _of("", optimizer, OF_OPTIMIZERS)
 
 

@@ -1,8 +1,9 @@
 """Plain attributes of modules and parameters, which torch's state_dict leaves out: `self.calls += 1` in a forward pass, a moving average, a
 generator, the `p` of a dropout that the script lowers. Objects inside hooks are included.
 
-A snapshot stores an immutable value (a number, a text, a device) only if the value has changed since the loop began. It always stores other
-values that can be packed and rebuilt. Values that can't, such as functions without a name, stay as the script made them.
+A snapshot stores an immutable value (a number, a text, a device) only if the value has changed since the loop began. A snapshot always
+stores other values that can be packed and rebuilt. Values that can't be packed and rebuilt, such as functions without a name, stay as the
+script made them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Attributes:
         """The parameters of these modules. Each key is a dot and the parameter's full name."""
         self._hooks = Hooks()
         self._calm: dict[str, tuple[int, list[str], list[Any]]] = {}
-        """For each module with nothing to record: the number of its attributes, and the names and values to compare."""
+        """For each module with nothing to record: the number of its attributes, and the names and values to compare. Modules with a tensor
+        that has a graph are left out: the reference would keep a step's activations in memory."""
         self._stays: dict[str, Any] = {}
         """Parts that no snapshot stores, by attribute and number."""
         self._known = Known(lenders, self._stays)
@@ -115,11 +117,12 @@ class Attributes:
             held, (count, names, values) = vars(module), self._calm.get(path, _NOTHING)
             if len(held) == count and all(map(is_, map(held.get, names, repeat(_ABSENT)), values)):
                 continue
+            met = self._without_graph.met
             if found := self._found(path, module, owner):
                 told[path] = found
                 continue
             own = attribute_rules.every(module)
-            if not attribute_rules.slots_of(class_of(module)):
+            if met == self._without_graph.met and not attribute_rules.slots_of(class_of(module)):
                 self._calm[path] = len(held), [*own], [*own.values()]
         for name, parameter in self._with_attributes():
             if found := self._found(name, parameter, Owner.PARAMETER):
@@ -172,7 +175,7 @@ class Attributes:
             raise LayoutError(f"the snapshot holds attributes of {min(lost).lstrip('.')}, which this run does not have")
         if missing := in_hooks.keys() - self._hooks.objects().keys():
             say(
-                f"{self._name}: the hook {min(missing)} is not registered in this run. What it had in the snapshot is left out"
+                f"{self._name}: the hook {min(missing)} is not registered in this run. Its state in the snapshot is not restored"
             )
         self._calm.clear()
         for path, (thing, owner) in things.items():
@@ -196,7 +199,7 @@ class Attributes:
         yield from ((name, (each, Owner.PARAMETER)) for name, each in self._with_attributes())
 
     def _with_attributes(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the parameters that have or had attributes, each after its name."""
+        """Yield the parameters that have or had attributes, each with its name."""
         gifted = any(map(vars, self._parameters.values()))
         for name, each in self._parameters.items() if gifted or self._gifted else ():
             if vars(each) or name in self._gifted:
@@ -233,7 +236,7 @@ class Attributes:
             if same(value, began):
                 return False
             if not (is_told(value) or is_remade(value, began)):
-                why = "it is a function that no module has under a name. Define it with def in a module, not as a lambda or in a function"
+                why = "it is a function without a name in a module. Define it with def in a module, not as a lambda or inside a function"
                 self._drop(path, name, why, told=is_scripts_function(value))
             return is_told(value)
         if value is began and id(value) not in self._foreign.changed:
@@ -262,7 +265,7 @@ class Attributes:
     def _against(self, path: str, name: str, value: Any) -> str:
         """Return the reason why a snapshot could not restore the value unchanged; empty if it could."""
         if is_made_late(value) and id(value) not in self._lenders.names:
-            return f"its {type(value).__qualname__} came after the Session was made. Make it before, and give it to the Session"
+            return f"its {type(value).__qualname__} was created after the Session. Create it before, and give it to the Session"
         if self._beginnings.is_foreign(value, object) and (why := self._foreign.against(value)):
             return why
         return self._packed.why_not(value, self._called(path, name))

@@ -1,10 +1,11 @@
-"""Modules as a source (an object that the Session saves): parameters and buffers by name. If they exist, the source adds the modules' other
-state (`extra_state.py`, `module_attributes.py`) and the changes of their structure since the loop began (`module_structure.py`).
+"""Modules as a source (an object that the Session saves): parameters and buffers by name. The source also contains the modules' other state
+(`extra_state.py`, `module_attributes.py`) and the changes of their structure since the loop began (`module_structure.py`), if there are
+any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -86,7 +87,7 @@ class Modules:
         return parameters | buffers
 
     def trained_attributes(self, *, anew: bool = False) -> list[torch.Tensor]:
-        """Return the tensors in attributes that may have gradients: those of the last snapshot, or with `anew` those of now."""
+        """Return the tensors in attributes that may have gradients: those of the last snapshot, or with `anew` the present ones."""
         if anew:
             self._attributes.collect()
         return self._attributes.trained
@@ -126,7 +127,7 @@ class Modules:
         return [each for name, each in collected.items() if name not in self.buffers and name[:1] != "."]
 
     def judged(self, collected: Nested) -> list[torch.Tensor]:
-        """Return the parameters in the last `collected` state that must be finite. They are trained, and were finite when the loop
+        """Return the parameters in the last `collected` state that must be finite: those that are trained and were finite when the loop
         began."""
         names = (name for name in self._trained if name in collected and name not in self._unjudged)
         return [collected[name] for name in names]
@@ -139,14 +140,27 @@ class Modules:
                 n for n in self._trained if n in tensors and not finite(sums([tensors[n].detach()]))
             )
 
+    def shard_again(self) -> None:
+        """Shard the parameters that FSDP2 has left gathered (`sources.shard_again`)."""
+        self._names.shard_again()
+
     @property
     def gathered(self) -> bool:
-        """Whether the forward pass gathers the parameters. Then the forward pass writes all parameters, not only the buffers."""
+        """Whether the forward pass gathers the parameters, and thus writes all parameters, not only the buffers."""
         return any(getattr(getattr(c, "ddp_config", None), "overlap_param_gather", False) for c in self.chunks)
 
-    def steady(self, collected: Nested) -> list[torch.Tensor]:
-        """Return the tensors in the last `collected` state that only an optimizer's step writes."""
-        return [] if self.gathered else self.parameters(collected)
+    def steady(self, collected: Nested, stepped: Collection[int]) -> list[torch.Tensor]:
+        """Return the tensors in the last `collected` state that only an optimizer's step writes. stepped: ids of the optimizers'
+        parameters. Megatron's optimizers step copies of the parameters, and FSDP's step parts of a FlatParameter."""
+        if self.gathered:
+            return []
+        copied = any(hasattr(chunk, "ddp_config") for chunk in self.chunks)
+        found = []
+        for name, parameter in self.named()[0].items():
+            otherwise = copied or type(parameter).__name__ == "FlatParameter"
+            if name in collected and (id(parameter) in stepped or (otherwise and parameter.requires_grad)):
+                found.append(collected[name])
+        return found
 
     def collect(self) -> Nested:
         kept = self.tensors()
@@ -183,7 +197,7 @@ class Modules:
             name for name, (began, now, *_) in told.get("tensors", {}).items() if not same_shape(began, now)
         ]:
             raise LayoutError(
-                f"{min(changed)} has changed its shape while it trained: such a state is restored in the same layout only"
+                f"{min(changed)} has changed its shape during the training: such a state can be restored only in the same layout"
             )
         self.tensors()
         self._look().follow({key: value for key, value in told.items() if key != "tensors"}, {})
@@ -208,15 +222,15 @@ class Modules:
         self._extra.restore(kept.get(EXTRA, {}))
 
     def _look(self) -> Outline:
-        """Return the modules' structure. It is read again if the modules have changed."""
+        """Return the modules' structure, which is read again if the modules have changed."""
         if self._outline is None:
             self._outline = Outline(self.chunks)
             self._attributes = Attributes(self._outline.modules, self._lenders, self._name)
         elif self._stale:
             otherwise = self._outline.look()
             self.bound = otherwise and (
-                f"the modules have changed since the loop began, {otherwise}, and a restart makes them as at the beginning. To have all of "
-                "them at the start, build them before the Session"
+                f"the modules have changed since the loop began ({otherwise}). A restart creates them as at the beginning. To have all of "
+                "them at the start, create them before the Session"
             )
         if self._stale:
             self._extra = Extra(self._outline.modules)

@@ -2,8 +2,8 @@
 
 A restarted script builds its modules as at the beginning. Each snapshot records the later changes that a new process can repeat: buffers
 that were added, removed or resized, parameters of another shape, `requires_grad`, train and eval mode. Only the script can build modules
-that were added, removed or replaced. A snapshot with such modules is of use only to the processes that have them: a rewind in place puts
-the same module objects back.
+that were added, removed or replaced. Only the processes that have such modules can restore the snapshot: a rewind in place puts the same
+module objects back.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Outline:
             if before != after:
                 became = f"is {after}, and was {before}" if before and after else "is new" if after else "is gone"
                 return f"{name or 'the module itself'} {became}"
-        return "their order is another one"
+        return "their order has changed"
 
     def changes(self) -> Nested:
         """Return the changes since the loop began, as plain values; empty if there are none."""

@@ -1,9 +1,9 @@
 """Find the parameters and buffers of modules by torch's names. One walk is enough while the structure of the modules is unchanged.
 
-torch's own two walks (`named_parameters`, `named_buffers`) take some microseconds for each module, and a large model has thousands. These
+torch's own two walks (`named_parameters`, `named_buffers`) take some microseconds for each module, and a large model has thousands. torch's
 walks would take longer than all other work of a snapshot between two steps. The walk here reads everything that decides the names: the
-modules' types, the names in each module, and which modules and tensors are identical. It returns the present tensors and keeps no reference
-to them.
+modules' types, the names in each module, and which modules and tensors are identical. The walk returns the present tensors and keeps no
+reference to them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.nn import Module
+
+from ..tensors.fsdp_groups import by_fsdp, shard_again
 
 Named: TypeAlias = dict[str, torch.Tensor]
 
@@ -31,12 +33,23 @@ class Names:
         """All modules that the last walk found."""
         self.anew = True
         """Whether the structure has changed, or may have changed, since the previous walk."""
+        self._by_fsdp: list[Any] = []
+        self._seen = False
+
+    def shard_again(self) -> None:
+        shard_again(self._by_fsdp)
 
     def of(self, chunks: Sequence[Module]) -> tuple[Named, Named]:
         """Return the parameters and the buffers of one module, or of the chunks of a pipeline stage."""
         self.modules, form, found = _look(chunks)
         self.anew = self._form is None or form != self._form
         if self.anew:
+            first, self._by_fsdp = not self._seen, by_fsdp(self.modules)
+            self._seen = True
+            if first and shard_again(
+                self._by_fsdp
+            ):  # all ranks look at their models for the first time at the same point
+                self.modules, form, found = _look(chunks)
             return self._anew(chunks, self.modules, form, found)
         parameters, buffers = (
             dict(zip(names, [found[place] for place in places], strict=True)) for names, places in self._names

@@ -54,7 +54,7 @@ class Reports:
             say(text)
 
     def not_kept(self, key: Any, called: str, why: str, any_more: str = "") -> None:
-        self.say(key, f"{called} is not kept{any_more}, and a recovery goes on with another value: {why}")
+        self.say(key, f"{called} is not kept{any_more}, and a recovery continues with another value: {why}")
 
 
 def note(stays: dict[str, Any], path: str, held: Mapping[str, Any]) -> None:

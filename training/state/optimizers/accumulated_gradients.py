@@ -23,12 +23,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ....resilience.errors import SnapshotError
 from ..modules.module_source import Modules
 from ..tensors.finite_check import finite, sums
+from ..tensors.fsdp_groups import by_fsdp, groups
 from ..tensors.in_place import Nested, local, put
 from ..values.value_source import Values
 from .optimizers import Optimizers
 
 _NONE, _LEFT, _SUM = range(3)
-"""The states of a parameter's gradient: there is none; the loop drops it; a snapshot saves it."""
+"""The three states of a parameter's gradient: it does not exist, the loop drops it, or a snapshot saves it."""
 
 
 class Halfway(SnapshotError):
@@ -45,10 +46,10 @@ class Accumulation:
     ) -> None:
         self._models, self._optimizers, self._others, self._tell = models, optimizers, others, tell
         self._stepped: dict[int, tuple[torch.optim.Optimizer, Any]] = {}
-        """The optimizers that have stepped since the last boundary (the moment between two steps), by id; and whether a GradScaler told
-        them to change nothing (a number, perhaps on a device)."""
+        """By id, each optimizer that has stepped since the last boundary (the moment between two steps), and whether a GradScaler told it
+        to change nothing (a number, perhaps on a device)."""
         self._crossed = self._stepped
-        """The same of the step before the last boundary."""
+        """The content of `_stepped` for the step before the last boundary."""
         self._taken: frozenset[int] = frozenset()
         """The ids of the parameters whose gradients optimizers used in the step before the last boundary."""
         self._dropped: set[int] = set()
@@ -60,7 +61,7 @@ class Accumulation:
         self.ends = False
         """Whether the training ends at this boundary, so that the loop accumulates no more gradients."""
         self.doubtful = False
-        """Whether NaN or Inf of an earlier step may wait in the gradients."""
+        """Whether the gradients may contain NaN or Inf of an earlier step."""
         self._told = False
         self._hook = register_optimizer_step_pre_hook(self._before)
 
@@ -72,8 +73,13 @@ class Accumulation:
                     same = parameter.grad is not None and left() is parameter.grad
                     (self._carried if same else self._dropped).add(id(parameter))
 
+    def release(self) -> None:
+        """Notice no further steps, and let go of the optimizers. Called when the loop has ended."""
+        self._hook.remove()
+        self._stepped, self._crossed = {}, {}
+
     def crossed(self) -> bool:
-        """Record that the loop has reached a boundary. Return whether an optimizer has stepped since the last one."""
+        """Record that the loop has reached a boundary. Return whether an optimizer has stepped since the previous boundary."""
         stepped = (optimizer for optimizer, _ in self._stepped.values())
         self._taken = frozenset(id(parameter) for optimizer in stepped for parameter in _parameters_of(optimizer))
         self._crossed, self._stepped = self._stepped, {}
@@ -81,7 +87,7 @@ class Accumulation:
 
     def held_back(self) -> bool:
         """Return whether an optimizer of the Session changed nothing in the step before the last boundary, and no harm was done: the
-        parameters are finite. A wrapper steps by the optimizer in it, which has the same parameters."""
+        parameters are finite. A wrapper's step calls the optimizer in it, which has the same parameters."""
         changed = (optimizer for optimizer, found in self._crossed.values() if not bool(found))
         used = {id(parameter) for optimizer in changed for parameter in _parameters_of(optimizer)}
         parts = [_parameters_of(optimizer) for source in self._optimizers for _, _, optimizer in source.parts()]
@@ -102,7 +108,7 @@ class Accumulation:
         return False
 
     def _parameters_finite(self) -> bool:
-        with torch.no_grad(), suppress(SnapshotError):  # of a model that can't be read, nothing is known
+        with torch.no_grad(), suppress(SnapshotError):  # if a model can't be read, nothing is known about it
             judged = [model.judged(model.tensors()) for model in self._models]
             return finite(sums(chain(*judged, (each for _, each in self._others_parameters()))))
         return True
@@ -125,12 +131,12 @@ class Accumulation:
                 else:
                     hidden = hidden or name
         if self.doubtful and not self.ends and not finite(sums(map(_values, kept.values()))):
-            raise Halfway("NaN or Inf waits in the gradients")
+            raise Halfway("the gradients contain NaN or Inf")
         if hidden and not self.ends:
             if not self._told:
                 self._told = True
                 self._tell(
-                    f"no snapshot is taken while gradients accumulate in {hidden}: a fault goes back to an earlier step"
+                    f"no snapshot is taken while gradients accumulate in {hidden}. After a fault, the ranks return to an earlier step"
                 )
             raise Halfway(f"gradients accumulate in {hidden}")
         return {"found": bytes(found), "sums": kept} if any(found) else {}
@@ -232,7 +238,9 @@ def _forget_sums(models: Collection[Modules]) -> None:
     for module in (each for model in models for each in model.modules):
         if isinstance(module, DistributedDataParallel):
             if _notes_use(module):
-                raise RuntimeError("DistributedDataParallel has noted which parameters were used under no_sync")
+                raise RuntimeError(
+                    "DistributedDataParallel has recorded which parameters were used under no_sync, and can't undo that"
+                )
         else:
             for each in _sharded(module):
                 each.unsharded_accumulated_grad = None
@@ -252,7 +260,5 @@ def _unsharded(parameter: Any) -> tuple[Any, Any]:
 
 def _sharded(module: torch.nn.Module) -> list[Any]:
     """Return the FSDP2 parameters of the module itself. The list is empty if it has none."""
-    if not hasattr(type(module), "_get_fsdp_state"):
-        return []
-    group = getattr(module._get_fsdp_state(), "_fsdp_param_group", None)  # type: ignore[operator]
-    return [] if group is None else [each for each in group.fsdp_params if hasattr(each, "unsharded_accumulated_grad")]
+    parameters = (each for fsdp in by_fsdp([module]) for group in groups(fsdp) for each in group.fsdp_params)
+    return [each for each in parameters if hasattr(each, "unsharded_accumulated_grad")]

@@ -27,6 +27,9 @@ _CLOSED = ("megatron", "apex", "deepspeed")
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _LEVELS = 4
 """The deepest nesting inside an attribute that is searched."""
+_SCALES = "_scales"
+"""The attribute in which TransformerEngine's FusedAdam keeps the scales of moments in 16 bits, by parameter. Its steps need a scale for
+each such moment."""
 
 
 def inner_optimizers(thing: Any) -> list[Any]:
@@ -41,7 +44,7 @@ def inner_optimizers(thing: Any) -> list[Any]:
 
 
 def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> Iterator[tuple[str, Optimizer]]:
-    """Yield the optimizers inside `outer`, each after a name that a restart does not change. met: all optimizers found so far."""
+    """Yield the optimizers inside `outer`, each with a name that a restart does not change. met: all optimizers found so far."""
     met.append(outer)
     if _package(outer) in _CLOSED:
         return
@@ -53,7 +56,7 @@ def nested(outer: Optimizer, name: str, met: list[Optimizer], labels: Parts) -> 
 
 
 def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[str, Any]]:
-    """Yield the objects of this class in the optimizer's attributes, each after its path."""
+    """Yield the objects of this class in the optimizer's attributes, each with its path."""
     for attribute, value in vars(optimizer).items():
         if attribute not in of_every_optimizer():
             for keys, each in search(value, lambda each: isinstance(each, kind), _inside, _LEVELS):
@@ -61,7 +64,7 @@ def held_by(optimizer: Optimizer, kind: type, labels: Parts) -> Iterator[tuple[s
 
 
 def state_of(optimizer: Optimizer) -> Any:
-    """Return the optimizer's state by parameter. It is empty for a wrapper without a state."""
+    """Return the optimizer's state by parameter; empty for a wrapper without a state."""
     return getattr(optimizer, "state", {})
 
 
@@ -91,11 +94,17 @@ def _attributes(optimizer: Optimizer, packing: OptimizerPacking) -> Nested:
     """Return the attributes that are training state, by name."""
     if framework(optimizer):
         averager = vars(optimizer).get("averager")  # PostLocalSGDOptimizer's
-        return {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
+        steps = {"averager": {"step": averager.step}} if hasattr(averager, "step") else {}
+        scales = _scales_of(optimizer)
+        return steps | ({_SCALES: packing.pack(scales, f".{_SCALES}")} if scales else {})
     declares = type(optimizer).state_dict is not Optimizer.state_dict
     own = [(name, value) for name, value in vars(optimizer).items() if name not in of_every_optimizer()]
     found = {name: packing.attribute(value, name, declares=declares) for name, value in own}
     return {name: value for name, value in found.items() if value is not HERE}
+
+
+def _scales_of(optimizer: Optimizer) -> dict[torch.Tensor, Any]:
+    return vars(optimizer).get(_SCALES, {}) if _package(optimizer) == "transformer_engine" else {}
 
 
 def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpacking) -> None:
@@ -108,8 +117,12 @@ def put_further(optimizer: Optimizer, kept: Nested, now: Nested, unpacking: Unpa
     state_of(optimizer).update(loose)
     live, attributes = vars(optimizer), kept.get("attributes", {})
     if framework(optimizer):
-        if attributes:
+        if "averager" in attributes:
             live["averager"].step = attributes["averager"]["step"]
+        if _SCALES in attributes:
+            live[_SCALES] = unpacking.unpack(attributes[_SCALES], live[_SCALES])
+        else:
+            _scales_of(optimizer).clear()
         return
     for name in now.get("attributes", {}).keys() - attributes.keys():
         del live[name]

@@ -2,7 +2,7 @@
 references. Values that are not training state stay in place, such as functions, or a model that the Session does not know. Tensors are
 filled in place, and a new tensor gets the memory layout of its parameter.
 
-A tensor that is not row-major is saved as one tensor too, so that its name identifies it in other layouts. The snapshot records its
+A tensor that is not row-major is also saved as one tensor, so that its name identifies it in other layouts. The snapshot records its
 strides, and also which tensors share memory (`shared_storage.py`).
 """
 
@@ -35,6 +35,7 @@ from ..values.packing import Packing
 from ..values.session_parts import Parts
 from ..values.trail import called
 from ..values.unpacking import Unpacking
+from .hybrid_optimizer import stepped_copy
 from .shared_storage import Lying, Memories, Told
 
 HERE = Tagged(("here", ""))
@@ -80,14 +81,14 @@ class OptimizerPacking(Packing):
         """The strides of the tensors that are not row-major, by the tensor's number."""
         self.lying, self._copied = Lying(), copied
         self.shared_memories: dict[int, Told] = {}
-        """The memory that several tensors of the optimizer share, by address. It is complete once all tensors are packed."""
+        """The memory that several tensors of the optimizer share, by address; complete once all tensors are packed."""
         self.left = False
         """Whether a value was left in place that only the optimizer's own `state_dict` can save."""
 
     def attribute(self, value: Any, name: str, *, declares: bool) -> Any:
         """Return the packed value of an attribute. A callable stays in place, unless a snapshot can restore all of it. declares: the
-        optimizer has its own `state_dict`. Then objects of classes that only the optimizer knows, and all objects of other packages, stay
-        in place too."""
+        optimizer has its own `state_dict`. With a `state_dict` of the optimizer's own, objects of classes that only the optimizer knows,
+        and all objects of other packages, stay in place too."""
         if isinstance(value, torch.nn.Module) and self._trains(value):
             return HERE  # the value is the model, which the script passes in again
         self._lenient = (declares or callable(value)) and not self._whole(value, declares)
@@ -141,7 +142,7 @@ class OptimizerPacking(Packing):
         if isinstance(value, torch.nn.Module) and (part := self._parts.said(value)):
             return part
         if self._strict and (isinstance(value, _STAYS) or is_source(kind)):
-            raise Unsavable("it is no value")
+            raise Unsavable("it is not a plain value")
         if isinstance(value, torch.nn.Module):
             if self._trains(value):
                 return self._stays(value)
@@ -229,7 +230,7 @@ def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor,
     yet."""
     if not isinstance(inner.state.get(parameter, {}), dict):
         del inner.state[parameter]
-    state, own = inner.state[parameter], local(parameter)
+    state, own, stepped = inner.state[parameter], local(parameter), stepped_copy(inner, parameter).detach()
     for key in set(state) - set(described):
         del state[key]
     for key, piece in described.items():
@@ -241,15 +242,13 @@ def make_room(where: str, inner: torch.optim.Optimizer, parameter: torch.Tensor,
                 fits(f"{where} {key}", here, piece)
             if not misfit("", here, piece):
                 continue
-        # Moments are on their parameter's device. torch keeps `step`, a scalar, on the CPU unless the optimizer is fused or capturable.
+        # Moments are where the parameter is stepped. torch keeps `step`, a scalar, on the CPU unless the optimizer is fused or capturable.
         away = any(g.get("fused") or g.get("capturable") for g in inner.param_groups) or piece.shape
-        device = parameter.device if away else torch.device("cpu")
+        device = stepped.device if away else torch.device("cpu")
         dtype = getattr(torch, piece.dtype)
         alike = tuple(own.shape) == piece.shape  # then the state is also a DTensor if the parameter is one
         state[key] = (
-            torch.zeros_like(parameter.detach(), dtype=dtype)
-            if alike
-            else torch.zeros(piece.shape, dtype=dtype, device=device)
+            torch.zeros_like(stepped, dtype=dtype) if alike else torch.zeros(piece.shape, dtype=dtype, device=device)
         )
     if not state:
         inner.state.pop(parameter, None)

@@ -19,8 +19,8 @@ from .optimizers import Optimizers, parameters_of
 
 def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:
     """Return the parts (boxes in a global tensor) that each of the optimizer's own parameters copies or shards. Each key is a pair: which
-    optimizer of a chain, and "group.position". From these, `state_parts` derives the position of any state, including a state that a fresh
-    optimizer doesn't have yet.
+    optimizer of a chain, and "group.position". From these parts, `state_parts` derives the position of any state, including a state that a
+    fresh optimizer doesn't have yet.
 
     places: the parts of the model's parameters, by id.
     """
@@ -34,8 +34,8 @@ def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tu
 
 
 def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) -> list[Part]:
-    """Return the positions of one state of a parameter that has the given parts. alike: the state has the parameter's shape. Otherwise it
-    is one number."""
+    """Return the positions of one state of a parameter that has the given parts. alike: the state has the parameter's shape; a state
+    without that shape is one number."""
     held = parts if alike else scalars(parts)
     return [replace(part, name=f"{prefix}/{state}/{part.name}") for part in held]
 
@@ -48,7 +48,7 @@ class _Owner:
     span: tuple[int, int] | None = None
     """The range of elements in the flattened parameter; None for all elements."""
     instance: int | None = None
-    """The number of the copy if the data-parallel ranks hold different parameters instead of copies; otherwise None."""
+    """The replica number of the parameter, if the data-parallel ranks own different parameters instead of copies; otherwise None."""
 
     def parts(self, places: Mapping[int, list[Part]]) -> list[Part]:
         parts = places.get(id(self.parameter), [])

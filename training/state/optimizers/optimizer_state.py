@@ -1,4 +1,5 @@
-"""Collect and restore the state of one torch optimizer, or of a wrapper around one. Both use the same sequence of values."""
+"""Collect and restore the state of one torch optimizer, or of a wrapper around one. Collecting and restoring use the same sequence of
+values."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 
 from ..tensors.in_place import Nested, local, put
 from ..values.session_parts import Parts
+from .hybrid_optimizer import renew_copies
 from .nested_optimizers import framework, further, put_further, state_of
 from .optimizer_packing import OptimizerPacking, OptimizerUnpacking, device_of
 from .shared_storage import Memories
@@ -37,6 +39,8 @@ def collect_part(
     kept["state"] = states
     if (scaler := getattr(wrapper, "grad_scaler", None)) is not None:
         kept["scaler"] = scaler.state_dict()
+    elif scaler := _numbers_of_deepspeed_s_scaler(wrapper):
+        kept["scaler"] = scaler
     kept |= {"further": more} if more else {}
     packing.shared_memories = packing.lying.shared({} if framework(inner) else named)
     if packing.shared_memories or not framework(inner):
@@ -74,5 +78,14 @@ def restore_part(
                 inner.state[parameter] = state
         if key in kept["main"]:
             put(local(parameter), kept["main"][key])
-    if "scaler" in kept:
+    if "scaler" in kept and getattr(wrapper, "grad_scaler", None) is not None:
         wrapper.grad_scaler.load_state_dict(kept["scaler"])
+    elif "scaler" in kept:
+        vars(wrapper.loss_scaler).update(kept["scaler"])
+    renew_copies(inner)
+
+
+def _numbers_of_deepspeed_s_scaler(wrapper: Any) -> Nested:
+    """Return the attributes of DeepSpeed's loss scaler that are numbers: its whole state. The result is empty if there is none."""
+    attributes = getattr(getattr(wrapper, "loss_scaler", None), "__dict__", {})
+    return {name: value for name, value in attributes.items() if type(value) in (bool, int, float)}

@@ -28,8 +28,9 @@ Part: TypeAlias = tuple[str, Any, torch.optim.Optimizer]
 
 class Optimizers:
     """Any torch optimizer, or Megatron's (chained, mixed precision, distributed). A snapshot stores the state of each parameter, the values
-    of the groups, and the loss scaler. It also stores parameters that no model of the Session has, and fp32 copies of parameters that are
-    not views of the model's. For a third-party optimizer it adds the attributes. Nested optimizers are saved in the same way."""
+    of the groups, and the loss scaler. The snapshot also stores parameters that no model of the Session has, and fp32 copies of parameters
+    that are not views of the model's. For a third-party optimizer, the snapshot also stores the attributes. Nested optimizers are saved in
+    the same way."""
 
     def __init__(self, thing: Any, name: str = "optimizer", lenders: Lenders | None = None) -> None:
         """name: the optimizer's name in the Session, for messages. lenders: sources whose memory its values may use."""
@@ -38,7 +39,8 @@ class Optimizers:
         self.thing, self._name = thing, name
         self.wrappers = [thing] if isinstance(thing, torch.optim.Optimizer) else inner_optimizers(thing)
         self.parameters: list[Callable[[], Mapping[str, torch.Tensor]]] = []
-        """Functions that each return the parameters of one model of the Session, by name. Groups added during training consist of these."""
+        """Functions that each return the parameters of one model of the Session, by name. Groups that are added during training consist of
+        these parameters."""
         self._groups: dict[str, Groups] = {}
         """The groups of each part; empty until the loop begins."""
         self.bound = ""
@@ -95,6 +97,10 @@ class Optimizers:
             found |= {f"{name} main {key}": parameter for key, parameter in mains[name].items()}
         return found
 
+    def stepped(self) -> list[torch.Tensor]:
+        """Return the parameters in the optimizers' groups."""
+        return [parameter for _, _, inner in self.parts() for _, parameter in parameters_of(inner)]
+
     def steady(self, collected: Nested) -> list[torch.Tensor]:
         """Return the tensors in `collected` that only an optimizer's step writes: the optimizer's copies of the parameters, and its
         state."""
@@ -128,10 +134,10 @@ class Optimizers:
     def _other_parts(self, now: set[str]) -> str:
         """Return the reason why a restart could not create the parts; empty if they are the same as in the first collected state."""
         for part in sorted(now ^ self._begun):
-            has = "has come" if part in now else "has gone"
+            has = "was added" if part in now else "was removed"
             return (
-                f"the optimizer {self._called(part)} {has} since the loop began: a restart can't make it so. Make all optimizers within "
-                f"{self._name} before the Session, and keep them"
+                f"the optimizer {self._called(part)} {has} since the loop began, and a restart can't repeat that. Create all optimizers "
+                f"within {self._name} before the Session, and keep them"
             )
         return ""
 
@@ -191,7 +197,9 @@ class Optimizers:
             part = described[name]
             for key, parameter in parameters_of(inner):
                 if key not in part["state"] or (wrapper is not inner and key not in part["main"]):
-                    raise LayoutError(f"the snapshot's optimizer has no parameter {key}; another model or optimizer")
+                    raise LayoutError(
+                        f"the snapshot's optimizer has no parameter {key}: it belongs to another model or optimizer"
+                    )
                 if key in part["main"]:
                     if wrapper is inner:
                         self._groups_of(name, inner).make_room(key, parameter, part["main"][key], part.get("grown", {}))
@@ -225,7 +233,8 @@ class Optimizers:
 
 
 def parameters_of(inner: torch.optim.Optimizer) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield the parameters, each after its position "group.position". The same layout gives the same positions."""
+    """Yield the parameters, each with its position "group.position". In the same parallel layout, a parameter always has the same
+    position."""
     for g, group in enumerate(inner.param_groups):
         yield from zip(_places(g, len(group["params"])), group["params"], strict=True)
 

@@ -32,7 +32,8 @@ class Groups:
         order = {id(each): -at for at, each in enumerate(reversed([*named().values()]))}
         mixed = {str(n): self._names[n] for n, ids in enumerate(self._ids()) if _is_mixed(ids, order)}
         self._mixed: dict[str, Any] = {_BEGAN: len(self._names), **mixed} if mixed else {}
-        """Groups that list their parameters in another sequence than the modules do. A restart may give yet another sequence."""
+        """Groups that list their parameters in another sequence than the modules do. After a restart, such a group may list them in yet
+        another sequence."""
         self._shapes = [[each.shape for each in group["params"]] for group in inner.param_groups]
         self._remember()
         self.bound = ""
@@ -51,9 +52,9 @@ class Groups:
             changed[str(number)] = names
             if "" in names:
                 self.bound = (
-                    f"the optimizer's parameter group {number} has changed since the loop began, and has parameters of no module that the "
-                    "Session is given: a restart can't make it. Give the Session that module, or make all groups at the start (with a "
-                    "learning rate of 0, say)"
+                    f"the optimizer's parameter group {number} has changed since the loop began, and has parameters of a module that the "
+                    "Session does not know. A restart can't create this group. Give the Session that module, or create all groups at the "
+                    "start (for example with a learning rate of 0)"
                 )
         if changed or len(ids) != len(self._began):
             return {_BEGAN: len(self._began), **changed}
@@ -93,7 +94,8 @@ class Groups:
         groups, began, here = self._inner.param_groups, changed.get(_BEGAN, count), len(self._began)
         if began != here:
             raise LayoutError(
-                f"the optimizer has {here} parameter groups at the start now, and had {began} in the snapshot: another model or optimizer"
+                f"this run's optimizer starts with {here} parameter groups, and the snapshot's started with {began}: "
+                "they are different optimizers"
             )
         named = self._named() if changed or self._mixed or self._ids() != self._known else {}
         wanted = [self._as_begun(number, named) for number in range(min(here, count))]
@@ -101,7 +103,9 @@ class Groups:
             wanted[int(key)] = [each for name, each in named.items() if name in self._mixed[key]]
         for key in sorted(changed.keys() - {_BEGAN}, key=int):
             if missing := [name for name in changed[key] if name not in named]:
-                raise LayoutError(f"the optimizer in the snapshot has the parameter {missing[0]}, and this run has not")
+                raise LayoutError(
+                    f"the snapshot's optimizer has the parameter {missing[0]}, which this run does not have"
+                )
             wanted[int(key) : int(key) + 1] = [[named[name] for name in changed[key]]]
         before = [each for group in groups for each in group["params"]]
         del groups[count:]

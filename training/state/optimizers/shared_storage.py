@@ -17,8 +17,8 @@ from ..tensors.tensor_subclasses import only
 from ..values.array_views import address, memory_of
 
 Told: TypeAlias = list[Any]
-"""The size of a memory in bytes. Then, for each tensor in it: its number or a parameter's position; the offset of its first byte; its
-strides."""
+"""A list that describes a memory: its size in bytes and, for each tensor in it, the tensor's number or a parameter's position, the offset
+of its first byte, and its strides."""
 
 
 class Lying:
@@ -54,7 +54,8 @@ class Memories:
     def __init__(
         self, told: Sequence[Told], parameters: Mapping[str, torch.Tensor], apart: Collection[int] = frozenset()
     ) -> None:
-        """apart: addresses of live memory that several tensors share now. A tensor that had its own memory is not filled there."""
+        """apart: addresses of live memory that several tensors share now. A tensor that had its own memory in the snapshot is not filled
+        there."""
         self._told, self._apart, self._parameters = told, apart, parameters
         self._places = {each[0]: (at, *each[1:]) for at, (_, *inside) in enumerate(told) for each in inside}
         self._made: dict[int, torch.Tensor] = {}
@@ -68,7 +69,8 @@ class Memories:
         return not self._apart or address(live) not in self._apart
 
     def place(self, number: int, kept: torch.Tensor, live: Any, device: torch.device) -> Any:
-        """Return the tensor with this number, unfilled. It is the live tensor if that already lies where the snapshot recorded it."""
+        """Return the tensor with this number, unfilled: the live tensor if it already lies where the snapshot recorded the tensor, else a
+        new tensor at the recorded place."""
         at, first, strides = self._places[number]
         here = _plain(live) if isinstance(live, torch.Tensor) else None
         if at not in self._made:

@@ -1,7 +1,7 @@
 """Split a tensor into the ordinary tensors that it consists of, in the same memory. A DTensor consists of its local part. A subclass that
 wraps tensors (torchao's quantized tensors, jagged tensors) consists of each wrapped tensor. Transformer Engine's float8 tensors consist of
-their numbers and scales; a transposed copy is left out, and made anew after a restore. Any other subclass gives its own bytes. A tensor
-without bytes raises an error with its name.
+their numbers and scales. The transposed copy of a float8 tensor is not saved: Transformer Engine creates it anew after a restore. Any other
+subclass gives its own bytes. A tensor without bytes raises an error with its name.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def _take_apart(name: str, tensor: torch.Tensor, found: dict[str, torch.Tensor],
     elif tensor.device.type not in ("cpu", "meta"):  # the code that copies it to memory can read it
         found[name] = tensor
     else:
-        raise refusal(called(name), tensor, "hides its bytes. Leave it out, or keep what it is made of")
+        raise refusal(
+            called(name),
+            tensor,
+            "hides its bytes. Don't give it to the Session, or keep the tensors that it consists of",
+        )
 
 
 def _float8_parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -73,7 +77,7 @@ def _float8_parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def forget_copies(tensor: Any) -> None:
-    """Let Transformer Engine make the transposed copy of a restored float8 tensor anew, when it needs it."""
+    """Delete the transposed copy of a restored float8 tensor, so that Transformer Engine creates it anew when needed."""
     tensor = local(tensor)
     if hasattr(tensor, "_transpose_invalid"):
         tensor._transpose_invalid = True
@@ -82,7 +86,8 @@ def forget_copies(tensor: Any) -> None:
 
 
 def _copied_by_columns(tensor: Any) -> bool:
-    """Return whether the columns of a block-scaled tensor are a copy of its rows. Transformer Engine makes and drops it as needed."""
+    """Return whether the columns of a block-scaled tensor are a copy of its rows. Transformer Engine creates and drops this copy as
+    needed."""
     return getattr(tensor, "_is_2D_scaled", False) and torch.is_tensor(getattr(tensor, "_rowwise_data", None))
 
 
@@ -93,7 +98,7 @@ def only(tensor: torch.Tensor, called: str) -> torch.Tensor:
         return tensor
     found = ordinary({called: tensor})
     if called not in found:
-        raise refusal(called, tensor, "is made of several tensors, and a restart could not make it again")
+        raise refusal(called, tensor, "consists of several tensors, and a restart could not create it again")
     return found[called]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from . import ctypes_values, type_adapters
 from .kind import Kind
 
-_SAME = "where all ranks hold the same"
+_SAME = "if all ranks hold the same"
 _TENSOR = "a tensor"
 _VALUE = "a value"
 _BOTH, _CONTENTS = f"{_TENSOR}, {_VALUE}", f"its contents, {_VALUE}"
@@ -24,13 +24,13 @@ def table() -> str:
 
 
 def _rows() -> Iterator[tuple[str, str, str, str]]:
-    yield "`torch.nn.Module`, anywhere", "in place", "yes, where its places in the whole are known", _TENSOR
+    yield "`torch.nn.Module`, anywhere", "in place", "yes, if its positions in global tensors are known", _TENSOR
     yield "`torch.optim.Optimizer`, anywhere", "in place", "yes, by parameter", _BOTH
     yield "an object with `state_dict`, `load_state_dict`, anywhere", "by `load_state_dict`", _SAME, _BOTH
     yield "`torch.Tensor`, `torch.nn.Parameter`; any strides, views of one memory", "in place", _SAME, _TENSOR
     yield "`DTensor`, each rank its own part", "in place", "no", _TENSOR
     yield "`numpy.ndarray`; any strides, views, byte order, structure, text", "in place", _SAME, _TENSOR
-    yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any type that never changes", "in place", _SAME, _VALUE
+    yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any immutable type", "in place", _SAME, _VALUE
     yield "`None`, `bool`, `int`, `float`, `str`, `bytes`, `tuple`", "an equal one", _SAME, _VALUE
     yield _names((*type_adapters.CHANGING, *ctypes_values.KINDS)), "in place", _SAME, _CONTENTS
     constants = (*type_adapters.CHANGELESS, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)
@@ -40,7 +40,7 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     )
     yield named, "an equal one, found by its name", _SAME, _CONTENTS
     yield "objects of attributes, dataclasses, subclasses of containers", "in place", _SAME, _CONTENTS
-    yield "what `mt_resilient.register` was told of", "in place, by its `restore`", _SAME, _CONTENTS
+    yield "objects of classes registered by `mt_resilient.register`", "in place, by its `restore`", _SAME, _CONTENTS
 
 
 def _names(known: tuple[Kind, ...]) -> str:

@@ -1,7 +1,8 @@
 """Tensors and arrays as values in a snapshot: what is stored besides the elements, and how values that share memory are stored.
 
 A plain tensor or array (dense, row-major, on the CPU, alone in its memory) is stored as it is. For any other, a snapshot also stores the
-strides, the device, the dtype or `requires_grad`. Values that share memory are stored as views of it. The memory is stored once, as bytes.
+strides, the device, the dtype or `requires_grad`. Values that share memory are stored as views of that memory, and the memory is stored
+once, as bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 class Unsavable(Exception):
-    """A value can't be saved. The message gives the reason. It completes a sentence that has named the value."""
+    """A value can't be saved. The message gives the reason, as the end of a sentence that names the value."""
 
 
 def address(thing: Any) -> int:

@@ -1,7 +1,7 @@
 """Values that use the memory of tensors in models and optimizers. The models and optimizers save these tensors themselves.
 
-`best["weights"] = model.state_dict()` is no copy: it changes with the training. So a snapshot refers to the tensor that lends its memory,
-by the name that its source (the saved model or optimizer) gives it. After a restart, the value uses that tensor's memory again.
+`best["weights"] = model.state_dict()` is no copy: it changes with the training. So a snapshot only names the tensor that lends its memory,
+as the tensor's source (the saved model or optimizer) names it. After a restart, the value uses that tensor's memory again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Lenders:
     def __init__(self) -> None:
         self._asked: dict[str, Lender] = {}
         self.modules: dict[str, Callable[[], Mapping[str, torch.nn.Module]]] = {}
-        """Functions that return a source's modules by path, by the source's name."""
+        """By the name of a source, the function that returns this source's modules by path."""
         self.sources: dict[str, Any] = {}
         self.names: dict[int, str] = {}
         """Names of the sources, by id."""
@@ -67,8 +67,8 @@ class Loans:
         return self._things[source, name]
 
     def of(self, thing: Any, lies_in: int) -> tuple[Place, Any] | None:
-        """Return the tensor that lends a tensor or array all its memory, after its place; None if there is none. lies_in: the memory's
-        address."""
+        """Return the tensor that lends a tensor or array all its memory, with that tensor's place; None if there is none. lies_in: the
+        memory's address."""
         if type(thing) is np.ndarray:
             owner = root_of(thing).base
             if not isinstance(owner, torch.Tensor):

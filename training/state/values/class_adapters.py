@@ -29,12 +29,13 @@ _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 OBJECT, _FROZEN = "object", "frozen dataclass"
 _ITSELF = "itself"
 _TYPED = "__orig_class__"
-"""The attribute that `typing` sets on `Buffer[int]()`. It is not training state."""
+"""The attribute that `typing` sets on `Buffer[int]()`. This attribute is not training state."""
 _LIST = Kind("list", (list,), list.copy, lambda c: [], fill_list)
 _MAPPING = Kind("dict", (dict, Counter), dict, lambda c: {}, fill_pairs)
 _ORDERED = Kind("OrderedDict", (OrderedDict,), dict, lambda c: OrderedDict(), fill_ordered)
 _HELD: set[str] = set()
-"""Functions and classes that this process's state has contained. Otherwise a snapshot could replace a function by os.system."""
+"""Functions and classes that this process's state has contained. A restore accepts a function of Python's library that may do more than
+compute only from this set: a snapshot could otherwise replace a function by os.system."""
 
 
 class NotFound(Exception):
@@ -76,19 +77,21 @@ def find(where: str) -> Any:
         found = getattr(found, part, None)
     if module not in sys.modules:
         raise NotFound(
-            f"{where} is not found: import {module} before the Session is made, where a restart looks for it"
+            f"{where} is not found: import {module} before the Session is created, because a restart looks for it there"
         )
     if not isinstance(found, (type, *_FUNCTIONS)):
-        raise NotFound(f"{where} is not found: it needs a name in a module, since a restart finds it by that")
+        raise NotFound(f"{where} is not found: it needs a name in a module, because a restart finds it by that name")
     if not isinstance(found, type) and where not in _HELD and _is_guarded(where):
-        raise NotFound(f"{where} is a function of Python's own library, which this script has not held itself")
+        raise NotFound(
+            f"{where} is a function of Python's own library, and this script's own state has never contained it"
+        )
     return found
 
 
 def _class(where: str, base: type) -> Any:
     found = find(where)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise NotFound(f"{where} is no {base.__name__}")
+        raise NotFound(f"{where} is not a {base.__name__}")
     return found
 
 

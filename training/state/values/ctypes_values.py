@@ -1,6 +1,6 @@
 """C values that Python changes in place: `ctypes` values, and `multiprocessing` values that several processes share.
 
-value → (its type, its bytes) → the live value. It is filled in place, so shared values stay shared.
+value → (its type, its bytes) → the live value, which is filled in place, so that shared values stay shared.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _type(said: Any) -> Any:
         return _type(said[0]) * said[1]
     found = getattr(ctypes, said, None)
     if not (isinstance(found, type) and issubclass(found, ctypes._SimpleCData)):
-        raise ValueError(f"a {said} is put back only where the script has made one")
+        raise ValueError(f"a {said} can be restored only into one that the script has created")
     return found
 
 
@@ -92,7 +92,7 @@ def _fits(live: Any, content: Any) -> bool:
 def _fill(live: Any, content: Any) -> None:
     raw, found = raw_of(live), content[1]
     if len(found) != ctypes.sizeof(raw):
-        raise ValueError(f"a {type(raw).__name__} has {ctypes.sizeof(raw)} bytes, and had {len(found)}")
+        raise ValueError(f"a {type(raw).__name__} has {ctypes.sizeof(raw)} bytes, but had {len(found)} in the snapshot")
     ctypes.memmove(ctypes.addressof(raw), found, len(found))
 
 

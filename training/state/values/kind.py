@@ -23,7 +23,8 @@ class Kind:
     save: Callable[[Any], Any]
     """Returns the content of a value: the values that it consists of."""
     make: Callable[[Any], Any]
-    """Returns the value with this content. If there is a `fill`, it returns an empty value, because the content is not rebuilt yet."""
+    """Returns the value with this content. For a kind with `fill`, `make` returns an empty value, because the content is not rebuilt
+    yet."""
     fill: Callable[[Any, Any], None] | None = None
     """Puts content into a live value. None: such values never change, so a restore uses an equal value instead."""
     fits: Callable[[Any, Any], bool] = lambda live, content: True

@@ -65,7 +65,7 @@ class Packing:
         self._known: dict[int, int | str] = dict(sources)
         """The number of each object that was packed, or the name of a source, by id."""
         self._hashing = False
-        """Whether the pass is now among the keys of a mapping or the members of a set."""
+        """Whether the value being packed is a key of a mapping or a member of a set."""
         self.met: list[Any] = []
         """The packed objects by number. The references keep each object's id from being used again during the pass."""
         self._memories: dict[int, Any] = {}
@@ -82,7 +82,7 @@ class Packing:
         self.trained: list[torch.Tensor] = []
         """The packed tensors that may have gradients."""
         self.annotated = False
-        """Whether an OrderedDict may have attributes, like the one that `state_dict` returns."""
+        """Whether to look for attributes of an OrderedDict, such as `_metadata` of the one that a module's `state_dict` returns."""
 
     def pack(self, value: Any, place: str = "") -> Any:
         """Return the packed value. place: the path from the source to the value, such as `.param_groups[0]`. Raises SnapshotError for a
@@ -127,7 +127,7 @@ class Packing:
         return self._parts.has_any(numbers) or not self._known.keys().isdisjoint(numbers)
 
     def _pointed(self, number: int) -> Any:
-        """Return a reference to the tensor or module that has this id. If there is none, return the number itself."""
+        """Return a reference to the tensor or module that has this id. If no tensor or module has this id, return the number itself."""
         known = self._known.get(number)
         if known is not None and type(known) is int and type(self.met[known]) in array_views.TENSORS:
             return Tagged(("id", Tagged(("alias", known))))

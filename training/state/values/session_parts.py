@@ -17,7 +17,8 @@ from .borrowed_memory import Lenders
 from .class_adapters import NotFound
 
 _LEAST_ID, _LAST_ID = 1 << 32, (1 << 48) - 1
-"""Objects lie in memory between these addresses. So counters, times in nanoseconds and most hashes are not searched."""
+"""Objects lie in memory between these addresses. Numbers outside, such as counters, times in nanoseconds and most hashes, are not looked up
+as ids of objects."""
 
 
 class Parts:

@@ -1,8 +1,8 @@
 """Tensors among the script's values that are sharded over ranks (DTensor), such as an average of FSDP2's weights. Each rank saves its own
-part.
+part of such a tensor.
 
-A live tensor with the same mesh and placements is filled in place. Otherwise a new tensor is created on the mesh of a parameter of the
-Session.
+A live tensor with the same mesh and placements is filled in place. Without such a live tensor, a new tensor is created on the mesh of a
+parameter of the Session.
 """
 
 from __future__ import annotations

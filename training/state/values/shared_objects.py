@@ -84,8 +84,9 @@ class Together:
 
 
 class Sharing:
-    """Finds objects that the training has put into both a model's attribute and another source. Each source saves its own copy, so a
-    restart creates two objects. An object that both contained at the beginning is one object after a restart, too."""
+    """Finds objects that the training has put into both a model's attribute and another source. The model and the source each save a copy
+    of such an object, so a restart creates two objects. An object that both contained at the beginning is one object after a restart,
+    too."""
 
     def __init__(self) -> None:
         self._now: dict[str, dict[int, str]] = {}

@@ -95,7 +95,7 @@ def _method(value: Any) -> Any:
 def _bound(content: Any) -> Any:
     found = getattr(*content)
     if type(found) not in METHODS:
-        raise ValueError(f"{content[1]!r} is no method of a {type(content[0]).__qualname__}")
+        raise ValueError(f"{content[1]!r} is not a method of a {type(content[0]).__qualname__}")
     return found
 
 
@@ -129,7 +129,7 @@ def descr(dtype: Any) -> Any:
 
 @functools.cache
 def describable(dtype: Any) -> bool:
-    """Return whether `dtype_of` can rebuild the dtype. It can't for ml_dtypes' bfloat16."""
+    """Return whether `dtype_of` can rebuild the dtype, which fails, for example, for ml_dtypes' bfloat16."""
     return dtype_of(descr(dtype)) == dtype
 
 

@@ -141,7 +141,7 @@ class Unpacking:
                 return self._sources[content]
             case "part":
                 return self._parts.find(*content)
-            case "id":  # of an optimizer's parameter, given by its position, or of the object in `content`
+            case "id":  # the id of an optimizer's parameter, given by its position, or of the object in `content`
                 return id(self._sources[content] if type(content) is str else self._up(content, None))
             case "keys":
                 name, keys, values = content

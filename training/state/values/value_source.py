@@ -116,7 +116,7 @@ class Packed:
             for each in made:
                 _emptied(each)
         if where := difference(kept, again, self._name):
-            raise SnapshotError(f"{where} does not come back from a snapshot as it was. {CURE}")
+            raise SnapshotError(f"{where} would differ after a restore. {CURE}")
 
     def why_not(self, value: Any, called: str) -> str:
         """Return the reason why a snapshot could not restore the value unchanged; empty if it could. called: the value's name."""
@@ -153,8 +153,9 @@ class Stateful(Packed):
         return self.pack(self._state())
 
     def held(self) -> Iterator[tuple[str, Any]]:
-        """Yield models and optimizers in the object's attributes, and in lists and dicts there. They are saved separately, because the
-        object's `state_dict` may omit a part of them, and its `load_state_dict` may convert states to the dtype of their parameters."""
+        """Yield models and optimizers in the object's attributes, and in lists and dicts there. These models and optimizers are saved
+        separately, because the object's `state_dict` may omit a part of them, and its `load_state_dict` may convert states to the dtype of
+        their parameters."""
         if isinstance(self.thing, LRScheduler):
             return
         for name, value in getattr(self.thing, "__dict__", {}).items():
@@ -213,7 +214,8 @@ class Values(Packed):
         self._by_pairs = isinstance(thing, MutableMapping) and (
             kind is defaultdict or not (kind is dict or kind_of(kind))
         )
-        """Whether only the pairs of the mapping are saved. Its own class, or a defaultdict's factory, exists whenever it is restored."""
+        """Whether only the pairs of the mapping are saved. The mapping's own class, or a defaultdict's factory, exists whenever the mapping
+        is restored."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
         """Report each source in the value. `found` returns the source's name."""
@@ -244,12 +246,12 @@ class Values(Packed):
             self._thing.update(found)
         elif found is not self._thing:
             raise LayoutError(
-                f"{self._name} is a {type(self._thing).__qualname__} now, and was another kind of thing in the snapshot"
+                f"{self._name} is a {type(self._thing).__qualname__} now, but had another type in the snapshot"
             )
 
 
 class Attributes:
-    """The plain attributes of one of Megatron's objects. Its attributes also refer to its optimizer."""
+    """The plain attributes of one of Megatron's objects. (Other attributes of the object refer, for example, to its optimizer.)"""
 
     def __init__(self, thing: Any) -> None:
         self._thing = thing
@@ -262,7 +264,8 @@ class Attributes:
 
 
 def _emptied(copy: Any) -> None:
-    """Empty a copy that is no longer needed. Otherwise its `__del__` would clean up something that the live object uses, such as a file."""
+    """Empty a copy that is no longer needed. Unless emptied, the copy's `__del__` would clean up something that the live object uses, such
+    as a file."""
     known = kind_of(type(copy))
     if known is not None and known.name == OBJECT and hasattr(type(copy), "__del__"):
         getattr(copy, "__dict__", {}).clear()
