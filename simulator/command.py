@@ -42,7 +42,9 @@ def setting(options: Namespace, policies: Mapping[str, Any]) -> Setting:
         )
     nodes = gpus // per_node
     if least and least > nodes:
-        raise UsageError(f"--least {least} is more than the {nodes} nodes that there are; nothing was simulated")
+        raise UsageError(
+            f"--least {least} is more than the {nodes} nodes of the cluster; nothing was simulated. Give a smaller --least"
+        )
     known: NodesPolicy = policies["nodes"]
     numbers = sizes(known.number) if known.number else (nodes,)
     if max(numbers) != nodes:

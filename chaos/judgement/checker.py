@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...resilience.text import formatting
 from .history import History, Run, Seen, Struck
+from .plan import Kind
 
 _SHOWN = 3
 """The most wrong lines that a finding quotes."""
@@ -32,8 +34,10 @@ def checked(history: History) -> list[Finding]:
         Finding("no two generations of ranks worked at once, and their numbers only rose", _one_at_a_time(history)),
         Finding("ranks never started from a state that was known to be wrong", _suspected(history)),
         Finding("no more steps were lost than the newest snapshot was old", _lost(history)),
-        Finding("training went on while etcd or the drain process was away", _stood_still(history)),
-        Finding("every snapshot on disk is complete, but for those that a fault damaged", history.damaged),
+        Finding("training went on while etcd, the drain process or the disk was away", _stood_still(history)),
+        Finding("nothing restarted because of a fault that training survives", _restarted(history)),
+        Finding("no fault was named that nobody injected", _invented(history)),
+        Finding("every snapshot on disk is complete, but for those that a fault damaged", _incomplete(history)),
         Finding("nothing is left over: processes, shared memory, temporary files", history.left_over),
     ]
 
@@ -58,7 +62,7 @@ def _has_figure(line: str) -> bool:
 
 
 def _missed(history: History) -> tuple[str, ...]:
-    return tuple(f"{each.injection}: {each.why_not}" for each in history.struck if not each.did)
+    return tuple(f"{each.injection}: {each.why_not}" for each in history.struck if each.why_not)
 
 
 def _ended(history: History) -> tuple[str, ...]:
@@ -100,23 +104,31 @@ def _same_lines(history: History) -> Finding:
 
 
 def records(history: History) -> list[Mapping[str, Any]]:
-    """Return the generation records of the journal, in their order."""
-    return [line["record"] for line in history.journal if line["kind"] == "generation"]
+    """Return the generation records of the journal, in their order. `of`: the node whose journal has it."""
+    lines = [line for line in history.journal if line["kind"] == "generation"]
+    return [{**line["record"], "of": line.get("of", "")} for line in lines]
+
+
+def _incidents(history: History) -> list[Mapping[str, Any]]:
+    """Return each form of each incident of the journal, in their order."""
+    return [line["incident"] for line in history.journal if line["kind"] == "incident"]
 
 
 def _one_at_a_time(history: History) -> tuple[str, ...]:
     wrong: list[str] = []
-    newest, members = 0, dict[int, object]()
-    forgotten = sum(each.injection.fault == _FORGETS for each in history.struck)
+    newest, members = dict[str, int](), dict[int, object]()
+    forgotten = sum(each.kind.name == _FORGETS for each in history.struck)
     for record in records(history):
-        number = record["number"]
-        if number < newest and forgotten:  # without etcd's data, a new numbering begins above the snapshots on disk
-            forgotten, newest, members = forgotten - 1, 0, dict[int, object]()
-        if number < newest:
-            wrong.append(f"generation {number} came after generation {newest}")
+        of, number = record["of"], record["number"]
+        before = newest.get(of, 0)  # each journal by itself: that of a leader which is cut off is read late
+        fresh = number < before or members.get(number, record["members"]) != record["members"]
+        if fresh and forgotten:  # without etcd's data, a new numbering begins above the snapshots on disk
+            forgotten, before, members = forgotten - 1, 0, dict[int, object]()
+        if number < before:
+            wrong.append(f"generation {number} came after generation {before}")
         if members.setdefault(number, record["members"]) != record["members"]:
             wrong.append(f"generation {number} had other members later")
-        newest = max(newest, number)
+        newest[of] = max(before, number)
     overlaps = [seen.overlap for seen in history.seen if seen.overlap]
     return tuple(dict.fromkeys((*wrong, *overlaps)))
 
@@ -139,41 +151,68 @@ def _lost(history: History) -> tuple[str, ...]:
     launches = [record for record in records(history) if record["phase"] == "launch"]
     times = Counter(record["number"] for record in launches)
     starts = {record["number"]: record for record in launches if times[record["number"]] == 1}
-    damage = [each.at_s for each in history.struck if each.damaged or each.injection.fault in _DAMAGING]
+    damage = [each.at_s for each in history.struck if each.damaged or each.kind.corrupts]
     for number, record in starts.items():
-        before = [each for each in history.struck if each.did and each.seen.generation == number - 1]
+        before = [each for each in history.struck if each.did and 0 < each.seen.generation == number - 1]
         if not before or record["onset"] >= 0 or any(at_s <= before[-1].at_s for at_s in damage):
             continue
-        from_disk = any(each.needs_disk for each in before)
-        least = max(
-            each.seen.disk_step if from_disk else max(each.seen.disk_step, each.seen.memory_step) for each in before
-        )
+        former = starts[number - 1]["members"] if number - 1 in starts else {}
+        where, least = _kept(before, replaced=len({*former} - {*record["members"]}))
         if record["resume_step"] < least:
-            where = "on disk" if from_disk else "in memory"
             cause = " and ".join(str(each.injection) for each in before)
             began = f"generation {number} began at step {record['resume_step']}, and step {least} was {where}"
             wrong.append(f"{cause}: {began}")
     return tuple(wrong)
 
 
-_DAMAGING = {
-    "memory_flipped",
-    "nan_in_gradient",
-    "inf_in_gradient",
-    "bit_in_parameter",
-    "bit_in_gradient",
-    "bit_in_moment",
+def _kept(before: Sequence[Struck], replaced: int) -> tuple[str, int]:
+    """Return where the newest snapshot is that these faults have left, and its step. replaced: for how many nodes a spare came in, whose
+    memory is out of reach, too."""
+    disk = max(each.seen.disk_step for each in before)
+    losses = max(replaced, sum(each.needs_copy for each in before))
+    if any(each.needs_disk for each in before) or losses > 1:  # the copy may have been on the other node
+        return "on disk", disk
+    if losses:
+        return "in other nodes' memory", max(disk, *(each.seen.copied_step for each in before))
+    return "in memory", max(disk, *(each.seen.memory_step for each in before))
+
+
+def _incomplete(history: History) -> tuple[str, ...]:
+    """A start that meets an incomplete snapshot goes back to an older one, and sets it aside: only the journal tells of it at the end."""
+    if any(each.damaged or each.kind.corrupts for each in history.struck):
+        return history.damaged
+    found = [each for each in _incidents(history) if each["cause"] == _UNUSABLE]
+    met = [f"generation {each['generation']} could not use one" for each in found]
+    return (*history.damaged, *dict.fromkeys(met))
+
+
+def _invented(history: History) -> tuple[str, ...]:
+    """A cause that no fault of the plan can have: the program itself has made replicas differ, or a node look lost."""
+    injected = [each.kind for each in history.struck if each.did]
+    wrong = [
+        f"{each['cause']} in generation {each['generation']}"
+        for each in _incidents(history)
+        if each["cause"] in _EXPLAINS and not any(map(_EXPLAINS[each["cause"]], injected))
+    ]
+    return tuple(dict.fromkeys(wrong))
+
+
+_UNUSABLE = "snapshot_unusable"
+_EXPLAINS: Mapping[str, Callable[[Kind], bool]] = {
+    "fingerprint_mismatch": lambda kind: kind.family == "inside" and (kind.corrupts or kind.name == "other_collective"),
+    "cut_off": lambda kind: kind.parts_nodes,
+    "agent_lost": lambda kind: kind.parts_nodes,
 }
+"""Whether a fault explains an incident of this cause."""
 _FORGETS = "etcd_data_lost"
-_HELPERS = ("etcd_stopped", "etcd_killed", "drain_killed", "drain_stopped", "warm_killed")
 _MOVES_S = 2.0
-"""A fault of a helper that lasts for less shows nothing about progress."""
+"""A fault that lasts for less shows nothing about progress."""
 
 
 def _stood_still(history: History) -> tuple[str, ...]:
     wrong = []
     for at, struck in enumerate(history.struck):
-        if struck.injection.fault not in _HELPERS or struck.ended_s - struck.at_s < _MOVES_S:
+        if not struck.kind.goes_on or struck.ended_s - struck.at_s < _MOVES_S:
             continue
         others = [other for other in history.struck[:at] + history.struck[at + 1 :] if _overlap(struck, other)]
         during = [seen for seen in history.seen if struck.at_s <= seen.at_s <= struck.ended_s]
@@ -181,6 +220,23 @@ def _stood_still(history: History) -> tuple[str, ...]:
         if during and same and not others and during[-1].step <= struck.seen.step:
             lasted = formatting.seconds(struck.ended_s - struck.at_s)
             wrong.append(f"{struck.injection}: no step was finished for {lasted}")
+    return tuple(wrong)
+
+
+def _restarted(history: History) -> tuple[str, ...]:
+    """A fault before is no excuse once its answer is there: a later generation, or none if it is survived, too. While no rank runs, as
+    after the end of an agent, the generation that is seen is 0."""
+    wrong = []
+    done = [struck for struck in history.struck if struck.did]
+    for at, struck in enumerate(done):
+        until_s = done[at + 1].at_s if done[at + 1 :] else math.inf
+        generation = struck.seen.generation
+        ended = any(seen.generation > generation for seen in history.seen if struck.at_s <= seen.at_s < until_s)
+        harms = [each for each in done[:at] if not each.kind.survived]
+        excused = any(each.seen.generation + each.kind.spoils_starts >= generation for each in harms)
+        replaced = struck.kind.slows_steps and history.spares > 0
+        if struck.kind.survived and ended and not (excused or replaced):
+            wrong.append(f"{struck.injection}: generation {generation} ended")
     return tuple(wrong)
 
 

@@ -16,8 +16,9 @@ _FIRST, _LAST = 0.15, 0.75
 """The shares of the training between which faults strike: before, there is no snapshot; after, no time to recover."""
 
 
-def drawn(seed: int, number: int, kinds: Iterable[Kind]) -> Plan:
-    """Return the plan of `number` faults that the seed stands for."""
+def drawn(seed: int, number: int, kinds: Iterable[Kind], spares: int = 0) -> Plan:
+    """Return the plan of `number` faults that the seed stands for. spares: nodes that stand by. If the killed agent is one of them, there
+    is no recovery in which a fault could follow."""
     dice = random.Random(f"faults {seed}")
     families: dict[str, list[Kind]] = {}
     for kind in sorted((kind for kind in kinds if kind.seeded), key=lambda kind: (kind.family, kind.name)):
@@ -28,16 +29,16 @@ def drawn(seed: int, number: int, kinds: Iterable[Kind]) -> Plan:
         injection = Injection(fault=kind.name, for_s=kind.lasts_s)
         if injections and dice.random() < _FOLLOWING:
             phase, after_s = dice.choice(PHASES), round(dice.uniform(0.0, 1.0), 2)
-            restarts = injections[-1].fault in ("rank_killed", "rank_segfaults", "agent_killed")
+            restarts = injections[-1].fault in ("rank_killed", "rank_segfaults", *([] if spares else ["agent_killed"]))
             following = {"phase": phase} if restarts and dice.random() < 0.6 else {"after_s": after_s}
             injection = replace(injection, **following)  # type: ignore[arg-type]
         injections.append(injection)
     return Plan(injections=tuple(injections), seed=seed)
 
 
-def settled(plan: Plan, ranks: int, steps: int, kinds: dict[str, Kind]) -> Plan:
-    """Return the plan with each rank and step chosen, in the order in which the faults strike. steps: how many the training has. Raises
-    UsageError if a fault comes after its end."""
+def settled(plan: Plan, ranks: int, steps: int, kinds: dict[str, Kind], nodes: int = 1) -> Plan:
+    """Return the plan with each rank, node and step chosen, in the order in which the faults strike. steps: how many the training has.
+    Raises UsageError if a fault comes after its end."""
     dice = random.Random(f"moments {plan.seed}")
     groups: list[tuple[int, list[Injection]]] = []
     for each in plan.injections:
@@ -46,13 +47,15 @@ def settled(plan: Plan, ranks: int, steps: int, kinds: dict[str, Kind]) -> Plan:
                 f"the plan cannot be used: {each.fault} strikes at step {each.step}, and the training has only {steps}; no fault was "
                 "injected"
             )
-        rank = dice.randrange(ranks) if each.rank == ANY and kinds[each.fault].of_a_rank else each.rank
+        kind = kinds[each.fault]
+        rank = dice.randrange(ranks) if each.rank == ANY and kind.of_a_rank else each.rank
+        node = dice.randint(1, nodes) if each.node == ANY and kind.of_a_node and nodes > 1 else each.node
         step = dice.randint(max(1, int(_FIRST * steps)), max(1, int(_LAST * steps)))
         if each.follows and groups:
-            groups[-1][1].append(replace(each, rank=rank))
+            groups[-1][1].append(replace(each, rank=rank, node=node))
         else:
             step = each.step if each.step != ANY else step
-            groups.append((step, [replace(each, rank=rank, step=step)]))
+            groups.append((step, [replace(each, rank=rank, node=node, step=step)]))
     groups.sort(key=lambda group: group[0])
     return replace(plan, injections=tuple(each for _, group in groups for each in group))
 

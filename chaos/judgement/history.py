@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .plan import Injection
+from .plan import Injection, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class Run:
 
     exit_code: int
     lines: tuple[str, ...] = ()
-    """What it printed on standard output."""
+    """What the command printed on standard output."""
     seconds: float = 0.0
     digest: str = ""
     """SHA-256 of the newest snapshot on disk; empty: there is none, as without a Session or a loop that is known."""
@@ -33,7 +33,8 @@ class Seen:
     steps: tuple[int, ...] = ()
     """Finished steps of each rank; -1: none yet in this generation."""
     memory_step: int = -1
-    """The newest step that memory holds; `disk_step`: the disk. -1: none, or not known."""
+    """The newest step that memory holds; `copied_step`: other nodes' memory; `disk_step`: the disk. -1: none, or not known."""
+    copied_step: int = -1
     disk_step: int = -1
     overlap: str = ""
     """A process of an earlier generation that is alive while a later one makes steps; empty: there is none."""
@@ -49,20 +50,25 @@ class Struck:
     """One fault, as it was injected."""
 
     injection: Injection
+    kind: Kind
     at_s: float
     did: str = ""
-    """What was done, in words; empty: it could not be injected."""
+    """What was done, in words; empty: the fault could not be injected."""
     why_not: str = ""
+    """Why the fault could not be injected, or not be ended; empty: it could."""
     seen: Seen
     """What was seen right before."""
     phase: str = ""
-    """The phase of a recovery in which it struck."""
+    """The phase of a recovery in which the fault struck."""
     ended_s: float = 0.0
     """When a fault that lasts was over."""
     needs_disk: bool = False
-    """Whether it took the agent's memory, so that the job had to start from disk."""
+    """Whether the fault took all memory that held a part of the state, so that the job had to start from disk."""
+    needs_copy: bool = False
+    """Whether the fault took the memory of one node of several, so that this node's part of the state had to come from another node's
+    memory, or from disk."""
     damaged: str = ""
-    """Name of the snapshot on disk that it damaged."""
+    """Name of the snapshot on disk that the fault damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,5 +85,15 @@ class History:
     left_over: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     """Snapshots that were found damaged at the end, and that no fault had damaged."""
+    spares: int = 0
+    """Number of nodes that stand by."""
     again: Run | None = None
     """A second run with no fault, which is made if the results differ."""
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return what was done and seen, for a file."""
+        did = [
+            {"did": each.did or each.why_not, "fault": str(each.injection), "at_s": each.at_s} for each in self.struck
+        ]
+        seen = [{"at_s": each.at_s, "generation": each.generation, "steps": each.steps} for each in self.seen]
+        return [*did, *({"seen": each} for each in seen)]

@@ -4,7 +4,7 @@
 
     [[fault]]
     name = "rank_killed"
-    rank = 1             # default: the seed chooses
+    rank = 1             # default: the seed chooses. A fault of a node has node = 1, counted from 1, instead
     step = 20            # default: the seed chooses. Or after_s = 0.5, or phase = "restore"
     times = 2            # default: 1
     every_steps = 10     # steps between these times (default: 10)
@@ -25,9 +25,18 @@ from ...resilience.errors import UsageError
 from ...resilience.model.incident import PHASES
 
 ANY = -1
-"""A rank or a step that the seed chooses."""
+"""A rank, a node or a step that the seed chooses."""
 _EVERY_STEPS = 10
-_KEYS = {"name": str, "rank": int, "step": int, "after_s": float, "phase": str, "for_s": float, "times": int}
+_KEYS = {
+    "name": str,
+    "rank": int,
+    "node": int,
+    "step": int,
+    "after_s": float,
+    "phase": str,
+    "for_s": float,
+    "times": int,
+}
 _KEYS |= {"every_steps": int}
 _NUMBERS = {int: "a whole number", float: "a number", str: "a text in quotes"}
 
@@ -42,10 +51,27 @@ class Kind:
     family: str = ""
     """A seed draws from each family equally often."""
     of_a_rank: bool = False
+    of_a_node: bool = False
     lasts_s: float = 0.0
     """For how long it lasts if the plan does not say; 0: it is over at once."""
     seeded: bool = True
     """Whether a seed may draw it: every script survives it with the same bits."""
+    goes_on: bool = False
+    """Training must go on while it lasts, and no rank may be started again because of it."""
+    harmless: bool = False
+    """No rank may be started again because of it, but it may hold steps up."""
+    slows_steps: bool = False
+    """It makes steps several times as long, and cuts the node off from etcd. If nodes stand by, one of them may take the node's place."""
+    corrupts: bool = False
+    """It makes a rank's state, or its snapshot in memory, wrong. So an older snapshot is the right one to start from."""
+    spoils_starts: int = 0
+    """How many later starts of the ranks fail because of it."""
+    parts_nodes: bool = False
+    """Because of it, other nodes may take a node for lost or cut off."""
+
+    @property
+    def survived(self) -> bool:
+        return self.goes_on or self.harmless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +80,8 @@ class Injection:
 
     fault: str
     rank: int = ANY
+    node: int = ANY
+    """Counted from 1."""
     step: int = ANY
     after_s: float | None = None
     phase: str = ""
@@ -65,7 +93,7 @@ class Injection:
         return self.after_s is not None or bool(self.phase)
 
     def __str__(self) -> str:
-        target = f" rank {self.rank}" if self.rank != ANY else ""
+        target = f" rank {self.rank}" if self.rank != ANY else f" node {self.node}" if self.node != ANY else ""
         lasts = f" for {self.for_s:g} s" if self.for_s else ""
         return f"{self.fault}{target}{lasts} {self.moment}"
 
@@ -126,11 +154,14 @@ def _injections(where: str, entry: Any, kinds: Mapping[str, Kind], *, first: boo
         raise _wrong(f"{where}: {entry['phase']!r} is not a phase of a recovery; these are {', '.join(PHASES)}")
     if "rank" in entry and not kind.of_a_rank:
         raise _wrong(f"{where} ({name}) strikes no single rank; leave rank out")
+    if "node" in entry and not kind.of_a_node:
+        raise _wrong(f"{where} ({name}) strikes no single node; leave node out")
     if "for_s" in entry and not kind.lasts_s:
         raise _wrong(f"{where} ({name}) is over at once; leave for_s out")
     once = Injection(
         fault=name,
         rank=entry.get("rank", ANY),
+        node=entry.get("node", ANY),
         step=entry.get("step", ANY),
         after_s=float(entry["after_s"]) if "after_s" in entry else None,
         phase=entry.get("phase", ""),
@@ -146,19 +177,22 @@ def _checked(where: str, key: str, value: Any) -> None:
     if wanted is None:
         raise _wrong(f"{where} has {key!r}, which is not a key{_near(key, _KEYS)}; the keys are {', '.join(_KEYS)}")
     right = isinstance(value, (int, float) if wanted is float else wanted) and not isinstance(value, bool)
-    least = 1 if key in ("times", "every_steps") else 0
+    least = 1 if key in ("times", "every_steps", "node") else 0
     if not right or (wanted is not str and value < least):
         more = "" if wanted is str else f" of {least} or more"
         raise _wrong(f"{where}: {key} is {value!r}, and must be {_NUMBERS[wanted]}{more}")
 
 
-def fitting(plan: Plan, ranks: int) -> Plan:
-    """Return the plan. Raises UsageError if it strikes ranks that the launch does not have."""
+def fitting(plan: Plan, ranks: int, nodes: int = 1) -> Plan:
+    """Return the plan. Raises UsageError if it strikes ranks or nodes that the launch does not have."""
     for injection in plan.injections:
         if injection.rank >= ranks:
             raise _wrong(
                 f"{injection.fault} strikes rank {injection.rank}, and the launch has the ranks 0 to {ranks - 1}"
             )
+        if injection.node > nodes:
+            has = f"the nodes 1 to {nodes}" if nodes > 1 else "one node, unless --nodes gives more"
+            raise _wrong(f"{injection.fault} strikes node {injection.node}, and the launch has {has}")
     return plan
 
 
@@ -168,6 +202,7 @@ def to_toml(plan: Plan) -> str:
     for each in plan.injections:
         lines += ["", "[[fault]]", f"name = {json.dumps(each.fault)}"]
         lines += [f"rank = {each.rank}"] if each.rank != ANY else []
+        lines += [f"node = {each.node}"] if each.node != ANY else []
         lines += [f"step = {each.step}"] if each.step != ANY and not each.follows else []
         lines += [f"after_s = {each.after_s!r}"] if each.after_s is not None else []
         lines += [f"phase = {json.dumps(each.phase)}"] if each.phase else []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from contextlib import suppress
 
 import psutil
 
 from ..judgement.plan import Injection
+from ..live.agent import Agent
 from ..live.job import Job
 from .registry import Done, fault
 
@@ -18,14 +18,17 @@ def _send(process: psutil.Process, number: signal.Signals, name: str) -> Done:
     return Done(did=f"{number.name} to {name} (process {process.pid})")
 
 
-def _stop(process: psutil.Process, name: str) -> Done:
-    process.send_signal(signal.SIGSTOP)
+def stop(*processes: psutil.Process, name: str) -> Done:
+    """Stop processes until the fault is over. name: what people call them."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
 
     def end() -> None:
-        with suppress(psutil.Error):
-            process.send_signal(signal.SIGCONT)
+        for process in processes:
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGCONT)
 
-    return Done(did=f"SIGSTOP to {name} (process {process.pid})", end=end)
+    return Done(did=f"SIGSTOP to {name}", end=end)
 
 
 @fault(of_a_rank=True)
@@ -60,73 +63,59 @@ def launcher_killed(job: Job, injection: Injection) -> Done:
     return _send(launcher, signal.SIGKILL, "torchrun")
 
 
-@fault()
+@fault(of_a_node=True, parts_nodes=True)
 def agent_killed(job: Job, injection: Injection) -> Done:
-    """The agent (mt-resilient run) is killed (SIGKILL). Its ranks must die with it. Then the same command is given again."""
-    pid = job.agent.pid
-    job.restart(signal.SIGKILL, -signal.SIGKILL)
-    return Done(did=f"SIGKILL to the agent (process {pid}); the same command again", needs_disk=True)
+    """The agent (mt-resilient run) is killed (SIGKILL). The agent's ranks must die with it. The killed agent's command is then given
+    again."""
+    return kill_agent(job, job.agent(injection.node))
 
 
-@fault(lasts_s=3.0)
+def kill_agent(job: Job, agent: Agent) -> Done:
+    pid = agent.pid
+    job.restart(signal.SIGKILL, -signal.SIGKILL, only=agent)
+    did = f"SIGKILL to {agent} (process {pid}); the same command again"
+    return Done(did=did, needs_disk=not agent.name, needs_copy=bool(agent.name))
+
+
+@fault(of_a_node=True, lasts_s=3.0, parts_nodes=True)
 def agent_stopped(job: Job, injection: Injection) -> Done:
     """The agent is stopped (SIGSTOP) for some seconds, as by a debugger or a frozen virtual machine."""
-    return _stop(psutil.Process(job.agent.pid), "the agent")
+    agent = job.agent(injection.node)
+    return stop(psutil.Process(agent.pid), name=str(agent))
 
 
-@fault()
+@fault(parts_nodes=True)
 def agent_terminated(job: Job, injection: Injection) -> Done:
-    """The scheduler tells the agent to end (SIGTERM). It must end in order, with exit code 143. Then the same command is given again."""
-    pid = job.agent.pid
+    """Every running agent of the job gets SIGTERM, as from a scheduler that ends the job. Each agent must end in order, with exit code 143.
+    The same command is then given again."""
+    told = " and ".join(str(agent) for agent in job.agents if agent.running)
     job.restart(signal.SIGTERM, 128 + signal.SIGTERM)
-    return Done(did=f"SIGTERM to the agent (process {pid}); the same command again", needs_disk=True)
+    return Done(did=f"SIGTERM to {told}; the same command again", needs_disk=True)
 
 
-@fault()
+@fault(parts_nodes=True)
 def everything_killed(job: Job, injection: Injection) -> Done:
-    """The agent, its helpers and all ranks are killed at once (SIGKILL), as by a reset of the machine. Then the same command is given
-    again."""
-    everyone = job.everyone()
-    for process in everyone:
-        with suppress(psutil.Error):
-            process.kill()
+    """All agents, their helpers and all ranks are killed at once (SIGKILL), as by a power failure. The same command is then given again."""
+    killed = sum(agent.kill_everyone() for agent in job.agents if agent.running)
     job.restart(signal.SIGKILL, -signal.SIGKILL)
-    return Done(did=f"SIGKILL to all {len(everyone)} processes of the job; the same command again", needs_disk=True)
+    return Done(did=f"SIGKILL to all {killed} processes of the job; the same command again", needs_disk=True)
 
 
-@fault()
-def etcd_data_lost(job: Job, injection: Injection) -> Done:
-    """The agent is killed, and etcd's data in the run directory are deleted. Then the same command is given again."""
-    data = job.directory.etcd
-    job.restart(signal.SIGKILL, -signal.SIGKILL, lambda: shutil.rmtree(data, ignore_errors=True))
-    return Done(did="SIGKILL to the agent, and etcd's data deleted; the same command again", needs_disk=True)
-
-
-@fault()
+@fault(of_a_node=True, goes_on=True)
 def drain_killed(job: Job, injection: Injection) -> Done:
     """The drain process, which writes snapshots to disk, is killed (SIGKILL). The training must go on."""
-    return _send(job.helper("drain_process", "drain process"), signal.SIGKILL, "the drain process")
+    return _send(
+        job.agent(injection.node).helper("drain_process", "drain process"), signal.SIGKILL, "the drain process"
+    )
 
 
-@fault(lasts_s=5.0)
+@fault(of_a_node=True, lasts_s=5.0, goes_on=True)
 def drain_stopped(job: Job, injection: Injection) -> Done:
     """The drain process, which writes snapshots to disk, is stopped (SIGSTOP) for some seconds. The training must go on."""
-    return _stop(job.helper("drain_process", "drain process"), "the drain process")
+    return stop(job.agent(injection.node).helper("drain_process", "drain process"), name="the drain process")
 
 
-@fault()
+@fault(of_a_node=True, goes_on=True)
 def warm_killed(job: Job, injection: Injection) -> Done:
     """The warm process, from which ranks are forked, is killed (SIGKILL). The training must go on."""
-    return _send(job.helper("mt-warm", "warm process"), signal.SIGKILL, "the warm process")
-
-
-@fault()
-def etcd_killed(job: Job, injection: Injection) -> Done:
-    """The job's etcd is killed (SIGKILL). The agent starts it again, and the training must go on."""
-    return _send(job.helper("etcd", "etcd of the job's own"), signal.SIGKILL, "etcd")
-
-
-@fault(lasts_s=5.0)
-def etcd_stopped(job: Job, injection: Injection) -> Done:
-    """The job's etcd is stopped (SIGSTOP) for some seconds. The training must go on."""
-    return _stop(job.helper("etcd", "etcd of the job's own"), "etcd")
+    return _send(job.agent(injection.node).helper("mt-warm", "warm process"), signal.SIGKILL, "the warm process")

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import psutil
 
+from ...resilience.errors import MachineError
 from ...resilience.model.incident import PHASES
 from ..judgement.checker import phase
 from ..judgement.history import Seen, Struck
 from ..judgement.plan import Injection
-from ..live.job import Job, NotThere
+from ..live.agent import NotThere
+from ..live.job import Job
 from .registry import Entry
 
 _PATIENCE_S, _TARGET_S = 120.0, 60.0
@@ -31,6 +33,7 @@ class Nemesis:
         """Since when the next fault has waited for its target; 0: its moment has not come."""
         self._since_s = 0.0
         """Since when it is the next one."""
+        job.meanwhile = self._end_due
 
     @property
     def over(self) -> bool:
@@ -38,21 +41,23 @@ class Nemesis:
 
     def tick(self, seen: Seen) -> None:
         """Do what is due now."""
-        now_s = self._job.now_s()
-        for due in [due for due in self._ends if due[0] <= now_s]:
-            self._end(due)
+        self._end_due()
         if not self._todo:
             return
-        injection = self._todo[0]
+        injection, now_s = self._todo[0], self._job.now_s()
         amid = self._moment(injection, seen, now_s)
         if amid is None:
             return
         self._due_s = self._due_s or now_s
         try:
             self._strike(injection, seen, amid, now_s)
-        except (NotThere, psutil.Error) as error:
+        except (NotThere, MachineError, psutil.Error) as error:
             if now_s - self._due_s > _TARGET_S:
-                self._next(Struck(injection=injection, at_s=now_s, seen=seen, why_not=str(error)))
+                self._missed(seen, str(error))
+
+    def _end_due(self) -> None:
+        for due in [due for due in self._ends if due[0] <= self._job.now_s()]:
+            self._end(due)
 
     def give_up(self, why: str) -> None:
         """End what lasts, and note each fault that did not come as not injected."""
@@ -60,7 +65,7 @@ class Nemesis:
             self._end(due)
         seen = self._job.seen[-1] if self._job.seen else Seen(at_s=self._job.now_s())
         while self._todo:
-            self._next(Struck(injection=self._todo[0], at_s=self._job.now_s(), seen=seen, why_not=why))
+            self._missed(seen, why)
 
     def _moment(self, injection: Injection, seen: Seen, now_s: float) -> str | None:
         """Return the phase of a recovery in which to strike now, empty for none; None: the moment has not come."""
@@ -70,32 +75,37 @@ class Nemesis:
         if injection.phase and last:
             found = phase(self._job.record, last.seen.generation, seen, self._job.marks())
             if now_s - self._since_s > _PATIENCE_S:
-                self._next(
-                    Struck(
-                        injection=injection, at_s=now_s, seen=seen, why_not="no recovery began after the fault before"
-                    )
-                )
+                self._missed(seen, "no recovery began after the fault before")
                 return None
             order = (*PHASES, "")  # a phase that was too short to be seen: the fault strikes right after it
             return found if order.index(found) >= order.index(injection.phase) else None
         return "" if seen.step >= max(1, injection.step) else None
 
     def _strike(self, injection: Injection, seen: Seen, amid: str, now_s: float) -> None:
-        done = self._faults[injection.fault].strike(self._job, injection)
+        fault = self._faults[injection.fault]
+        done = fault.strike(self._job, injection)
+        at_s = done.seen.at_s if done.seen else now_s
         struck = Struck(
             injection=injection,
-            at_s=now_s,
+            kind=fault.kind,
+            at_s=at_s,
             did=done.did,
-            seen=seen,
+            seen=done.seen or seen,
             phase=amid,
-            ended_s=now_s,
+            ended_s=at_s,
             needs_disk=done.needs_disk,
+            needs_copy=done.needs_copy,
             damaged=done.damaged,
         )
-        self._say(f"{now_s:.1f} s, step {max(0, seen.step)}: {done.did}")
+        self._say(f"{at_s:.1f} s, step {max(0, struck.seen.step)}: {done.did}")
         self._next(struck)
         if done.end:
             self._ends.append((now_s + injection.for_s, len(self.struck) - 1, done.end))
+
+    def _missed(self, seen: Seen, why_not: str) -> None:
+        injection = self._todo[0]
+        kind = self._faults[injection.fault].kind
+        self._next(Struck(injection=injection, kind=kind, at_s=self._job.now_s(), seen=seen, why_not=why_not))
 
     def _next(self, struck: Struck) -> None:
         self.struck.append(struck)
@@ -105,6 +115,10 @@ class Nemesis:
     def _end(self, due: tuple[float, int, Callable[[], object]]) -> None:
         self._ends.remove(due)
         _, at, end = due
-        end()
-        self.struck[at] = replace(self.struck[at], ended_s=self._job.now_s())
-        self._say(f"{self._job.now_s():.1f} s: {self.struck[at].injection.fault} is over")
+        said, why_not = "is over", ""
+        try:
+            end()
+        except (MachineError, OSError) as error:
+            said = why_not = f"could not be ended ({error})"
+        self.struck[at] = replace(self.struck[at], ended_s=self._job.now_s(), why_not=why_not)
+        self._say(f"{self._job.now_s():.1f} s: {self.struck[at].injection.fault} {said}")

@@ -24,16 +24,35 @@ VARIABLE = "MT_RESILIENT_CHAOS"
 """Environment variable with `folder` (of the orders) and `delay_s` (for which each optimizer step is held up), in JSON."""
 STARTS = "starts"
 """The order that the next start of the script fails: a file with the number of starts."""
+SPIKE = "spike_by_data"
+_BAD = "bad-batches"
+"""The file with the numbers of the batches that are bad, a line each."""
+_AHEAD = 3
+"""How many batches later the bad one comes, so that each rank knows of it."""
+_HARM = -6.0
+"""What a bad batch multiplies the parameters by."""
 SLOW_S = 6.0
 _SLOW_STEP_S = 0.5
 _FOR_EVER_S = 10_000
 _EXTRA_BYTES = 256 << 20
 _slow_until_s = 0.0
+_sessions: list[Any] = []
 
 
 def install() -> None:
     """Have each optimizer step look for an order, from the moment at which torch's optimizers are imported."""
-    sys.meta_path.insert(0, LoopFinder({"torch.optim.optimizer": _wrap}))
+    sys.meta_path.insert(0, LoopFinder({"torch.optim.optimizer": _wrap, "mt_resilient.training.session": _find}))
+
+
+def _find(module: ModuleType) -> None:
+    """Have each Session of the script found."""
+    construct = module.Session.__init__
+
+    def __init__(self: Any, **sources: Any) -> None:
+        construct(self, **sources)
+        _sessions.append(self)
+
+    module.Session.__init__ = __init__
 
 
 def _wrap(module: ModuleType) -> None:
@@ -51,6 +70,7 @@ def _wrap(module: ModuleType) -> None:
         if monotonic_s() < _slow_until_s:
             sleep(_SLOW_STEP_S)
         _obey(folder / f"rank-{os.environ.get('RANK')}", optimizer)
+        _use(folder / _BAD, optimizer)
 
     module.Optimizer.__init__ = __init__
     module.register_optimizer_step_pre_hook(before_step)
@@ -70,6 +90,29 @@ def _obey(order: Path, optimizer: Any) -> None:
         name = order.read_text()
         order.rename(order.with_suffix(".taken"))
         FAULTS[name](optimizer)
+
+
+def _use(bad: Path, optimizer: Any) -> None:
+    """Do what a bad batch does, if this step uses one."""
+    if bad.exists() and str(_batch()) in bad.read_text().split():
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            for parameter in _parameters(optimizer):
+                parameter.mul_(_HARM)
+
+
+def _batch() -> int:
+    """Return the number of the batch that the present step uses; -1: it is not known."""
+    session = _sessions[-1] if _sessions else None
+    return -1 if session is None or session.fixed_data else int(session.data_step)
+
+
+def spike_by_data(optimizer: Any) -> None:
+    """A batch is bad, each time that it comes: it spoils the parameters of all ranks, and the loss diverges. The ranks must leave it out.
+    The final state is compared with that of a run without faults that leaves out the same data."""
+    if (batch := _batch()) >= 0:
+        with (Path(json.loads(os.environ[VARIABLE])["folder"]) / _BAD).open("a") as file:
+            file.write(f"{batch + _AHEAD}\n")
 
 
 def nan_in_gradient(optimizer: Any) -> None:
@@ -129,14 +172,25 @@ def loops_for_ever(optimizer: Any) -> None:
 def deadlock(optimizer: Any) -> None:
     """One rank waits in a receive that no other rank answers, while the others train on."""
     torch, rank = sys.modules["torch"], int(os.environ["RANK"])
-    torch.distributed.recv(torch.zeros(1), src=(rank + 1) % int(os.environ["WORLD_SIZE"]), tag=4711)
+    missing = torch.zeros(1, device=_device(torch, optimizer))
+    torch.distributed.recv(missing, src=(rank + 1) % int(os.environ["WORLD_SIZE"]), tag=4711)
 
 
 def other_collective(optimizer: Any) -> None:
     """One rank calls a collective that the others do not call: all of them wait, or fail."""
     torch = sys.modules["torch"]
-    torch.distributed.broadcast(torch.zeros(11), src=int(os.environ["RANK"]))
-    torch.distributed.all_reduce(torch.zeros(7))
+    device = _device(torch, optimizer)
+    torch.distributed.broadcast(torch.zeros(11, device=device), src=int(os.environ["RANK"]))
+    torch.distributed.all_reduce(torch.zeros(7, device=device))
+
+
+def _device(torch: Any, optimizer: Any) -> Any:
+    """Return the device whose tensors the ranks exchange: the CPU with gloo, else that of the parameters."""
+    if "gloo" in torch.distributed.get_backend():
+        return "cpu"
+    return next(
+        (p.device for group in optimizer.param_groups for p in group["params"] if p.device.type != "cpu"), "cpu"
+    )
 
 
 def holds_the_gil(optimizer: Any) -> None:
@@ -155,6 +209,7 @@ def slow(optimizer: Any) -> None:
 FAULTS: dict[str, Callable[[Any], None]] = {
     fault.__name__: fault
     for fault in (
+        spike_by_data,
         nan_in_gradient,
         inf_in_gradient,
         bit_in_parameter,

@@ -1,7 +1,7 @@
-"""Puts the injector of `mt-resilient chaos` into each rank, before the script. Then it runs the sitecustomize that it hides.
+"""Puts the injector of `mt-resilient chaos` into each rank, before the script. This file then runs the sitecustomize that it hides.
 
-Only `mt-resilient chaos` puts this folder on PYTHONPATH, behind that of `mt-resilient run`, whose own sitecustomize runs this one. It must
-never keep a process from starting.
+Only `mt-resilient chaos` puts this folder on PYTHONPATH, behind that of `mt-resilient run`, whose own sitecustomize runs this one. This
+file must never keep a process from starting.
 """
 
 import os

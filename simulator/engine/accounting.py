@@ -1,4 +1,4 @@
-"""Shows where the time of a simulated run went: each second belongs to one account, and the accounts add up to the whole run."""
+"""Records how the time of a simulated run was spent: each second belongs to one account, and the accounts add up to the whole run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ STEPS, REPLAY, SNAPSHOTS, STRAGGLERS, FEWER = "steps", "replay", "snapshots", "s
 ACCOUNTS: Mapping[str, str] = {
     STEPS: "steps that count, at their full speed",
     "detect": "from a fault to the decision",
-    "stop": "until nothing of the old worker group is left, and all nodes have said so",
+    "stop": "until no process of the old worker group is left, and all nodes have reported it",
     "nodes": "until a node takes a lost node's place",
-    "start": "until the new ranks are there",
-    "build": "until process groups and model are there",
-    "restore": "of the state, into new processes or in place; before it, the rest of a lost node's fetch",
-    "step": "by which a first step takes longer",
-    REPLAY: "steps computed again, and the step that a fault cut off",
-    SNAPSHOTS: "boundaries, and stalls of snapshots in memory and on disk",
-    STRAGGLERS: "steps that a slow node made longer",
-    FEWER: "steps that fewer nodes than all made longer, at the same batch",
-    "operator": "until somebody restarts a job that gave up",
+    "start": "until the new ranks have started",
+    "build": "until process groups and model are built",
+    "restore": "restoring the state, into new processes or in place, and waiting for the fetch of a lost node's part",
+    "step": "the time by which a first step takes longer",
+    REPLAY: "steps computed again, and the step that a fault interrupted",
+    SNAPSHOTS: "boundaries, and stalls for snapshots in memory and on disk",
+    STRAGGLERS: "the time by which a slow node makes steps longer",
+    FEWER: "the time by which steps take longer because fewer nodes compute the same batch",
+    "operator": "until an operator restarts a job that gave up",
 }
 """The accounts and their meanings, in the order of a recovery's phases."""
 TRAINING = "training"
-"""Not an account: `trained` divides this time among several accounts."""
+"""Training is not an account: `trained` divides this time among several accounts."""
 
 
 class Books:

@@ -1,4 +1,5 @@
-"""Simulates how agents and ranks obey the record. They clear, launch, rewind or wait, and each of these takes the time that it costs."""
+"""Simulates how agents and ranks obey the record. Agents and ranks clear, launch, rewind or wait, and each action takes the time that it
+costs."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def _answered(play: Play, names: int) -> None:
 
 
 def _clear(play: Play, number: Generation, names: list[NodeId]) -> None:
-    """Let agents end what is left of their ranks. A new agent has no ranks."""
+    """Let agents end their remaining ranks. A new agent has no ranks."""
     group, takes_s = play.cluster.group, 0.0
     if group and names[0] not in play.cluster.newcomers:
         if play.training.track:
@@ -107,8 +108,8 @@ def _cleared(play: Play, number: Generation, names: Sequence[NodeId]) -> None:
 
 
 def _launch(play: Play, record: GenerationRecord) -> None:
-    """Start the ranks. Each phase lasts until its slowest node is done. A node fetches its state from its buddy while its ranks build the
-    model."""
+    """Start the ranks. Each phase of the start lasts until its slowest node is done. A node fetches its state from its buddy while its
+    ranks build the model."""
     costs, resume, nodes = play.costs, int(record.resume_step), play.setting.nodes
     from_memory = resume in play.training.memory(play.now_s)
     newcomers = play.cluster.newcomers.values()
@@ -163,7 +164,7 @@ def _begins(play: Play, number: Generation) -> None:
 
 
 def _order_wait(play: Play, record: GenerationRecord) -> None:
-    """Let all ranks wait at their next step boundary and write their state to disk; or let waiting ranks go on."""
+    """Let all ranks wait at their next step boundary and write their state to disk; or let waiting ranks continue."""
     group, track = play.cluster.group, play.training.track
     assert group
     group.told_to_wait, group.saves = record.waits, record.saves

@@ -24,7 +24,7 @@ NEVER = math.inf
 
 @dataclass
 class WorkerGroup:
-    """The ranks of one generation. Each time is the second at which all ranks reach that point, past or future."""
+    """The ranks of one generation. Each time is the second of the simulation at which all ranks reach that point, past or future."""
 
     generation: Generation
     resume: int
@@ -37,7 +37,7 @@ class WorkerGroup:
     broken_s: float = NEVER
     """When some rank ends or hangs, so that no rank makes progress."""
     gone_s: float = NEVER
-    """When no process of the group is left any more."""
+    """When the last process of the group has ended."""
     reached: float = -1.0
     """Steps done when the group broke."""
     rewind: int = 0
@@ -60,8 +60,8 @@ class WorkerGroup:
 
 
 class Cluster:
-    """The simulated cluster. A machine is always the same node, whether it is a member, a spare, or away for repair. Whenever it comes
-    back, it has a new agent."""
+    """The simulated cluster. A machine is always the same node, whether it is a member, a spare, or away for repair. A machine that returns
+    has a new agent."""
 
     def __init__(self, nodes: int, per_node: int, spares: int, sizes: tuple[int, ...], training: Training) -> None:
         self.per_node = per_node

@@ -77,7 +77,7 @@ class Play:
     # -- time -------------------------------------------------------------------------------------------------------------
 
     def later(self, in_s: float, what: Callable[..., None], *words: object) -> None:
-        """Call `what` after `in_s` simulated seconds."""
+        """Call `what` with the arguments `words` after `in_s` simulated seconds."""
         self._count += 1
         happens: Callable[[], None] = partial(what, *words)
         heapq.heappush(self._heap, (self.now_s + max(0.0, in_s), self._count, happens))
@@ -105,11 +105,11 @@ class Play:
     # -- the controller ---------------------------------------------------------------------------------------------------
 
     def news(self, after_s: float = 0.0) -> None:
-        """Schedule a tick of the controller, for when it has heard the agents' news."""
+        """Schedule a tick of the controller for the time when it has received the agents' news."""
         self.later(after_s + self.costs.news_s, self.tick)
 
     def tick(self) -> None:
-        """Decide until nothing is left to decide."""
+        """Run one tick: call `decide` until it changes nothing any more."""
         cluster = self.cluster
         for _ in range(_ROUNDS):
             before = cluster.record

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The job gave up."""
+    """How the job gave up."""
 
     at_s: float
     code: int
@@ -52,7 +52,7 @@ class Outcome:
     out: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])
     """Pairs: a time, and how many machines were away for repair from this time on."""
     shut_out: int = 0
-    """How often a node was put into quarantine."""
+    """How many times a node was put into quarantine."""
     etcd_writes: int = 0
     """Writes of acknowledgements, news, records and incidents, without keepalives and the status that each agent repeats."""
     etcd_wave: int = 0

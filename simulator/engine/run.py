@@ -1,4 +1,4 @@
-"""A whole simulated run: faults of a model, drawn from a seed, strike a job. Its agents obey what the controller decides."""
+"""A whole simulated run: faults of a model, drawn from a seed, strike a job. The job's agents obey what the controller decides."""
 
 from __future__ import annotations
 

@@ -50,20 +50,23 @@ class Training:
         """Let the ranks compute their first step after `resume` (-1: from the start of the script)."""
         done = max(0, resume)
         if resume not in self._memory:
-            self._memory, self._copied = (), -1  # the state came from disk, and memory is no longer of use
+            self._memory, self._copied = (
+                (),
+                -1,
+            )  # the state came from disk, and the snapshots in memory can no longer be used
         else:
             self._memory = tuple(step for step in self._memory if step <= resume)
         self._go(now_s, rhythm, Track(at_s=now_s, done=done, period_s=rhythm.period_s, begun=done))
 
     def go_back(self, now_s: float, to: int) -> None:
-        """Rewind halted ranks in place. They continue from step `to` immediately."""
+        """Rewind halted ranks in place: the ranks continue from step `to` immediately."""
         self._memory = (*(step for step in self._memory if step < to), to)
         self._copied = min(self._copied, to)
         period_s = self._rhythm.period_s
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=to, period_s=period_s, begun=to))
 
     def go_on(self, now_s: float, done: int) -> None:
-        """Let ranks that have only waited go on."""
+        """Let ranks that have only waited continue."""
         self._go(now_s, self._rhythm, Track(at_s=now_s, done=done, period_s=self._rhythm.period_s, begun=done))
 
     def save(self, now_s: float, step: int) -> None:

@@ -35,7 +35,7 @@ def _effective(outcome: Outcome) -> Figure:
 
 
 def _losses(outcome: Outcome) -> Figure:
-    figure, axes = _empty("where the rest of the time went", "share of the run")
+    figure, axes = _empty("how the rest of the time was spent", "share of the run")
     shares = {name: outcome.spent_s[name] / outcome.setting.lasts_s for name in ACCOUNTS if name != STEPS}
     shown = {name: share for name, share in reversed(shares.items()) if share > 1e-8}
     bars = axes.barh([*shown], [*shown.values()])

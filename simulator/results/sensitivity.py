@@ -17,9 +17,9 @@ INTERVALS_S = (0.0, 60.0, 600.0)
 """Seconds between snapshots in memory; 0: as the program itself chooses."""
 RATES = (1.0, 3.0, 10.0)
 SMALL = 64
-"""Number of simulated nodes that represent all nodes, so that a table does not take hours. Each has the faults of all nodes that it
-represents; a spare has only its own. The given restart time and the leases already include what depends on the number of nodes. The job
-waits for a missing node and does not shrink: one of so few nodes is a larger part of the training than one of all nodes."""
+"""Number of simulated nodes that represent all nodes, so that a table does not take hours. Each simulated node has the faults of all nodes
+that it represents; a simulated spare has only its own. The given restart time and the leases already include what depends on the number of
+nodes. The job waits for a missing node and does not shrink: one of so few nodes is a larger part of the training than one of all nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

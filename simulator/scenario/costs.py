@@ -3,7 +3,7 @@ measured, or *assumption*. Pure.
 
 "H200" means this program on two H200s of one host, NCCL, ranks forked, 8.46 GB of state per rank, SIGKILL of one rank (docs/limits.md,
 *Hardware*). The parts come from a trial with the same state, in which nothing overlapped yet: old worker group gone after 0.7 to 0.9 s,
-context after 1.2 to 1.5, first all-reduce after 2.1 to 2.2, state back after 2.9 to 3.0, first step after 3.06 to 3.07.
+context after 1.2 to 1.5, first all-reduce after 2.1 to 2.2, state restored after 2.9 to 3.0, first step after 3.06 to 3.07.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from ...resilience.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """For `simulate` alone: how long each part of a recovery and of a snapshot takes.
-
-    `policies` knows this section only there."""
+    """Only for `simulate`: how long each part of a recovery and of a snapshot takes.      Only the command `simulate` accepts this section
+    of the configuration."""
 
     step_s: float = 6.2
     """Seconds of a step without our overhead. Llama 3 405B with 16 M tokens at 380 TFLOP/s per GPU on 16,384 (arXiv:2407.21783, table 4):
@@ -42,23 +41,25 @@ class Costs:
     write_s: float = 30.0
     """Seconds until a snapshot is on disk (assumption: shared storage for the whole job; 3.7 s for 7690 MiB on one disk, H200)."""
     news_s: float = 0.1
-    """Seconds from what an agent sees to the controller's decision, and again from the decision until the last agent has read it. A watch
-    wakes the agent's loop, and a tick must take no longer than this at 10,000 nodes (benchmarks/control_plane.py; two agents: 10 ms)."""
+    """Seconds from an agent's observation to the controller's decision, and again from the decision until the last agent has read it. A
+    watch wakes the agent's loop, and a tick must take no longer than this at 10,000 nodes (benchmarks/control_plane.py; two agents: 10
+    ms)."""
     asks_per_s: float = 5000.0
     """Writes per second that etcd takes when all nodes answer an order (10,000 acknowledgements in 2.0 s, 3.5.16, two shared cores)."""
     tells_per_s: float = 20_000.0
-    """Nodes per second that hear of an order (10,000 in 0.5 s)."""
+    """Nodes per second that receive an order (10,000 in 0.5 s)."""
     stop_s: float = 0.9
-    """Seconds until nothing of the old worker group is left, device memory included (H200)."""
+    """Seconds until all processes of the old worker group have ended and its device memory is free (H200)."""
     start_s: float = 0.6
-    """Seconds until the new ranks are there, with a context on the device (H200)."""
+    """Seconds until the new ranks have started and have a context on the device (H200)."""
     build_s: float = 0.9
     """Seconds of the script's own imports, process groups and model (H200, two ranks)."""
     build_per_rank_s: float = 0.0024
     """Further seconds for each rank of the job: 40 s for 16,384 (assumption; MegaScale, arXiv:2402.15627, section 3.5, has less than 30 s
     for more than 10,000 GPUs, after work on it: 30 s for its 12,288)."""
     restore_s: float = 0.8
-    """Seconds to restore state from memory into the live tensors of new processes (H200; registering it anew is most of it)."""
+    """Seconds to restore state from memory into the live tensors of new processes (H200; most of this time is spent on registering the
+    memory again)."""
     read_s: float = 60.0
     """Seconds to restore state from disk (assumption: shared storage; 5.3 s for 7690 MiB from one disk, H200)."""
     first_step_s: float = 0.1
@@ -101,8 +102,8 @@ class Costs:
         return nodes / self.asks_per_s
 
     def slowest_s(self, base_s: float, nodes: int, chance: Random) -> float:
-        """Return the seconds of the slowest node in a phase that takes each node `base_s` and its own jitter. This is the inverse of the
-        distribution of the greatest of `nodes` exponential variables."""
+        """Return the seconds of the slowest node in a phase that takes each node `base_s` and its own jitter. The formula is the inverse of
+        the distribution of the greatest of `nodes` exponential variables."""
         if not self.jitter_s:
             return base_s
         return base_s - self.jitter_s * math.log(-math.expm1(math.log(1 - chance.random()) / nodes))

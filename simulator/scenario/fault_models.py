@@ -14,7 +14,7 @@ from ...resilience.errors import UsageError
 from .faults import Model, Pattern, Shows, Source
 
 _LLAMA3_NODE_DAYS = 21.23e6 / 8 / 24
-"""54 days of 16,384 H100, in nodes of eight."""
+"""Node-days of 54 days with 16,384 H100, in nodes of eight: 21.23 million GPU hours."""
 _REPLACED = 0.78
 """Share of hardware faults for which the node has to be replaced: by Meta's count, a restart on the same node worked in some 22 %."""
 
@@ -32,9 +32,10 @@ _LLAMA3 = (
     ("silent corruption", 6, Shows.CORRUPTS, 0.0),
     ("thermal", 6, Shows.DIES, 1.0),
 )
-"""Name, count, how it shows, and the share for which the node has to be replaced. The counts are those of Llama 3 (arXiv:2407.21783,
-table 5; and the 47 planned ones of 466 interruptions). The rest is an assumption: a GPU fault ends the rank with an error, and a network
-fault makes it hang. A planned interruption comes without notice here, as if the node were lost, which costs more."""
+"""Name, count, how it shows, and the share for which the node has to be replaced. The counts are those of Llama 3 (arXiv:2407.21783, table
+5; and the 47 planned ones of 466 interruptions). How faults show is an assumption, and so are the shares: a GPU fault ends the rank with an
+error, and a network fault makes it hang. In this model, a planned interruption strikes without notice, as if the node were lost, which
+costs more."""
 
 
 def llama3() -> Model:
@@ -69,7 +70,7 @@ def failslow() -> Model:
 
 def spikes() -> Model:
     """Return a model with twenty loss spikes in a run. All of them came again with the same data, and none without it (PaLM,
-    arXiv:2204.02311, section 5.1). That the run took 54 days is an assumption."""
+    arXiv:2204.02311, section 5.1). The length of PaLM's run, 54 days, is an assumption."""
     spike = Source(name="loss spike", shows=Shows.SPIKES, per_day=20 / 54, again=1.0)
     return Model(name="spikes", sources=(spike,))
 

@@ -20,8 +20,8 @@ DAY_S = 86400.0
 MOST_FAULTS = 200_000
 """Limit of faults in one run. A run with more would take too much memory and time."""
 _GOES_ON = 0.5
-"""Chance that a cluster of two or more faults has one more. With it, 19 faults in one of some hundred clusters are rare but seen
-(StepFun)."""
+"""Chance that a cluster of two or more faults has one fault more. With this chance, a cluster of 19 faults is rare, but occurs among some
+hundred clusters (as in StepFun's report)."""
 _SHAPES = 0.2, 100.0
 """Limits of `Pattern.shape`. Below, the mean depends on gaps so rare that no run has them. Above, all gaps are equal."""
 _LARGEST = 1000
@@ -42,7 +42,7 @@ class Shows(StrEnum):
     LOST = "lost"
     """The node is lost, with its agent."""
     CORRUPTS = "corrupts"
-    """One replica's state is wrong; the training goes on with this state until a comparison finds it."""
+    """One replica's state is wrong; the training continues with this state until a comparison finds it."""
     SLOWS = "slows"
     """Steps take longer, for a while."""
     SPIKES = "spikes"
@@ -98,7 +98,7 @@ class Pattern:
     lemons: float = 0.0
     """Share of the nodes that are bad."""
     lemon_share: float = 0.0
-    """Share of all faults that strike bad nodes. Both 0: all nodes are alike."""
+    """Share of all faults that strike bad nodes. If `lemons` and `lemon_share` are both 0, all nodes are alike."""
     clusters: float = 0.0
     """Share of faults that are soon followed by further faults. The nodes of these further faults are drawn like those of all faults."""
     cluster_most: int = 19
