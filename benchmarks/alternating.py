@@ -1,4 +1,4 @@
-"""Run two jobs in turn, one at a time. Each measurement of one job has a counterpart of the other job, taken one second apart."""
+"""Run two jobs alternately, one at a time. Each measurement of one job has a counterpart of the other job, taken one second apart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Slice:
 
 
 class Alternating:
-    """One of two jobs, which are stopped and continued in turn."""
+    """One of two jobs. They are stopped and continued alternately."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

@@ -1,16 +1,18 @@
-"""Measure one tick of the controller on a World of thousands of nodes: parse what has changed, then decide. Without etcd and network.
+"""Measure one tick of the controller on a World of thousands of nodes: parse what has changed, then decide. The benchmark uses no etcd and
+no network.
 
     python benchmarks/big_world.py [--nodes N] [--repeats N]
 
-Each node has its record, a status of eight ranks, and an acknowledgement. The figure is the processor time of the thread. The ticks:
+Each node has its record, a status of eight ranks, and an acknowledgement. The benchmark measures the processor time of the thread, for
+these ticks:
 
-* at rest, with the changed statuses of a second
+* at rest, with the statuses that change in one second
 * after all statuses have changed at once
 * while the nodes gather: half of them are ready, and a twentieth of the acknowledgements is new
-* when all nodes are ready; and with all acknowledgements, and also all statuses, new at once
+* when all nodes are ready, with all acknowledgements new at once; and again with all acknowledgements and all statuses new at once
 * when an agent is lost
-* once for each new leader: the first look, which parses everything
-* once for a fault: all ranks raise at once
+* when an agent becomes the leader: its first tick, which parses everything
+* when all ranks raise exceptions at once
 
 Predicted for 10,000 nodes: 25 ms at rest, 40 while gathering, 60 when all are ready, 0.5 s for the first look. Measured: docs/scaling.md,
 "A tick alone".

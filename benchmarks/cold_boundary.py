@@ -1,10 +1,10 @@
-"""Measure a boundary after a step that has emptied the caches: on one core, without waiting.
+"""Measure a boundary after a step that has emptied the processor's caches. The benchmark runs on one core and never waits.
 
     python benchmarks/cold_boundary.py [--steps N]
 
-Instead of 100 ms of other work, the process touches 64 MB of memory between two boundaries. It is one of two ranks; the row of the other
-rank is a copy of its own. No snapshot is due. Loss and norm scatter as in a training. The benchmark also counts the function calls and byte
-codes of a warm boundary, which other work on the machine does not change.
+Instead of 100 ms of other work, the process touches 64 MB of memory between two boundaries. The process is one of two ranks. The other
+rank's row is a copy of its own row. No snapshot is due. Loss and gradient norm vary from step to step as in a training. The benchmark also
+counts the function calls and byte codes of a warm boundary, which other work on the machine does not change.
 
 Measured: docs/scaling.md, "The price on one node".
 """

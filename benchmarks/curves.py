@@ -85,6 +85,11 @@ def healthy(chance: np.random.Generator, steps: int) -> Iterator[tuple[str, Curv
         50 * np.exp(-at / 100) + 0.5 + 4 * (1 - np.exp(-np.maximum(0, at - 3000) / 1500)) + 2 * np.sin(at / 700) ** 2
     )
     yield "the loss of a value function rises", Curve(value * np.exp(chance.normal(0, 0.3, steps)), np.ones(steps))
+    for length, sigma in ((100, 0.1), (300, 0.3), (1000, 0.3), (3000, 0.6)):
+        drawn = 0.02 * (1 - np.exp(-at / length)) * np.exp(chance.normal(0, sigma, steps))
+        yield f"a KL term grows from 0 over {length} steps, noise {sigma:g}", Curve(drawn, np.ones(steps))
+    hinge = np.where(at < 300, 0, np.maximum(0, chance.normal(0.05, 0.02, steps)))
+    yield "a hinge is 0 for 300 steps", Curve(hinge, np.ones(steps))
     epochs = 1.8 - 0.25 * np.minimum(at // 400, 4) + chance.normal(0, 0.25, steps)
     yield "fine-tuning over epochs", Curve(epochs, np.exp(chance.normal(0, 0.3, steps)))
     waves = 1.2 + 0.4 * np.sin(at / 180) + 0.2 * np.sin(at / 37) + chance.normal(0, 0.2, steps)
@@ -101,11 +106,11 @@ SICK: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
     "the gradient grows, then the loss jumps": lambda losses, since: losses + 4.0 * (since > 20),
     "the loss of guessing": lambda losses, since: np.where(since > 0, 10.82, losses),
 }
-"""How a training is hurt; since: steps since then, 0 before."""
+"""How a training is disturbed. since: the number of steps since the disturbance, 0 before it."""
 TOLD = "jump of 6 sigma that stays", "wrong weight that is learned again"
 
 
 def told(name: str, losses: Numbers, since: Numbers) -> Numbers:
-    """A training that is hurt so little that the ranks only report it."""
+    """A training with a disturbance so small that the ranks only report it."""
     lasting = np.exp(-since / 400) if name == TOLD[1] else 1.0
     return losses + 6 * SIGMA * lasting * (since > 0)

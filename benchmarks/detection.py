@@ -2,14 +2,14 @@
 
     python benchmarks/detection.py [--faults N] [rank] [agent] [leader] [node]
 
-Needs root. Four hosts and a spare are network namespaces (`tests/nodes/hosts.py`), with three members of etcd and one rank each. Faults
-strike one at a time in a job that continues. The time runs from the kill to the time in the record of the next generation. All nodes share
-this machine's clock. The kinds of fault:
+Needs root. Four hosts and a spare are network namespaces (`chaos/live/network.py`), with three members of etcd and one rank each. Faults
+strike one at a time in a job that continues. The measured time runs from the kill to the time in the record of the next generation. All
+nodes share this machine's clock. The kinds of fault:
 
     rank     a rank on a node that does not lead
     agent    the agent of a node that does not lead
     leader   the agent that leads: its successor must be elected first
-    node     a host is cut off, and all its processes are killed; each member in turn, the leader included
+    node     a host is cut off, and all its processes are killed; this strikes one member after the other, the leader included
 
 Predicted: 20 ms for a rank, 30 ms for an agent, 3 s for a node. Measured: docs/scaling.md, "How soon a fault is decided on".
 """

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 device_loop.py DEVICE LAYERS WIDTH BATCH STEPS [--built-on-the-host]
 
-Each step's line has the bits of its loss. With MT_BENCHMARK_STAMPS, a file, each rank appends a line of JSON after its first step: its pid,
-and when it began each part of its start.
+Each step's line has the bits of its loss. If MT_BENCHMARK_STAMPS names a file, each rank appends a line of JSON to it after its first step:
+its pid, and when it began each part of its start.
 """
 
 from __future__ import annotations

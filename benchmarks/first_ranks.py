@@ -1,8 +1,8 @@
-"""Measure how the first ranks of many nodes connect: in one group of all nodes, and in a grid of groups (`cross_node.py`).
+"""Measure how the lowest-numbered ranks of many nodes connect: in one group of all nodes, and in a grid of groups (`cross_node.py`).
 
     python benchmarks/first_ranks.py [--nodes N ...] [--rounds N]
 
-All nodes are forked processes of this machine. One process serves the store, as under torchrun. For both ways in turn, the benchmark
+All nodes are forked processes of this machine. One process serves the store, as under torchrun. For each of the two ways, the benchmark
 measures three figures:
 
 * the seconds from the start of the last process until all are connected,

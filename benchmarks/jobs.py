@@ -175,7 +175,8 @@ def _plain_rank_pids(torchrun: int) -> list[int]:
 def plain(script: Sequence[str], directory: Path) -> Job:
     """Start two ranks of `script` under torchrun.
 
-    Without the environment variable, restarted ranks read the former ranks' addresses from the shared store, and 4 of 10 restarts fail.
+    Without TORCH_DISABLE_SHARE_RDZV_TCP_STORE, restarted ranks read the former ranks' addresses from the shared store, and 4 of 10 restarts
+    fail.
     """
     command = [str(BESIDE / "torchrun"), "--standalone", "--max-restarts", "3", "--nproc-per-node", "2", *script]
     return Job(command, directory, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", STAMPS: str(directory / "stamps")}, None)

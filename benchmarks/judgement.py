@@ -1,10 +1,11 @@
-"""Measure how the ranks judge losses: what healthy trainings would pay, and how soon sick ones are found. Pure, without a job.
+"""Measure how the ranks judge losses: what the judgement costs healthy trainings, and how soon sick trainings are found. No job runs.
 
     python benchmarks/judgement.py [--curves DIRECTORY] [--steps N] [--seeds N]
 
-Each curve is played step by step through the ranks' own judgement and ladder. A replay of the same data gives the same losses; skipped data
-is cut out of the curve. Healthy curves: those in DIRECTORY (files *.csv or *.csv.gz with the columns step, loss, grad_norm), and synthetic
-ones. Sick curves: a falling loss with four kinds of noise, hurt at a drawn step. The peer is the rule before: act on each spike.
+The benchmark gives each curve, step by step, to the ranks' own judgement and to their ladder of answers. A replay of the same data gives
+the same losses; skipped data is cut out of the curve. Healthy curves: those in DIRECTORY (files *.csv or *.csv.gz with the columns step,
+loss, grad_norm), and synthetic ones. Sick curves: a falling loss with four kinds of noise, disturbed at a randomly drawn step. The peer is
+the former rule, which acted on each spike.
 
 Predicted: nothing in healthy curves, except where a loss rises by design; a jump is found after half of `spikes.patience_steps`.
 """
@@ -33,7 +34,7 @@ SPAN = SPIKES.baseline_steps + SPIKES.run_steps + SPIKES.patience_steps
 
 
 def found(figures: list[Figure], level: Level, patient: bool) -> tuple[Finding | None, Level]:
-    """Return what is found at the newest figure. Not patient: by the rule before, by which each spike was acted on."""
+    """Return what is found at the newest figure. patient=False: apply the former rule, which acted on each spike."""
     if patient:
         return loss_level.judge(figures[-SPAN:], level, SPIKES)
     spike = loss_spike.spike(figures[-SPIKES.baseline_steps - SPIKES.run_steps :], SPIKES)
@@ -41,7 +42,8 @@ def found(figures: list[Figure], level: Level, patient: bool) -> tuple[Finding |
 
 
 def played(curve: Curve, patient: bool = True, first: bool = False) -> tuple[Counter[str], list[Finding]]:
-    """Return what a training with this curve pays, and what was found. first: stop at the first finding that is acted on."""
+    """Return what the judgement costs a training with this curve, and what was found. first: stop at the first finding that causes an
+    action."""
     paid: Counter[str] = Counter()
     findings: list[Finding] = []
     data = list(zip(curve.losses.tolist(), curve.norms.tolist(), strict=True))
@@ -69,9 +71,8 @@ def played(curve: Curve, patient: bool = True, first: bool = False) -> tuple[Cou
             paid["batches skipped"] += window.stop - window.start
             del data[window.start : window.stop]
         if answer.remedy is Remedy.CONTINUE:
-            paid["jobs ended"] += not patient  # before, this was the end
-            figures, levels = [], [Level()] * (to + 1)
-            data = data[to:]
+            paid["jobs ended"] += not patient  # under the former rule, this ended the job
+            figures, levels = [each._replace(loss=None) for each in figures], [Level()] * (to + 1)
         turns.append(Turn(kind=finding.kind, onset=finding.onset, to=Step(to), remedy=answer.remedy, window=window))
         if len(turns) > 1000:
             break
@@ -79,7 +80,7 @@ def played(curve: Curve, patient: bool = True, first: bool = False) -> tuple[Cou
 
 
 PAID = {"steps computed again": 20.0, "batches skipped": 0.0, "jobs ended": 0.0}
-"""What healthy trainings may pay at most in 100,000 steps."""
+"""The most that the judgement may cost healthy trainings in 100,000 steps."""
 
 
 def of_healthy(kind: str, curves: list[tuple[str, Curve]], pool: Executor) -> list[Result]:

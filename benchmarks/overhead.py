@@ -3,9 +3,9 @@
     python benchmarks/overhead.py [--repeats N] [--quick] [--device DEVICE [--seconds N]]
 
 The training is `examples/gpt/pretrain.py`: megatron-core, two data-parallel ranks, gloo. It runs twice: under torchrun, and behind
-`mt-resilient run` with no snapshot due. Each second one of the two jobs is stopped completely and the other continues, in the order ABBA.
-So other work on the machine slows both alike. A step's time is the time between two step lines. The first steps of each second are left
-out.
+`mt-resilient run` with no snapshot due. Each second, one of the two jobs is stopped completely and the other one runs, in the order ABBA.
+So other work on the machine slows both alike. A step's time is the time between two step lines. The first steps of each second are not
+counted.
 
 Only quiet rounds are judged: those in which the rest of the machine used almost no processor. With ten other processes on two cores, the
 ratio was anywhere between 0.83 and 1.17. If too few rounds are quiet, or if the ratio scatters around the limit, `met` is null.
@@ -14,19 +14,20 @@ Predicted: a ratio of at most 1.01, at most 20 us for a heartbeat, and some micr
 
 Measured on two quiet cores (AMD EPYC): a heartbeat takes 0.20 us, a boundary 58 to 95 us (medians of six repeats). The ratio is 1.000 at a
 step of 72 ms (60 of 61 rounds were quiet; 95 % interval 0.992 to 1.008). Single repeats gave 0.993 to 1.013: the start of the processes
-decides which job is faster. So more repeats tell more than more rounds. On 32 Xeon cores with other work: 1.005 and 1.007. The other
-processes of the job use 1.3 % of a core together, those of torchrun 0.3 %.
+decides which job is faster. So more repeats give more information than more rounds. On 32 Xeon cores with other work: 1.005 and 1.007. The
+other processes of the job use 1.3 % of a core together, those of torchrun 0.3 %.
 
-With `--device`, the training is `device_loop.py` on two devices, at defaults: snapshots in memory and on disk are taken. Four jobs run one
-after the other, in the order ABBA, each for `--seconds` after its first steps. (Stopping a job would leave its collectives spinning on the
-devices.) All step times of both kinds are compared.
+With `--device`, the training is `device_loop.py` on two devices. mt-resilient has its default settings, so snapshots in memory and on disk
+are taken. Four jobs run one after the other, in the order ABBA, each for `--seconds` after its first steps. (Stopping a job would leave its
+collectives spinning on the devices.) All step times of both kinds are compared.
 
 Measured on two H200s (torch 2.11, 60 s each): mean 93.1 ms against 91.9 (1.013), median 92.1 against 91.9, 99th percentile 108.2 against
-93.8 (1.15), longest 204 against 95. In the second of the two jobs, the longest was 114. On two H100s, before: mean 1.016, 99th percentile
-1.10, longest 248 against 99. Before the copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289.
+93.8 (1.15), longest 204 against 95. In the second of the two jobs, the longest was 114. An earlier measurement on two H100s: mean 1.016,
+99th percentile 1.10, longest 248 against 99. Before copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest
+289.
 
-The benchmark does not set CUDA_DEVICE_MAX_CONNECTIONS, and these figures are without it. With 1, as Megatron wants it, all streams share
-one queue, and copies may disturb steps more (not measured).
+The benchmark does not set CUDA_DEVICE_MAX_CONNECTIONS, so the figures were measured without this variable. With the value 1, which Megatron
+requires, all streams share one queue. Copies may then disturb steps more (not measured).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ LEAST_QUIET = 8
 """The least number of quiet rounds for a decision. With fewer, the ratio of all rounds is reported as undecided."""
 STEP_LIMIT = 1.01
 WARM_UP_STEPS = 30
-"""Steps of a training on devices that are left out: kernels are chosen and memory is allocated in the first ones."""
+"""The first steps of a training on devices, which are not counted: kernels are chosen and memory is allocated in them."""
 DEVICE_LIMITS: dict[str, float | None] = {"mean": STEP_LIMIT, "median": None, "99th percentile": 1.2, "longest": 1.5}
 """The limits of step times on a device, as shares of torchrun's."""
 BEAT_LIMIT_US = 20.0

@@ -3,8 +3,9 @@
     python benchmarks/page_load.py [--jobs N] [--incidents N] [--repeat N]
 
 The jobs are journals of one day each: a `progress` line a minute, and their share of the incidents. Then one more job has all incidents.
-The list is loaded when all jobs are shown; a job when its sentence and the first rows of its table are. Charts follow: plotly's script has
-4 MB. What the server needs once to read the journals, before it answers the first visitor, is a figure of its own.
+The list counts as loaded when all jobs are shown. A job's page counts as loaded when its sentence and the first rows of its table are
+shown. Charts appear later, because plotly's script has 4 MB. The server reads the journals once, before it answers the first visitor. This
+time is reported as a separate figure.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def journal(root: Path, incidents: int) -> None:
 
 
 def loaded(page: Page, address: str, words: str) -> float:
-    """The seconds until the page has what the JavaScript expression asks for."""
+    """Return the seconds until the JavaScript expression `words` is true on the page."""
     page.goto("about:blank")
     began = time.perf_counter()
     page.goto(address, wait_until="commit")

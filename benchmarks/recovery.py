@@ -3,22 +3,22 @@
     python benchmarks/recovery.py [--repeats N] [--quick] [--device DEVICE]
 
 The training is `examples/gpt/pretrain.py`: megatron-core, two data-parallel ranks, gloo, and 50 ms of sleep in each step. Each repeat runs
-it three times in turn: behind `mt-resilient run` with a ready warm process, behind `mt-resilient run --no-warm`, and under
+it three times, one after the other: behind `mt-resilient run` with a ready warm process, behind `mt-resilient run --no-warm`, and under
 `torchrun --max-restarts 3`. Each time rank 1 is killed. The clock stops when the first step line of the new ranks arrives. torchrun's ranks
 start from step 0 and restore nothing, which is to torchrun's advantage.
 
 Predicted: 0.5 s for a warm start, and 4 to 5 s for a cold start and for torchrun.
 
 Measured on two quiet cores (AMD EPYC), medians of three: warm 0.26 s, cold 2.12 s, torchrun 2.50 s (1.99 to 2.95 in six runs). So a warm
-start takes 0.10 of torchrun's time, a cold start 0.85 (1.01 in the run before). The phases of the warm start in ms: detect 4, stop 38,
-start 54, build 53, restore 11, step 75 (50 of them are sleep). On 32 cores of another host, with an earlier version (torch 2.11 with CUDA,
-two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5 s, torchrun 13.1 s.
+start takes 0.10 of torchrun's time, and a cold start 0.85 (1.01 in the previous run). The phases of the warm start in ms: detect 4, stop
+38, start 54, build 53, restore 11, step 75 (50 of them are sleep). On 32 cores of another host, with an earlier version (torch 2.11 with
+CUDA, two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5 s, torchrun 13.1 s.
 
-With `--device`, the training is `device_loop.py` on two devices: warm, then under torchrun for as many steps. The losses of the steps after
-the fault must have the bits of torchrun's before its fault.
+With `--device`, the training is `device_loop.py` on two devices: first with a warm start, then under torchrun for as many steps. The losses
+after the fault must equal, bit for bit, those of the same steps under torchrun before its fault.
 
 Measured on two H200s (torch 2.11, two faults): 2.86 s (stop 0.95, start 0.09, build 1.15, restore 0.36, step 0.31), torchrun 8.4 s, the
-script's own first start 12.6 s, the same bits in 367 steps. On two H100s, before: 3.28 s, torchrun 13.4 s. The parts are in
+script's own first start 12.6 s, the same bits in 367 steps. An earlier measurement on two H100s: 3.28 s, torchrun 13.4 s. The parts are in
 docs/architecture.md.
 """
 
@@ -217,7 +217,7 @@ def main() -> None:
                 try:
                     figures = measure(way, place / f"{way}{repeat}")
                 except JobFailed as error:
-                    say(f"  {way}, repeat {repeat}: left out, {error}")
+                    say(f"  {way}, repeat {repeat}: not counted, {error}")
                     continue
                 measured[way].append(figures)
                 told = ", ".join(f"{name} {1000 * seconds:.0f}" for name, seconds in figures.items())

@@ -3,11 +3,12 @@
     python benchmarks/replicate.py [MiB] [rounds]
 
 Needs root. Two processes, the source and the keeper (the receiver), each have an arena (shared memory). The plain stream is `sendall` from
-the same slot, `recv_into` the same guest slot, and one byte back. Both ways run in turn, so other work on the machine slows both. The
-first two rounds are left out, because they allocate the memory of the guest slots.
+the same slot, `recv_into` the same guest slot, and one byte back. Copy and stream alternate, so other work on the machine slows both. The
+first two rounds are not counted, because they allocate the memory of the guest slots.
 
-Over loopback the processors are the limit. There a copy needs more processor time: checksums at both ends, fingerprints at one end. Over
-a link of 4 Gbit/s, between two network namespaces, the link is the limit. Measured: docs/architecture.md, "Copies in a buddy's memory".
+Over loopback the processors are the limit. There a copy needs more processor time than a stream: for checksums at both ends, and for
+fingerprints at one end. Over a link of 4 Gbit/s, between two network namespaces, the link is the limit. Measured: docs/architecture.md,
+"Copies in a buddy's memory".
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def staged(slot: Slot, nbytes: int, step: int) -> None:
 
 
 def keeper(rounds: int, host: str) -> None:
-    """Run the keeper's process: listen, then receive a copy and a plain stream in turn."""
+    """Run the keeper's process: listen, then receive copies and plain streams alternately."""
     fds = arena.create(1, 2)
     guests = [[Slot(path) for path in row] for row in arena.paths(fds, os.getpid())]
     with socket.create_server((host, 0)) as server:
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("rounds", type=count, nargs="?", default=11, help="number of rounds, at least 3 (default: 11)")
     options = parser.parse_args()
     if options.rounds < 3:
-        parser.error("the first two rounds are left out; give at least 3 rounds")
+        parser.error("the first two rounds are not counted; give at least 3 rounds")
     mebibytes, rounds = options.mebibytes, options.rounds
     results = []
     ways: list[tuple[str, AbstractContextManager[tuple[str, list[str]]]]] = [

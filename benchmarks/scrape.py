@@ -2,9 +2,10 @@
 
     python benchmarks/scrape.py [--agents N] [--interval SECONDS] [--rounds N]
 
-One server stands for all agents: under a path for each, it answers with the real exposition of an agent with eight ranks, in gzip as the
-agents do. The values change as they do while a job trains. Debian's Prometheus scrapes all of them. Memory is its largest resident memory;
-disk is its write-ahead log, which it later makes into blocks that are smaller. Left out: queries, and rules.
+One server stands in for all agents and has a path for each agent. It answers with the real exposition of an agent with eight ranks,
+compressed with gzip as the agents do. The values change as they do while a job trains. Debian's Prometheus scrapes all of them. The memory
+figure is Prometheus' largest resident memory. The disk figure is its write-ahead log, which Prometheus later turns into smaller blocks.
+Queries and rules are not measured.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Agents:
         self.train()
 
     def train(self) -> None:
-        """Go on by a second."""
+        """Advance the values by one second of training."""
         self.step += 1
         self.metrics.now(
             step=self.step, generation=1, alive=_RANKS, paused=False, stall_s=self.step / 500, effective=0.99
@@ -116,7 +117,7 @@ def main() -> None:
             say((folder / "log").read_text()[-2000:])
             raise
         finally:
-            server.kill()  # in order, it would take minutes, for data that is deleted
+            server.kill()  # an orderly end would take minutes, and the data is deleted anyway
             server.wait()
     say(f"{agents.scrapes} scrapes")
     report(

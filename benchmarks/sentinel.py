@@ -2,19 +2,19 @@
 
     python benchmarks/sentinel.py [--rounds N] [--quick] [--only one|several]
 
-One node: two ranks with steps of 100 ms (`sentinel_loop.py`). The steps run in turn without a session, with a session's boundary after
-each, and with the heartbeat of NVIDIA's Resiliency Extension (NVRx 0.4.1), which serves hang detection alone. NVRx is left out unless it
-is on the PYTHONPATH. (Put it into a directory of its own: Megatron 0.17.1 does not start beside this version.) The benchmark measures the
-boundary itself and the differences of paired steps, which scatter more. No snapshot is due.
+One node: two ranks with steps of 100 ms (`sentinel_loop.py`). Three kinds of steps alternate: without a session, with a session's boundary
+after each step, and with the heartbeat of NVIDIA's Resiliency Extension (NVRx 0.4.1). That heartbeat serves hang detection alone. NVRx is
+skipped unless it is on the PYTHONPATH. (Install it into a separate directory: Megatron 0.17.1 does not start if this version is installed.)
+The benchmark measures the boundary itself and the differences of paired steps, which scatter more. No snapshot is due.
 
-Several nodes: forked processes of this machine, and boards as of so many nodes. Each process sleeps for 100 ms between sending its row and
-reading the result. The benchmark measures the time of both, and the processor time of a step on a rank. The rows go through the first rank
-of each node (`training/boundary/cross_node.py`), or through an all-reduce of all ranks. With fewer cores than processes, the figures are
-upper bounds. The last rows of results are rounds without a pause between them.
+Several nodes: forked processes of this machine, with one board for each simulated node. Each process sleeps for 100 ms between sending its
+row and reading the result. The benchmark measures the time of sending plus reading, and the processor time of a step on a rank. The rows go
+through the lowest-numbered rank of each node (`training/boundary/cross_node.py`), or through an all-reduce of all ranks. With fewer cores
+than processes, the figures are upper bounds. The last results are of rounds without a pause between them.
 
-Predicted: 0.1 ms for a boundary on one node; less through the first ranks than by an all-reduce, because only one rank of a node has
-threads that need a core. Measured: docs/scaling.md. The target of 0.1 ms is missed at steps of 100 ms, which empty the caches
-(`cold_boundary.py`).
+Predicted: 0.1 ms for a boundary on one node; less time through one rank of each node than by an all-reduce, because only that rank has
+threads that need a core. Measured: docs/scaling.md. The target of 0.1 ms is missed at steps of 100 ms, because such steps empty the
+processor's caches (`cold_boundary.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training whose steps run in turn plain, with a session, and with a peer. `sentinel.py` starts this script on two ranks.
+"""A training with three alternating kinds of steps: plain, with a session, and with a peer. `sentinel.py` starts this script on two ranks.
 
 A step sleeps, computes a little and ends with an all-reduce, as in a training. The ways alternate in blocks of steps, forwards and
 backwards. The first step of a block is dropped, because it contains work left from the previous block. Rank 0 prints one line: `sentinel`,

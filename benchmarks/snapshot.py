@@ -4,11 +4,11 @@
 
 One rank trains a model of linear layers with AdamW (`snapshot_loop.py`) behind `mt-resilient run`, in two jobs: one takes a snapshot in
 memory every 8 steps, the other writes one to disk every 40 steps. A cycle is the steps from one snapshot to the next. For each step of a
-cycle, the median over all cycles is taken. The cost of a snapshot is the sum of what these medians exceed their own median, which is a
-step without a snapshot. The first four cycles are left out: there the slots' memory is prepared. On a busy machine the medians scatter, and
-the cost comes out too large.
+cycle, the benchmark takes the median over all cycles. The median of these medians is the time of a step without a snapshot. The cost of a
+snapshot is the sum of the amounts by which the medians exceed it. The first four cycles are not counted, because the slots' memory is
+prepared in them. On a busy machine the medians scatter, and the computed cost is too large.
 
-The time of the write is what the drain process reports. Its peer is one stream of direct I/O of as many bytes into the same folder.
+The drain process reports the time of the write. The peer is a single stream of direct I/O that writes as many bytes into the same folder.
 
 An earlier form of this benchmark measured 7690 MiB on one H200 (16 cores, torch 2.11.0): a snapshot in memory held the loop for 3.7 ms and
 made the next step 0.3 % longer, at a step of 254 ms (target: 3 ms). A snapshot on disk cost 30 ms in all. The write took 3.53 s, direct I/O

@@ -2,8 +2,8 @@
 
     python snapshot_loop.py DEVICE MiB STEPS
 
-Each step also multiplies matrices, for as many times as take a quarter of a second alone. The script prints one line: `steps`, and a JSON
-list of the seconds of each step, boundary included.
+Each step also multiplies matrices, as often as fits into a quarter of a second. The script prints one line: `steps`, and a JSON list of the
+seconds of each step, boundary included.
 """
 
 from __future__ import annotations

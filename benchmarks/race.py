@@ -1,0 +1,320 @@
+"""Measure the time from a fault to the first new step: ours beside torchrun, ft_launcher, torchft and dlrover-run, in one training.
+
+    python benchmarks/race.py --install DIR                       make the peers' virtual environments
+    python benchmarks/race.py --venvs DIR [--systems …] [--faults …] [--repeats N] [--results FILE]
+    python benchmarks/race.py --write docs/benchmarks.md          write the tables and the picture of what FILE holds
+
+The training is `race/train.py`: a small GPT of megatron-core, two data-parallel ranks, gloo. `race/systems.toml` says how each system is
+started, `race/systems.py` has its checkpoint code. A system's faults of a kind strike one job, one after the other. A step is new if no
+rank has done it before. The final state is compared with that of a run without faults.
+
+Predicted: a kill costs 0.3 s warm, 2.5 s under torchrun and more elsewhere; only ft_launcher is faster at a hang.
+`--write` makes docs/benchmarks.md of the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import race_table
+from jobs import BESIDE, REPOSITORY, JobFailed, workplace
+from measure import arguments, count, machine, report, say, version
+from race_table import FAULTS, Outcome
+
+from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.chaos.live.cluster import Cluster
+from mt_resilient.resilience.report.journal import Tail
+
+HERE = Path(__file__).parent / "race"
+SYSTEMS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "systems.toml").read_text())
+WARM_UP, AFTER = 40, 20
+"""Steps before the first fault, and between the end of one recovery and the next fault."""
+START_S, BACK_S = 240.0, 5.0
+"""Seconds until a job must train; seconds after which a lost node's command is given again."""
+WITHIN_S = {"kill": 120.0, "hang": 110.0, "nan": 120.0, "agent": 120.0, "node": 120.0}
+"""A recovery that takes longer is not awaited."""
+
+
+class Run:
+    """A job of one system, on one node or two."""
+
+    def __init__(self, name: str, nodes: int, place: Path, options: argparse.Namespace) -> None:
+        system = SYSTEMS[name]
+        self.groups = system.get("groups", False)
+        self.place, self._nodes = place, 2 if self.groups else nodes
+        self._form = system["node" if self._nodes == 2 else "one"]
+        self._set = system.get("environment", {})
+        place.mkdir()
+        train = f"{HERE}/train.py {name} {place} --every {options.every} --step-delay {options.step_delay}"
+        venv = options.venvs / system["package"] / "bin" if "install" in system else BESIDE
+        self._values: dict[str, Any] = {
+            "bin": venv, "python": venv / "python", "run": place, "here": HERE, "every": options.every, "nodes": nodes,
+            "port": free_port(), "train": f"{train} --device {options.device}",
+        }  # fmt: skip
+        self._ports = [free_port(), free_port()]
+        ours = name.startswith("ours") and nodes == 2
+        self._cluster = Cluster(place / "cluster", 2, namespaces=False) if ours else None
+        self._tail, self.events = Tail(place / "events"), []
+        for helper in system.get("before", []):
+            self._spawn(helper, 0)
+        self.agents = [self._spawn(self._form, node) for node in range(self._nodes)]
+
+    def _spawn(self, form: str, node: int) -> subprocess.Popen[bytes]:
+        values = self._values | {"node": node, "host": int(node == 0), "port_of_node": self._ports[node]}
+        environment = {key: text for key, text in os.environ.items() if not key.startswith(("MT_RESILIENT_", "PET_"))}
+        path = [str(REPOSITORY / "examples" / "gpt"), environment.get("PYTHONPATH", "")]
+        environment |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.place), "PYTHONPATH": os.pathsep.join(path)}
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        environment |= {key: text.format(**values) for key, text in self._set.items()}
+        if self._cluster:
+            own = self._cluster.names[node]
+            values["cluster"] = shlex.join(self._cluster.options(self.place, own))
+        with (self.place / "log").open("ab") as log:
+            return subprocess.Popen(
+                shlex.split(form.format(**values)), cwd=self.place, env=environment, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self, condition: Callable[[], Any], within_s: float, what: str) -> Any:
+        """Return the condition's first true value, or None when the time is up. Raises JobFailed if all agents have ended."""
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline:
+            self.events += self._tail.new()
+            if found := condition():
+                return found
+            if all(agent.poll() is not None for agent in self.agents):
+                log = (self.place / "log").read_text(errors="replace").splitlines()
+                errors = [line for line in log if "Error" in line and "warn" not in line.lower()]
+                why = (errors or log or ["it printed nothing"])[-1].strip()
+                raise JobFailed(f"{what}: the job ended with code {self.agents[0].returncode}: {why[-200:]}")
+            time.sleep(0.02)
+        return None
+
+    def steps(self) -> list[tuple[float, int, int, int]]:
+        return [(one["at_s"], one["rank"], one["step"], one["ranks"]) for one in self.events if "step" in one]
+
+    def newest(self, ranks: int = 1) -> int:
+        return max((step for _, _, step, took_part in self.steps() if took_part >= ranks), default=-1)
+
+    def strike(self, fault: str) -> float:
+        """Cause a fault of rank 1, or of its node. Return when it struck."""
+        if fault == "nan":
+            before = sum("fault" in one for one in self.events)
+            (self.place / "order").write_text(fault)
+            (self.place / "order").rename(self.place / "order-1")
+            struck = self.wait(lambda: [one for one in self.events if "fault" in one][before:], 60.0, "the fault")
+            if not struck:
+                raise JobFailed("rank 1 did not take the order within 60 s")
+            return struck[0]["at_s"]
+        doomed = [self.agents[1]] if fault in ("agent", "node") else []
+        pids = [agent.pid for agent in doomed]
+        if fault == "node":
+            pids += [child.pid for agent in doomed for child in psutil.Process(agent.pid).children(recursive=True)]
+        if fault in ("kill", "hang"):
+            pids = [[one["start"] for one in self.events if "start" in one and one["rank"] == 1][-1]]
+        struck_s = time.monotonic()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP if fault == "hang" else signal.SIGKILL)
+        return struck_s
+
+    def whole(self, fault: str, struck_s: float, top: int) -> bool:
+        """Whether all ranks train again, and have done so for a while. top: the newest step before the fault."""
+        if fault in ("agent", "node") and self.agents[1].poll() is not None and time.monotonic() > struck_s + BACK_S:
+            self.agents[1] = self._spawn(self._form, 1)
+        starts = [one["at_s"] for one in self.events if "start" in one and one["rank"] == 1 and one["at_s"] > struck_s]
+        if fault != "nan" and not starts:
+            return False
+        since_s = max([*starts, struck_s])
+        new = {step for at_s, _, step, took_part in self.steps() if at_s > since_s and took_part >= 2 and step > top}
+        return len(new) >= AFTER
+
+    def warm(self) -> bool:
+        """Whether the warm process of each node is ready."""
+        journals = [path.read_text() for path in self.place.glob("**/journal.jsonl")]
+        return len(journals) == len(self.agents) and all("warm process is ready" in journal for journal in journals)
+
+    def phases(self) -> dict[str, float]:
+        """Return the medians of the phases in our incidents."""
+        found: dict[str, dict[str, Any]] = {}
+        for journal in self.place.glob("**/journal.jsonl"):
+            for line in Tail(journal).new():
+                if line["kind"] == "incident" and not line["incident"]["open"]:
+                    found[line["incident"]["id"]] = line["incident"]["phases_s"]
+        names = {name for one in found.values() for name in one}
+        return {name: race_table.median([one[name] for one in found.values() if name in one]) or 0.0 for name in names}
+
+    def digest_after(self, step: int) -> dict[str, Any] | None:
+        found = self.wait(lambda: [one for one in self.events if one.get("after", -1) > step], 120.0, "the digest")
+        return found and found[0]
+
+    def stop(self) -> None:
+        for agent in self.agents:
+            if agent.poll() is None:
+                agent.terminate()
+        psutil.wait_procs([psutil.Process(agent.pid) for agent in self.agents if agent.poll() is None], timeout=30)
+        if self._cluster:
+            self._cluster.close()
+        for child in psutil.Process().children(recursive=True):  # orphans are this process's children
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def race(
+    name: str, fault: str, place: Path, options: argparse.Namespace, reference: Callable[[str, int], str]
+) -> dict[str, Any]:
+    """Return what `options.repeats` faults cost one system. reference: the digest of the state without faults, by kind and step."""
+    found: list[Outcome] = []
+    run, note, digest, equal = Run(name, 2 if fault in ("agent", "node") else 1, place, options), "", None, None
+    try:
+        if not run.wait(lambda: run.newest(2) >= WARM_UP, START_S, "the start"):
+            raise JobFailed(f"{WARM_UP} steps took more than {START_S:.0f} s")
+        if name == "ours-warm":
+            run.wait(run.warm, 180.0, "the warm process")
+        while len(found) < options.repeats and not note:
+            run.wait(lambda: (run.newest() + 1 - len(found)) % options.every == 0, 60.0, "the moment")
+            top, struck_s = run.newest(), run.strike(fault)
+            try:
+                if not run.wait(lambda s=struck_s, t=top: run.whole(fault, s, t), WITHIN_S[fault], "after the fault"):
+                    note = f"not all ranks train again within {WITHIN_S[fault]:.0f} s"
+                    say((place / "log").read_text(errors="replace")[-1500:])
+            except JobFailed as error:
+                note = str(error)
+            found.append(race_table.outcome(run.steps(), struck_s, 2))
+            say(f"  {name}, {fault} {len(found)}: {found[-1]}; load {os.getloadavg()[0]:.1f}")
+        digest = None if note else run.digest_after(run.newest())
+    except (JobFailed, OSError) as error:
+        note = str(error)
+    finally:
+        run.stop()
+    if digest and (undisturbed := reference("torchft" if run.groups else "none", digest["after"])):
+        equal = digest["digest"] == undisturbed
+    elif digest:
+        note = "the run without faults did not come as far, so the bits were not compared"
+    outcomes = race_table.saved(found)
+    return {"outcomes": outcomes, "phases": run.phases(), "equal": equal, "note": note, "load": os.getloadavg()[0]}
+
+
+def without_faults(kind: str, until: int, place: Path, options: argparse.Namespace) -> dict[str, str]:
+    """Return the digests of a run without faults, by step."""
+    say(f"  {kind}: {until} steps without faults")
+    run = Run(kind, 1, place, argparse.Namespace(**{**vars(options), "step_delay": 0.0}))
+    try:
+        run.wait(
+            lambda: any(one.get("after", 0) >= until for one in run.events), START_S + 0.3 * until, "without faults"
+        )
+        return {str(one["after"]): one["digest"] for one in run.events if "digest" in one}
+    finally:
+        run.stop()
+
+
+def install(venvs: Path) -> None:
+    """Make a virtual environment for each peer, over this environment's packages."""
+    for name, system in SYSTEMS.items():
+        if "install" in system and not (place := venvs / system["package"]).exists():
+            say(f"{name}: {place}")
+            subprocess.run([sys.executable, "-m", "venv", place], check=True)
+            for packages in place.glob("lib/python*/site-packages"):
+                (packages / "zz_base.pth").write_text(f"{BESIDE.parent / packages.relative_to(place)}\n")
+            pip = [place / "bin" / "python", "-m", "pip", "install", "-q", "-c", REPOSITORY / "constraints.txt"]
+            subprocess.run([*pip, *system["install"]], check=True)
+
+
+def page(kept: dict[str, Any], found: list[race_table.Result]) -> str:
+    """Return docs/benchmarks.md."""
+    labels = {name: system["label"] for name, system in SYSTEMS.items() if name in kept["versions"]}
+    loads = [run["load"] for run in kept["runs"].values()]
+    settings = [
+        f"| {system['label']} | {kept['versions'][name]} | {system['checkpoint'].format(**kept['settings'])} | {system['limits']} |"
+        for name, system in SYSTEMS.items()
+        if name in labels
+    ]
+    text = (HERE / "page.md").read_text()
+    faults = [
+        f"### {title}\n\n{race_table.table(kept['runs'], fault, labels)}"
+        for fault, title in FAULTS.items()
+        if any(f"{name} {fault}" in kept["runs"] for name in labels)
+    ]
+    return text.format(
+        **kept["settings"], **kept["machine"], lightest=min(loads), heaviest=max(loads), back=BACK_S, targets=race_table.targets(found),
+        faults="\n\n".join(faults),
+        systems="\n".join(settings), phases=race_table.phases(kept["runs"], labels),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    names = [name for name in SYSTEMS if name != "none"]
+    parser.add_argument("--systems", nargs="+", choices=names, default=names, metavar="SYSTEM", help=", ".join(names))
+    parser.add_argument(
+        "--faults", nargs="+", choices=FAULTS, default=[*FAULTS], metavar="FAULT", help=", ".join(FAULTS)
+    )
+    parser.add_argument("--repeats", type=count, default=5, help="faults of each kind (default: 5)")
+    parser.add_argument("--every", type=count, default=5, help="steps between checkpoints (default: 5)")
+    parser.add_argument("--step-delay", type=float, default=0.1, help="seconds of sleep in each step (default: 0.1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--venvs", type=Path, default=Path("/tmp/race-venvs"), help="the peers' virtual environments")
+    parser.add_argument("--install", type=Path, metavar="DIR", help="make them there, and end")
+    parser.add_argument(
+        "--results", type=Path, default=Path("race.json"), help="what is measured is added to this file"
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="write the page from the results, and measure nothing"
+    )
+    options = parser.parse_args()
+    if options.install:
+        install(options.install)
+        return
+    kept: dict[str, Any] = {"runs": {}, "reference": {}, "versions": {}}
+    with suppress(FileNotFoundError):
+        kept = json.loads(options.results.read_text())
+    if not options.write:
+        kept |= {
+            "machine": machine(),
+            "settings": {"every": options.every, "step_delay": options.step_delay, "device": options.device},
+        }
+        measure(kept, options)
+    found = race_table.results(kept["runs"], names, kept["settings"]["every"])
+    if options.write:
+        options.write.write_text(page(kept, found))
+        labels = {name: SYSTEMS[name]["label"] for name in names}
+        race_table.draw(kept["runs"], labels, options.write.parent / "img" / "race.png")
+    report("race", found, **kept["versions"])
+
+
+def measure(kept: dict[str, Any], options: argparse.Namespace) -> None:
+    """Race, and save the results after each system and fault."""
+    with workplace() as place:
+
+        def reference(kind: str, step: int) -> str:
+            digests = kept["reference"].setdefault(f"{kind} {options.device}", {})
+            if str(step) not in digests:
+                digests.update(without_faults(kind, step + 600, place / f"reference-{kind}-{step}", options))
+            return digests.get(str(step), "")
+
+        for fault in options.faults:
+            for name in options.systems:
+                system = SYSTEMS[name]
+                if fault in ("agent", "node") and "node" not in system:
+                    continue
+                kept["versions"][name] = version(system["package"]) or system.get("install", [""])[0].partition("==")[2]
+                kept["runs"][f"{name} {fault}"] = race(name, fault, place / f"{name}-{fault}", options, reference)
+                say(f"  {name}, {fault}: {kept['runs'][f'{name} {fault}'] | {'outcomes': '…'}}")
+                options.results.write_text(json.dumps(kept, indent=1))
+
+
+if __name__ == "__main__":
+    main()
