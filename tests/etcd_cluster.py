@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 
 from mt_resilient.agent.etcd.binary import clean_environment, find_server
@@ -141,12 +142,18 @@ class Cluster:
         return [status.header.member_id for status in said].index(said[0].leader)
 
     def move_leader(self) -> int:
-        """Another member leads from now on; which."""
-        old = self.leader()
-        new = (old + 1) % len(self.endpoints)
-        target = ask(self.endpoints[new], "Maintenance", "Status")
-        ask(self.endpoints[old], "Maintenance", "MoveLeader", targetID=target.header.member_id)
-        return new
+        """Another member leads from now on; which. It is asked for again if the leader changes by itself meanwhile."""
+        ends = time.monotonic() + 60
+        while True:
+            try:
+                old = self.leader()
+                new = (old + 1) % len(self.endpoints)
+                target = ask(self.endpoints[new], "Maintenance", "Status")
+                ask(self.endpoints[old], "Maintenance", "MoveLeader", targetID=target.header.member_id)
+                return new
+            except (ValueError, grpc.RpcError):  # none leads, or another one than a moment ago
+                assert time.monotonic() < ends, "no other member comes to lead"
+                time.sleep(0.1)
 
     def require_users(self, access: Access | None = None, **passwords: str) -> None:
         """Switch authentication on. passwords: by user, root among them; each may do everything."""

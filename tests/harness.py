@@ -51,9 +51,19 @@ def cli(*words: str, **extra: str) -> subprocess.CompletedProcess[str]:
 def exit_codes(rank: Callable[..., None], ranks: int, *arguments: Any) -> list[int]:
     """Of `rank(number, *arguments)` in a fresh interpreter for each rank. Where this process forked them, a lock of another thread of its
     could be held in them for ever."""
-    code = (
-        f"import ast, sys; from {rank.__module__} import {rank.__name__} as rank; rank(*ast.literal_eval(sys.argv[1]))"
-    )
+    code = f"""
+import ast, os, sys, traceback
+from {rank.__module__} import {rank.__name__} as rank
+code = 0
+try:
+    rank(*ast.literal_eval(sys.argv[1]))
+except Exception:
+    traceback.print_exc()
+    code = 1
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)  # with a process group of gloo, the interpreter's teardown may abort
+"""
     running = [
         subprocess.Popen([sys.executable, "-c", code, repr((number, *arguments))], cwd=ROOT, env=environment())
         for number in range(ranks)

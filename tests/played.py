@@ -17,6 +17,7 @@ from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import RankArena, Slot
 from mt_resilient.checkpoint.arena.slot_header import Header, Stamp
 from mt_resilient.checkpoint.arena.staging import Stager
+from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.backend.place import Place
 from mt_resilient.checkpoint.durable.save import drain
@@ -41,6 +42,7 @@ class Node:
         shared_bytes: int = 0,
     ) -> None:
         self.root, self.ranks, self.world, self.nbytes = root, ranks, world, nbytes
+        (root / paths.SNAPSHOTS).write(paths.JOB, b"")  # as the agent does before it starts a drain process
         self.shared_bytes = shared_bytes
         self.fds = arena.create(len(ranks), slots)
         self.paths = arena.paths(self.fds, os.getpid())

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.chaos.live import small_disk
+from mt_resilient.chaos.live.network import possible
+
 from ..harness import BIN, MINIMAL, cli, environment
 
+PLANTED = Path(__file__).parent / "planted" / "train.py"
 FORGETS = Path(__file__).with_name("forgets.py")
 PLAN = """
 [[fault]]
@@ -51,6 +55,62 @@ def test_a_campaign_on_a_real_job_finds_every_promise_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.variant
+@pytest.mark.skipif(not small_disk.device_possible(), reason="a small disk wants root, a loop device and e2fsprogs")
+@pytest.mark.timeout(1000)
+def test_faults_of_disks_and_of_data_break_no_promise(tmp_path: Path) -> None:
+    faults = {"etcd_disk_full": 6, "etcd_slow_fsync": 16, "bit_in_arena": 26, "spike_by_data": 30, "power_lost": 45}
+    plan = "".join(f'[[fault]]\nname = "{name}"\nstep = {step}\n' for name, step in faults.items())
+    done = campaign(tmp_path, plan, "--nproc-per-node", "2", str(PLANTED))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 faults struck" in done.stdout
+    assert "without the data that was left out" in done.stderr
+
+
+@pytest.mark.variant
+@pytest.mark.skipif(not possible(), reason="network namespaces want root and iproute2")
+@pytest.mark.timeout(1000)
+def test_a_campaign_on_two_nodes_finds_every_promise_kept(tmp_path: Path) -> None:
+    plan = """
+[[fault]]
+name = "leader_killed"
+step = 10
+[[fault]]
+name = "network_cut_one_way"
+node = 2
+step = 40
+[[fault]]
+name = "node_lost"
+node = 1
+step = 70
+[[fault]]
+name = "etcd_majority_killed"
+step = 100
+"""
+    done = campaign(tmp_path, plan, "--nnodes", "2", str(MINIMAL), "--steps", "160", "--step-delay", "0.05")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 faults struck" in done.stdout
+    assert done.stdout.count("found agent lost") == 3
+    assert "PASSED.\n" in done.stdout
+
+
+@pytest.mark.variant
+@pytest.mark.skipif(not possible(), reason="a disk of its own wants root")
+@pytest.mark.timeout(1000)
+def test_a_command_that_the_disk_refused_is_given_again(tmp_path: Path) -> None:
+    plan = """
+[[fault]]
+name = "everything_killed"
+step = 20
+[[fault]]
+name = "disk_read_only"
+after_s = 0.1
+"""
+    done = campaign(tmp_path, plan, "--nproc-per-node", "2", str(MINIMAL), "--steps", "60", "--step-delay", "0.02")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Read-only file system); nothing was started" in (tmp_path / "chaos" / "faults" / "errors").read_text()
+
+
+@pytest.mark.variant
 @pytest.mark.timeout(1000)
 def test_a_script_that_forgets_a_part_of_its_state_fails(tmp_path: Path) -> None:
     plan = '[[fault]]\nname = "slow"\nstep = 8\n[[fault]]\nname = "rank_killed"\nstep = 20\n'
@@ -61,6 +121,15 @@ def test_a_script_that_forgets_a_part_of_its_state_fails(tmp_path: Path) -> None
     assert "NO   the final state has the bits of the run without faults" in done.stdout
     assert "The smallest plan that fails:\nrank_killed rank" in done.stdout
     assert f"mt-resilient chaos {tmp_path}/chaos/smallest.toml -- torchrun" in done.stdout
+
+
+@pytest.mark.variant
+def test_a_script_that_fails_on_one_node_is_not_awaited_on_the_other(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import os, sys, time\nsys.exit(3) if os.environ['RANK'] == '1' else time.sleep(1000)\n")
+    done = campaign(tmp_path, '[[fault]]\nname = "rank_killed"\n', "--nnodes", "2", str(script))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the command itself ends with exit code 1, without mt-resilient; no fault was injected" in done.stderr
 
 
 @pytest.mark.variant
@@ -84,6 +153,8 @@ def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "full" / "journal.jsonl").touch()
     plan = tmp_path / "plan.toml"
     plan.write_text('[[fault]]\nname = "rank_killed"\nrank = 2\n')
+    lost = tmp_path / "lost.toml"
+    lost.write_text('[[fault]]\nname = "node_lost"\n')
     for words, sentence in (
         (
             ["--dir", str(tmp_path / "full"), *train],
@@ -93,7 +164,9 @@ def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path) -> None:
         ([str(plan), "--seed", "1", *train], "a plan has its own seed"),
         ([str(tmp_path / "none.toml"), *train], "cannot be read"),
         (["--seed", "1"], "there is no command; write: mt-resilient chaos --seed 1 -- torchrun"),
-        (["--seed", "1", "--", "torchrun", "--nnodes", "2", *train[2:]], "a job of one node; leave --nnodes out"),
+        (["--", "torchrun", "--nnodes", "1:2", *train[2:]], "--nnodes 1:2 is not a fixed number of nodes."),
+        (["--nodes", "0", *train], "--nodes must be 1 or more. Nothing was started"),
+        ([str(lost), *train], "node_lost cannot strike here: it takes several nodes (--nodes 2 or more). Nothing was"),
     ):
         done = cli("chaos", *words)
         assert (done.returncode, done.stdout) == (2, ""), done

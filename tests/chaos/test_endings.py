@@ -37,6 +37,7 @@ def test_a_signal_ends_everything_in_order(number: int, code: int, tmp_path: Pat
     job = minimal(tmp_path)
     job.until_step(3)
     job.agent.send_signal(number)
+    job.until_said("ending the job")
     assert job.finish() == code
     assert f'File "{ROOT}/agent' not in job.said(), (
         "a traceback of the agent, which prints none; ranks do, as under torchrun"
@@ -87,6 +88,7 @@ def test_a_last_snapshot_and_then_on_to_the_same_bits(number: int, asked: list[s
     job = minimal(tmp_path, *asked)
     reached = job.until_step(5).max_step
     job.agent.send_signal(number)
+    job.until_said("taking a last snapshot")
     assert job.finish() == 128 + number
     assert reached < newest_on_disk(job) < STEPS, "the snapshot was taken at a boundary after the signal"
     job.start()

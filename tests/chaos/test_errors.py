@@ -25,8 +25,8 @@ from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.store.etcd.client import EtcdStore
 from mt_resilient.resilience.store.keys import Keys
 
-from ..etcd_cluster import Cluster
-from ..harness import GATED, GPT, MINIMAL, Job, cli, digest_of, step_lines, undisturbed
+from ..etcd_cluster import Cluster, eventually
+from ..harness import BIN, GATED, GPT, MINIMAL, Job, cli, digest_of, environment, step_lines, undisturbed
 
 TRAIN = ("--", "torchrun", "--nproc-per-node", "2", str(MINIMAL), "--steps", "5")
 
@@ -64,7 +64,27 @@ def test_torchrun_not_found(tmp_path: Path) -> None:
 
 
 def test_an_etcd_endpoint_that_does_not_answer(tmp_path: Path) -> None:
-    refused(4, "127.0.0.1:1", "run", "--run-dir", str(tmp_path), "--etcd", "127.0.0.1:1", *TRAIN)
+    done = cli("run", "--run-dir", str(tmp_path), "--etcd", "127.0.0.1:1", "--set", "control.join_wait_s=1", *TRAIN)
+    waits, why = done.stderr.splitlines()
+    assert done.returncode == 4
+    assert "Waiting for it, for at most 1 s" in waits
+    assert "127.0.0.1:1" in why
+
+
+def test_an_agent_waits_for_an_etcd_that_is_started_later(tmp_path: Path) -> None:
+    late = Cluster(tmp_path, 1)
+    three = f"127.0.0.1:1,127.0.0.1:2,{late.endpoints[0]}"  # a call asks two of them
+    words = [BIN / "mt-resilient", "run", "--run-dir", tmp_path / "run", "--job", "late", "--etcd", three, *TRAIN]
+    said = tmp_path / "said"
+    with said.open("w") as errors:
+        agent = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=errors)
+    try:
+        eventually(lambda: "Waiting for it, for at most 60 s" in said.read_text())
+        late.start()
+        assert agent.wait(300) == 0, said.read_text()
+    finally:
+        agent.kill()
+        late.stop()
 
 
 @pytest.mark.variant
@@ -291,7 +311,7 @@ def test_a_state_that_can_no_longer_be_saved_is_tried_when_a_snapshot_is_due_and
     assert (job.said() + job.printed()).count("Training goes on without new snapshots") == 1
     last = job.said().splitlines()[-1]
     assert (
-        "the training is over. No snapshot has its last state (step 42: layer['x'], a torch.Tensor, can't be saved"
+        "the training is over. No snapshot contains the last state (step 42: layer['x'], a torch.Tensor, can't be saved"
         in last
     )
     assert "it is not dense (torch.sparse_coo)" in last
@@ -310,24 +330,40 @@ def test_a_last_snapshot_of_a_state_that_cannot_be_saved_is_told(tmp_path: Path)
     last = job.said().splitlines()[-1]
     assert "ended, stopped by SIGTERM, but without the last snapshot (step " in last
     assert "layer['x'], a torch.Tensor, can't be saved: it is not dense (torch.sparse_coo)" in last
-    assert re.search("; the same command goes on from step [67]$", last), "what memory still held is on disk"
+    assert re.search("; the same command continues from step [67]$", last), "what memory still held is on disk"
     assert last[last.index("ended") :] in cli("status", "--run-dir", str(job.directory)).stdout
+
+
+CATCHES = """
+    try:
+        main()
+    except Exception as error:
+        print(f"the script caught {error!r}")
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("data", "code", "rungs"),
+    ("data", "code", "rungs", "catches"),
     [
-        pytest.param("session.data_step", 0, [1, 1, 1], marks=pytest.mark.variant),
-        ("step", BudgetSpent.exit_code, [1, 1, 2, 6]),
+        pytest.param("session.data_step", 0, [1, 1, 1], False, marks=pytest.mark.variant),
+        pytest.param("step", BudgetSpent.exit_code, [1, 1, 2, 6], False, marks=pytest.mark.variant),
+        ("step", BudgetSpent.exit_code, [1, 1, 2, 6], True),
     ],
+    ids=["known data", "other data", "a script that catches every exception and exits with 0"],
 )
-def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, rungs: list[int], tmp_path: Path) -> None:
+def test_a_nan_at_every_replay_ends_the_job_or_its_data(
+    data: str, code: int, rungs: list[int], catches: bool, tmp_path: Path
+) -> None:
     """The data is left out, where it is known which it is."""
     script = GPT.with_name(f"persistent-{os.getpid()}.py")
     source = GPT.read_text().replace('f"poisoned-{number}")', 'f"poisoned-{number}-{time.time()}")')
     assert source != GPT.read_text()
-    script.write_text(source.replace("train_step(session.data_step)", f"train_step({data})"))
+    source = source.replace("train_step(session.data_step)", f"train_step({data})")
+    if catches:
+        assert source.endswith("\n    main()\n")
+        source = source.removesuffix("    main()\n") + CATCHES
+    script.write_text(source)
     try:
         poison = ["--poison-gradient", "4:1", "--poison-marker", str(tmp_path)]
         job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "12", *poison])
@@ -338,7 +374,7 @@ def test_a_nan_at_every_replay_ends_the_job_or_its_data(data: str, code: int, ru
     if code:
         done = "after 2 rewinds with unknown data; the ranks have tried every remedy"
         assert f"again, {done}. Check the model, its settings and its data" in job.said().splitlines()[-1]
-        assert job.said().count("no recovery can put it back: take the batches") == 1
+        assert job.said().count("no recovery can put it back: get the batches") == 1
         assert not re.search("same data|hardware", job.said() + cli("explain", "--run-dir", str(job.directory)).stdout)
     else:
         assert "it recurred with the data, and not without it" in job.said()
@@ -358,11 +394,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path) -> None:
     expected, _ = undisturbed(MINIMAL, "--steps", "60")
     command = ["--nproc-per-node", "2", str(GATED), str(MINIMAL), "--steps", "60", "--step-delay", "0.02"]
-    job = Job(tmp_path, command, "--durable-every", "5", "--snapshots", str(small_disk))
+    job = Job(tmp_path, command, "--durable-every", "5", "--snapshots", str(small_disk), GATE_AFTER="8")
     job.until_said("is on disk")
     ballast = small_disk / "ballast"
     subprocess.run(["dd", "if=/dev/zero", f"of={ballast}", "bs=64k"], capture_output=True, check=False)
-    job.until_said("could not be written, training goes on")
+    job.gate.touch()
+    job.until_said("could not be written; training continues")
     ballast.unlink()
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
@@ -468,11 +505,11 @@ def test_a_script_that_leaves_early_while_the_disk_is_full_does_not_go_on_from_t
     assert job.finish(120) == 3, job.said()
     last = job.said().splitlines()[-1]
     assert "their last state is not on disk (step 30:" in last
-    assert last.endswith("give the same command again: it goes on from step 20")
+    assert last.endswith("give the same command again: it continues from step 20")
     (small_disk / "ballast").unlink()
     job.start()
     assert job.finish(120) == 0, job.said()
-    assert "before the end of the training; the same command goes on from step 30" in job.said().splitlines()[-1]
+    assert "before the end of the training; the same command continues from step 30" in job.said().splitlines()[-1]
 
 
 def page_of(agent: int) -> Page:

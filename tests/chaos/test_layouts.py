@@ -148,5 +148,5 @@ def test_a_buffer_that_differs_is_the_first_rank_s_and_told(tmp_path: Path) -> N
     two = run(tmp_path / "two", 2, [str(RESHAPED), "buffer-apart", "--steps", "4"])
     one = run(tmp_path / "one", 1, [str(RESHAPED), "buffer-apart", "--steps", "6"], "--start-from", str(two.directory))
     assert held(one, "begins") == held(two, "ends") != held(two, "ends", 1)
-    said = "the buffer seen of 'models.buffer-apart' differs from rank to rank in the snapshot: all ranks go on with the first one's"
+    said = "the buffer seen of 'models.buffer-apart' differs from rank to rank in the snapshot: all ranks continue with the"
     assert one.said().count(said) == 1

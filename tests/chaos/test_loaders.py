@@ -144,9 +144,9 @@ def test_a_loader_that_is_gone_through_beside_us_is_told_to_be_unknown(tmp_path:
     job.kill_rank(1)
     assert job.finish() == 0, job.said()
     said = job.said()
-    cure = "take the batches from session.batches(loader), or by session.data_step"
+    cure = "get the batches from session.batches(loader), or fetch the batch with the number session.data_step"
     assert said.count(f"no recovery can put it back: {cure}") == 1
-    assert said.count(f"was restored; which data this loop uses from here on is not known: {cure}") == 1
+    assert said.count(f"was restored; it is not known which data this loop uses from here on: {cure}") == 1
     first = next(i for i in job.faults() if i.cause == "non_finite")
     assert (first.remedy, first.origin) == ("rewind", "undecided")
     assert "hardware" not in said

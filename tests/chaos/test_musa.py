@@ -27,7 +27,7 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
         env=environment(PYTHONPATH=path),
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=300,
     )
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), *script], PYTHONPATH=path, POISON="once")
     job.until_said("the warm process is ready")

@@ -138,7 +138,7 @@ def test_sent_back_while_it_trains_drained_and_started_again(tmp_path: Path) -> 
     drained = on_disk(job)
     assert (
         said
-        == f"node {os.uname().nodename} is drained by {said.split()[5].rstrip(';')}; the same command goes on from step {drained}"
+        == f"node {os.uname().nodename} is drained by {said.split()[5].rstrip(';')}; the same command continues from step {drained}"
     )
     before = job.printed()
     last = [line for line in before.splitlines() if line.startswith("step ")][-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ..harness import FSDP, GATED, GPT, MINIMAL, Job, digest_of, step_lines, undisturbed
+from ..harness import FSDP, GATED, GPT, MINIMAL, Job, digest_of, some_of, step_lines, undisturbed
 
 STEPS = 120
 LAYOUTS = {
@@ -149,6 +149,20 @@ def test_dtensors_sharded_by_fsdp(tmp_path: Path) -> None:
     job.until_step(20)
     job.kill_rank(1)
     same(job, expected)
+
+
+@pytest.mark.parametrize("bf16", some_of([False, True]))
+def test_parameters_that_an_evaluation_has_left_gathered(bf16: bool, tmp_path: Path) -> None:
+    """Step 12 ends with an evaluation: the NaN of step 13 goes back to behind it. The kill goes back to behind step 30."""
+    words = ["--steps", "58", "--evaluate", "3", *(["--bf16"] if bf16 else [])]
+    expected = undisturbed(FSDP, *words)
+    words += ["--poison", "12", "--marker", str(tmp_path / "poisoned")]
+    job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(FSDP), *words], GATE_AFTER="33")
+    job.until(lambda now: now.min_step >= 31 and bool(job.faults()) and all(now.pids))
+    job.kill_rank(1)
+    assert job.finish() == 0, job.said()
+    assert (digest_of(job.printed()), step_lines(job.printed())) == expected
+    assert [(i.cause, i.rung, i.resume_step) for i in job.faults()] == [("non_finite", 1, 12), ("rank_killed", 2, 30)]
 
 
 @pytest.mark.variant

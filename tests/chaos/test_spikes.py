@@ -64,7 +64,7 @@ def test_a_nan_that_does_no_harm_is_replayed_once_and_then_left_alone(tmp_path: 
     assert job.finish() == 0, job.said()[-3000:]
     told = [(i.cause, i.rung, i.remedy, i.origin) for i in job.faults()]
     assert told == [("non_finite", 1, "replay", "again"), ("non_finite", 0, "", "")], job.said()
-    assert "it does no harm, so training continues" in job.said()
+    assert "the NaN does no harm, so training continues" in job.said()
     assert digest_of(job.printed()) == expected
 
 
@@ -113,4 +113,4 @@ def test_data_that_a_script_cannot_leave_out_is_refused(tmp_path: Path) -> None:
     script.write_text(SPIKING.read_text().replace("session.data_step", "step"))
     job = Job(tmp_path, ["--nproc-per-node", "2", str(script), "--steps", "5"], "--skip-data", "2:3")
     assert job.finish() == 5
-    assert "which data a step of this script uses is not known: take the batches from session.batches" in job.said()
+    assert "it is not known which data a step of this script uses: get the batches from session.batches" in job.said()

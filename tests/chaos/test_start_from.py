@@ -56,7 +56,7 @@ def test_all_ranks_begin_with_the_same_snapshot_and_nobody_retires_it(tmp_path: 
     (second / "over").touch()
     assert job.finish(60) == 0, job.said()
     assert job.printed().count("began 4") == 2, job.printed()
-    assert f"beginning with {older}" in job.said()
+    assert f"the ranks start from the snapshot {older}" in job.said()
     assert f"2 ranks start from {older}" in job.said()
     assert "own start" not in job.said()
     assert len(catalog.retire(root, RetentionPolicy(keep=1), 0.0)) == 1

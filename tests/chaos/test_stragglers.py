@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from mt_resilient.resilience.model.incident import Incident
@@ -46,8 +48,13 @@ def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
     job.until_step(5)
     for calm, lasts_s in (("", 14), ("all", 6), ("link", 6)):
         mood.write_text(calm)
-        time.sleep(lasts_s)
-        slow = [incident for incident in job.incidents() if NEIGHBOUR not in incident.evidence[-1]]
+        for _ in range(5):  # what a hypervisor gives to others makes a rank slow by itself
+            known, before = len(job.incidents()), psutil.cpu_times()
+            time.sleep(lasts_s)
+            slow = [incident for incident in job.incidents()[known:] if NEIGHBOUR not in incident.evidence[-1]]
+            if not slow or stolen(before) <= 0.05:
+                break
+            job.until(lambda now: not now.stragglers)
         assert not slow, f"{calm}: {slow}"  # a rank that queues on a busy machine is one that is slow by itself
     job.until(lambda now: not now.stragglers)
     for how, where in WAYS.items():
@@ -63,6 +70,12 @@ def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
     mood.write_text("end")
     assert job.finish() == 0, job.said()
     assert "rank 1" in cli("explain", "--run-dir", str(job.directory)).stdout
+
+
+def stolen(before: Any) -> float:
+    """The share of this machine's processors that others have had since `before`."""
+    now = psutil.cpu_times()
+    return float((now.steal - before.steal) / (sum(now) - sum(before)))
 
 
 def of_rank_1(job: Job) -> list[Incident]:

@@ -31,7 +31,7 @@ def refused(job: Job) -> None:
     last = job.said().strip().splitlines()[-1]
     assert SAID in last, last
     assert "steps are too many; " in last
-    assert "The rank makes no step from a partly restored state, and the snapshot is kept" in last
+    assert "The rank takes no step from a partly restored state, and the snapshot is kept" in last
     assert "half restored" not in job.said()
     assert catalog.committed(place.at(str(job.directory)))
     assert not [*job.directory.glob("snapshots/*/REJECTED")]

@@ -41,6 +41,7 @@ TARGETS = ("rank", "rank", "rank, half sealed", "drain", "drain", "agent")
 class Campaign:
     def __init__(self, root: Path, seed: int, nbytes: int, mb_per_s: float) -> None:
         self._root, self._seed, self._nbytes, self._mb_per_s = root, seed, nbytes, mb_per_s
+        (Files(root) / paths.SNAPSHOTS).write(paths.JOB, b"")  # as the agent does before it starts a drain process
         self._lives = 0
         self._agent: Fork | None = None
         self._pids: dict[str, Any] = {}

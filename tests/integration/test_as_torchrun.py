@@ -30,11 +30,11 @@ while not os.path.exists(os.environ["GATE"]):
 SAVES = """
 import os, signal, sys, time
 place = os.environ["SAVED"] + "-" + os.environ["RANK"]
-def save(*_):
+def save(number, _):
     time.sleep(0.5)
-    open(place, "w").write("saved")
+    open(place, "w").write(f"saved at {number}")
     sys.exit(0)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1):
     signal.signal(number, save)
 open(place, "w").close()
 time.sleep(100)
@@ -98,20 +98,25 @@ def test_a_wrapper_s_variables_and_words_of_any_bytes_reach_every_life(tmp_path:
 
 @pytest.mark.variant
 @pytest.mark.parametrize(
-    "number",
+    ("number", "seen", "words"),
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.variant),
-        signal.SIGTERM,
-        pytest.param(signal.SIGQUIT, marks=pytest.mark.variant),
+        pytest.param(signal.SIGINT, signal.SIGINT, [], marks=pytest.mark.variant),
+        (signal.SIGTERM, signal.SIGTERM, []),
+        pytest.param(signal.SIGQUIT, signal.SIGQUIT, [], marks=pytest.mark.variant),
+        pytest.param(signal.SIGUSR1, signal.SIGTERM, [], marks=pytest.mark.variant),
+        (signal.SIGUSR1, signal.SIGUSR1, ["--signals-to-handle", "SIGTERM,SIGUSR1"]),
     ],
 )
-def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_script_without_a_loop_of_ours_may_save_at_a_signal(
+    tmp_path: Path, number: signal.Signals, seen: signal.Signals, words: list[str]
+) -> None:
+    """seen: the signal that the script gets. words: options of torchrun."""
     (script := tmp_path / "saves.py").write_text(SAVES)
-    job = Job(tmp_path, [str(script)], SAVED=str(tmp_path / "saved"))
+    job = Job(tmp_path, [*words, str(script)], SAVED=str(tmp_path / "saved"))
     job.until(lambda now: all(now.pids) and (tmp_path / "saved-0").exists())
     job.agent.send_signal(number)
     assert job.agent.wait(60) == 128 + number, job.said()
-    assert (tmp_path / "saved-0").read_text() == "saved"
+    assert (tmp_path / "saved-0").read_text() == f"saved at {seen:d}"
     assert "passing the signal on to its ranks" in job.said()
 
 
@@ -135,7 +140,7 @@ def test_a_snapshot_of_another_model_ends_the_job_after_one_start(tmp_path: Path
     words = ("--no-warm", "--durable-every", "2", "--", "torchrun", str(script))
     done = run(place, *words, WIDTH="3")
     assert done.returncode == 0, done.stderr
-    assert "the same command goes on from step 2" in done.stderr
+    assert "the same command continues from step 2" in done.stderr
     done = run(place, *words, WIDTH="5")
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("generation 2") == 1

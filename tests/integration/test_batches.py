@@ -252,6 +252,29 @@ class InfiniteLoader(DataLoader[torch.Tensor]):
             yield next(self._iterator)  # type: ignore[arg-type]
 
 
+class Around:
+    """As PyG's DataLoaderIterator."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.iterator._reset(loader, first_iter)
+
+    def __next__(self) -> torch.Tensor:
+        return next(self.iterator).flip(0)  # type: ignore[no-any-return]
+
+
+class Sampled(DataLoader[torch.Tensor]):
+    """As PyG's NodeLoader: its iterator changes each batch."""
+
+    def _get_iterator(self) -> Any:
+        return Around(super()._get_iterator())
+
+
 def together() -> Callable[[], Any]:
     first, second = DataLoader(Numbers(), batch_size=3, shuffle=True, generator=seeded()), DataLoader(Progressive(), 3)
     return lambda: map(torch.hstack, zip(first, second, strict=True))
@@ -310,6 +333,11 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "with a state": Own,
     "by workers": lambda: DataLoader(Numbers(), shuffle=True, **SEVERAL),
     "by workers that draw": lambda: DataLoader(Numbers(draws=True), shuffle=True, **SEVERAL),
+    "with an iterator of its own": lambda: Sampled(Numbers(draws=True), batch_size=3, shuffle=True),
+    "with an iterator of its own, by workers": lambda: Sampled(Numbers(draws=True), shuffle=True, **SEVERAL),
+    "with an iterator of its own, by workers that are kept": lambda: Sampled(
+        Numbers(), shuffle=True, persistent_workers=True, **SEVERAL
+    ),
     "by workers that draw, kept": lambda: DataLoader(
         Numbers(draws=True), shuffle=True, persistent_workers=True, **SEVERAL
     ),
@@ -557,7 +585,7 @@ def test_a_loader_that_draws_for_each_batch_is_told_once(capsys: pytest.CaptureF
             go_to = copy.deepcopy(state_of(data))
         random.random()
         data.take(step)
-    assert capsys.readouterr().err.count("from the random generators that the training draws from") == 1
+    assert capsys.readouterr().err.count("from the random generators that the training also uses") == 1
     assert len(data.collect()["draws"]) == MOST
     put_back(data, go_to)
     assert len(data.collect()["draws"]) == 2
@@ -675,6 +703,33 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
     assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_size_that_changes_from_epoch_to_epoch_is_that_of_the_epoch(workers: int) -> None:
+    """In a new process, and in the one that has gone on to the next epoch."""
+
+    def loop(number: int) -> Batches:
+        seed(number)
+        loader: Any = DataLoader(Numbers(), batch_size=2, shuffle=True, num_workers=workers)
+
+        def begin_epoch(epoch: int) -> None:
+            loader.batch_sampler.batch_size = (2, 5, 1)[epoch]
+
+        return watched(loader, EPOCHS, begin_epoch=begin_epoch)
+
+    before, after = loop(1), loop(2)
+    kept = []
+    expected = []
+    for step in range(12):
+        kept.append(copy.deepcopy((state_of(before), random.getstate(), torch.get_rng_state())))
+        expected.append(plain(before.take(step)))
+    for data, step in ((after, 9), (before, 9), (before, 4), (after, 5), (after, 11)):
+        place, *drawn = kept[step]
+        put_back(data, place)
+        random.setstate(drawn[0])
+        torch.set_rng_state(drawn[1])
+        assert [plain(data.take(at)) for at in range(step, 12)] == expected[step:], step
+
+
 @pytest.mark.parametrize("stay", [False, True])
 def test_its_workers_go_with_the_loop_or_stay_with_the_loader(stay: bool) -> None:
     gc.collect()  # those of the tests before
@@ -785,6 +840,18 @@ def test_a_long_list_of_pairs_is_data_and_not_looked_through() -> None:
 
     Looking(loader=[SimpleNamespace(samples=files, labels={name: [number] for name, number in files})])
     assert len(looked) < 10
+
+
+def test_only_the_ends_of_a_long_list_or_mapping_are_looked_at() -> None:
+    """A look at a million samples takes a second in each worker, and copies the memory of all of them there."""
+    draw = [random.Random(at) for at in range(6)]
+    rows: list[list[Any]] = [
+        [first.random, *[None] * 1500, amid.random, *[None] * 1500, last.random]
+        for first, amid, last in (draw[:3], draw[3:])
+    ]
+    own = LooksFor(loader=SimpleNamespace(parts=rows[0], named=dict(enumerate(rows[1]))))
+    things = [thing for thing in own.things() if type(thing) is dict]
+    assert {draw.index(thing["self"]) for thing in things if "self" in thing} == {0, 2, 3, 5}
 
 
 def test_what_functions_of_the_script_refer_to_is_found(tmp_path: Path) -> None:

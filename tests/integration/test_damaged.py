@@ -390,4 +390,4 @@ def test_of_many_ranks_that_are_damaged_some_are_named(snapshot: Files, capsys: 
     assert (code, said.count("No such file")) == (DAMAGED, 14), (
         "and the first two, which are of a snapshot of two ranks"
     )
-    assert said.endswith("ranks 16 to 49 were not looked at")
+    assert said.endswith("ranks 16 to 49 were not checked")

@@ -7,6 +7,8 @@ import http.client
 import json
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +35,7 @@ from ..unit.worlds import incident
 
 pytest.importorskip("plotly", reason="the extra `dashboard` is not installed")
 START_S = 1_790_000_000.0
+SECRET = "hf_s3cr3t"
 KILLED = incident(
     1, at=900, at_s=START_S + 450, resume_step=Step(881), phases_s={"detect": 0.06, "step": 0.25}, open=False
 )
@@ -55,7 +58,13 @@ def finished(root: Path, code: int = 0) -> Path:
     """A run directory with a journal of 1,000 s: 2,000 steps, a killed rank, and a loss that no remedy has brought back."""
     root.mkdir(parents=True)
     journal = Journal(root / "journal.jsonl")
-    journal.write("start", START_S, command=["torchrun", "train.py"], several=False)
+    journal.write(
+        "start",
+        START_S,
+        command=["torchrun", "train.py", "--hf-token", SECRET],
+        several=False,
+        again=f"cd / && torchrun train.py --hf-token {SECRET}",
+    )
     for second in range(0, 1001, 10):
         seen = {"state": "training", "step": 2 * second, "loss": 5 - second / 400, "step_s": 0.5, "etcd_s": 0.002}
         journal.write("progress", START_S + second, **seen, spent={"training": 0.9 * second, "replay": 0.1 * second})
@@ -79,7 +88,7 @@ def dashboard(*words: str) -> Iterator[str]:
         yield server.stdout.readline().split()[-1]
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 @contextmanager
@@ -194,6 +203,30 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
     assert (unnamed.returncode, "give http://HOST:PORT, or none" in unnamed.stderr) == (2, True)
 
 
+@pytest.mark.timing
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.variant)]
+)
+def test_it_ends_at_once_although_a_visitor_waits_for_a_prometheus(tmp_path: Path, sent: int, code: int) -> None:
+    root = str(finished(tmp_path / "train"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        named = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "mt_resilient", "dashboard", "--port", "0", "--prometheus", named, root]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        server = subprocess.Popen(command, env=environment(), text=True, **pipes)
+        assert server.stdout
+        address = server.stdout.readline().split()[-1].removeprefix("http://").strip("/")
+        asked = http.client.HTTPConnection(address)
+        asked.request("GET", "/api/runs/0/prometheus")
+        silent.accept()  # the question whether it answers
+        silent.accept()  # the first panel
+        began = time.monotonic()
+        server.send_signal(sent)
+        said = server.communicate(timeout=20)[1]
+        assert time.monotonic() - began < 3, "it waits 5 s for a Prometheus"
+    assert (server.returncode, said) == (code, "")
+
+
 def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_path: Path) -> None:
     root = finished(tmp_path / "train")
     with (root / "journal.jsonl").open("ab") as file:  # what a torn write or another program may leave there
@@ -213,6 +246,7 @@ def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_pat
     Journal(root / "journal.jsonl").write("incident", START_S + 800, incident=asdict(skipped))
     done = cli("report", str(root))
     assert (done.returncode, done.stdout.strip()) == (0, str(root / "report.html")), done.stderr
+    assert SECRET not in (root / "report.html").read_text()
     with browser((root / "report.html").as_uri()) as page:
         page.goto((root / "report.html").as_uri())
         page.wait_for_selector("#curve .main-svg")
@@ -250,8 +284,7 @@ def test_the_page_has_a_prometheus_of_its_own_if_none_is_named(tmp_path: Path) -
     def step(address: str) -> list[float]:
         with urllib.request.urlopen(f"{address}api/runs/0/prometheus?span=600") as answer:
             panels = json.load(answer)["panels"]
-        found = next(panel["series"] for panel in panels if panel["title"] == "Step")
-        return [y for series in found for y in series["y"]]
+        return [y for panel in panels if panel["title"] == "Step" for series in panel["series"] for y in series["y"]]
 
     with dashboard(str(root)) as address:
         until = time.monotonic() + 60

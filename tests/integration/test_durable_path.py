@@ -177,7 +177,7 @@ def test_a_step_that_was_given_up_and_taken_again_goes_to_disk(node):
     assert [event["event"] for event in node.drain().finish()] == ["durable", "finished"]
 
 
-def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
+def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path, monkeypatch):
     config = DrainConfig(arena=node.paths, root=str(tmp_path), run=RUN, local_ranks=2, keep=1)
     silent, _ = pipe = os.pipe()
     state = Drain(config, Orders(silent, ()))
@@ -186,16 +186,44 @@ def test_snapshots_that_cannot_be_listed_are_retired_next_time(node, tmp_path):
     node.snapshot(2)
     events = state.tick()
     assert next(events)["event"] == "durable"
-    refusing = tmp_path / "snapshots/link"
-    refusing.symlink_to("x" * 300)
-    with pytest.raises(MachineError, match="name too long"):
-        catalog.look(node.root)
-    assert list(events) == []
-    refusing.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", lambda _: os.stat("x" * 300))
+        with pytest.raises(MachineError, match="name too long"):
+            catalog.look(node.root)
+        assert list(events) == []
     node.snapshot(3)
     assert [event.get("step") for event in state.tick()] == [3, 2, 1]
     for end in pipe:
         os.close(end)
+
+
+def test_nothing_is_written_where_the_job_s_storage_is_no_longer_mounted(node, tmp_path):
+    root, away = tmp_path / "snapshots", tmp_path / "away"
+    process = node.drain()
+    node.snapshot(1)
+    process.events("durable")
+    root.rename(away)
+    node.snapshot(2)
+    assert "unmounted, moved or deleted" in process.events("failed")[-1]["reason"]
+    assert not root.exists()
+    away.rename(root)
+    assert process.events("durable")[-1]["step"] == 2
+
+
+def test_names_that_a_stat_does_not_show_yet_are_found(node, monkeypatch):
+    """An NFS client remembers for up to a minute that a name was missing, until the directory is opened."""
+    node.snapshot(1)
+    snapshot = node.drain_here(1)
+    stat = os.stat
+
+    def stale(path: os.PathLike[str] | str, **given: object) -> os.stat_result:
+        if given.get("dir_fd") is None and str(path).startswith(f"{snapshot.path}/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return stat(path, **given)
+
+    monkeypatch.setattr(os, "stat", stale)
+    assert catalog.committed(node.root) == [snapshot]
+    assert commit.missing_ranks(snapshot, 3) == [2]
 
 
 def test_what_will_be_written_again_is_not_deleted_before(node, tmp_path):

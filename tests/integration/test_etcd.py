@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,9 @@ import psutil
 import pytest
 
 from mt_resilient.agent.etcd.binary import VARIABLE, find_server
-from mt_resilient.agent.etcd.server import EmbeddedEtcd, probe
+from mt_resilient.agent.etcd.server import EmbeddedEtcd, probe, started
+from mt_resilient.agent.output.terminal import Terminal
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable, UsageError
 from mt_resilient.resilience.store.election import Election
 from mt_resilient.resilience.store.etcd.access import Endpoint, parse_endpoint
@@ -160,6 +164,7 @@ def test_a_stopped_server_costs_each_call_its_deadline_and_no_more(server: Embed
     store.close()
 
 
+@pytest.mark.timing
 def test_a_member_that_is_silent_is_left_for_the_next(server: EmbeddedEtcd, shared_endpoint: str) -> None:
     store = EtcdStore([server.start(), shared_endpoint], deadline_s=6.0)
     lease = store.grant(600)
@@ -211,6 +216,36 @@ def test_a_stopped_leader_is_succeeded_and_its_next_write_refused(store: EtcdSto
     assert entry.value == b"node-b"
 
 
+@pytest.mark.parametrize(("kills", "starts"), [(1, True), (2, False)])
+def test_an_etcd_that_is_killed_while_it_starts_is_started_once_more(tmp_path: Path, kills: int, starts: bool) -> None:
+    real, program = find_server(), tmp_path / "etcd"
+    killed = f"[ -e {tmp_path}/$n ] || {{ touch {tmp_path}/$n; kill -9 $$; }}"
+    program.write_text(
+        f'#!/bin/sh\nfor n in {" ".join(map(str, range(kills)))}; do {killed}; done\nexec {real.path} "$@"\n'
+    )
+    program.chmod(0o755)
+    server = EmbeddedEtcd(replace(real, path=program), tmp_path / "data", tmp_path / "etcd.log")
+    try:
+        with nullcontext() if starts else pytest.raises(MachineError, match="exited with code -9"):
+            server.start()
+        assert server.alive() == starts
+    finally:
+        server.stop()
+
+
+def test_an_etcd_that_starts_slowly_has_as_long_as_whoever_starts_it_may_wait(tmp_path: Path) -> None:
+    real, program = find_server(), tmp_path / "etcd"
+    program.write_text(f'#!/bin/sh\nsleep 3\nexec {real.path} "$@"\n')
+    program.chmod(0o755)
+    server = EmbeddedEtcd(replace(real, path=program), tmp_path / "data", tmp_path / "etcd.log")
+    try:
+        with pytest.raises(MachineError, match="did not answer within 1 s"):
+            server.start(1.0)
+        server.start()
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize(
     ("text", "endpoint"),
     [
@@ -249,6 +284,24 @@ def test_no_process_is_left_after_a_stop(server: EmbeddedEtcd, shared_endpoint: 
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.parametrize(
+    ("finished", "shared", "kept"), [(True, False, False), (False, False, True), (True, True, True)]
+)
+def test_the_data_of_a_finished_run_of_one_node_is_deleted(
+    finished: bool, shared: bool, kept: bool, tmp_path: Path
+) -> None:
+    """At least 64 MiB for each torchrun that a script starts. Agents on other nodes may still read what is shared."""
+    run = RunDirectory(tmp_path / "run")
+    run.take()
+    with ExitStack() as closing:
+        started(run, Terminal(), closing, (lambda: "127.0.0.1") if shared else None)
+        if finished:
+            run.finished.touch()
+        assert run.etcd.is_dir()
+    run.release()
+    assert run.etcd.exists() is kept
+
+
 def test_data_outlives_the_server_and_even_its_ports(server: EmbeddedEtcd) -> None:
     endpoint = server.start()
     store = EtcdStore([endpoint])
@@ -265,6 +318,17 @@ def test_data_outlives_the_server_and_even_its_ports(server: EmbeddedEtcd) -> No
     assert entry is not None
     assert entry.value == b"kept"
     store.close()
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_etcd_listens_at_all_addresses_only_if_it_has_to(everywhere: bool, tmp_path: Path) -> None:
+    server = EmbeddedEtcd(find_server(), tmp_path / "data", tmp_path / "etcd.log", everywhere=everywhere)
+    try:
+        _, _, port = server.start().partition(":")
+        with nullcontext() if everywhere else pytest.raises(StoreUnavailable):
+            probe(f"127.0.0.2:{port}", 1.0)
+    finally:
+        server.stop()
 
 
 AGENT = """

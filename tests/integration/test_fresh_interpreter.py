@@ -82,7 +82,9 @@ def test_two_ranks_draw_alike_what_they_draw_alike_under_torchrun(reports: Repor
 LIVES = ("raise with all open", "SIGTERM")
 """Ways that ranks themselves take; the second start that fails is the last one without a pause."""
 _TORCHRUN_SAYS = re.compile(r"failed \(exitcode: (-?\d+)\)()")
-_WE_SAY = re.compile(r"^mt-resilient [\d:]+ rank 0 on \S+ (?:exited with code (\d+)|was killed by signal (\d+))", re.M)
+_WE_SAY = re.compile(
+    r"^mt-resilient (?:[\d-]+ )?[\d:]+ rank 0 on \S+ (?:exited with code (\d+)|was killed by signal (\d+))", re.M
+)
 
 
 def told(run: Run) -> dict[str, dict[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from mt_resilient.agent.launch.handover import BIN as SHIMS
 from mt_resilient.agent.launch.handover import SITE
 from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.run_directory import InUse, RunDirectory
 from mt_resilient.resilience.report.journal import Journal
 
-from ..harness import BIN, environment
+from ..etcd_cluster import eventually
+from ..harness import BIN, MINIMAL, digest_of, environment, undisturbed
 from ..sshd import PROGRAM, Sshd
 
 STAGE = """
@@ -64,7 +67,7 @@ def test_a_script_with_several_torchruns_runs_as_it_is(tmp_path: Path) -> None:
         environ = environment(TOLD=str(place / "told"))
         done[place] = subprocess.run(command, cwd=place, env=environ, capture_output=True, text=True, timeout=240)
     assert (done[ours].returncode, done[ours].stdout) == (done[plain].returncode, done[plain].stdout), done[ours].stderr
-    assert "bash is not torchrun. It runs as it is" in done[ours].stderr
+    assert "bash is not torchrun. It runs unchanged" in done[ours].stderr
     assert (ours / "two").read_text() == (plain / "two").read_text()
     assert told(ours) == told(plain)
     runs = [ours / "mt-runs" / name for name in ("stage", "stage.2", "stage.3")]
@@ -119,3 +122,69 @@ def test_torchruns_that_a_script_starts_by_ssh_are_one_job(tmp_path: Path) -> No
     assert SHIMS not in lines[0]
     runs = sorted((tmp_path / "mt-runs" / "stage" / "nodes").iterdir())
     assert [run.name[:2] for run in runs] == ["0-", "1-"]
+
+
+RUNNER = r"""
+import datetime, os, shlex, subprocess, sys
+here = os.path.dirname(os.path.abspath(__file__))
+script, output, pid = (os.path.join(here, "logs", f"host_0_localhost{end}") for end in ("_run.sh", ".output", ".pid"))
+os.makedirs(os.path.join(here, "logs"), exist_ok=True)
+if sys.argv[1] == "stop":
+    sys.exit(subprocess.run(f"pkill -P $(cat {pid})", shell=True).returncode)
+now = datetime.datetime.now().strftime("%Y%m%d_%H%M%S.%f")
+options = {"rdzv_id": now, "nnodes": 1, "node_rank": 0, "nproc_per_node": 2, "rdzv_backend": "c10d"}
+options |= {"rdzv_endpoint": f"localhost:{sys.argv[2]}", "log_dir": f"{here}/logs/details/host_0_localhost/{now}"}
+options |= {"redirects": 3, "tee": 3}
+words = ["OMP_NUM_THREADS=1", "torchrun"]
+words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+with open(script, "w") as file:
+    file.write(f'cd {here}\nexport PYTHONPATH={here}:${{PYTHONPATH}}\ncmd="{shlex.join([*words, *sys.argv[3:]])}"\n')
+    file.write(f'nohup bash -c "$cmd; sync" >> {output} 2>&1 & echo $! > {pid}\n')
+subprocess.run(f"bash {script}", shell=True, check=True, capture_output=True)
+"""
+
+
+def test_a_runner_of_flagscale_s_shape_is_stopped_and_started_again(tmp_path: Path) -> None:
+    """A Python program that writes a script with a time stamp in torchrun's options, and starts it in the background. Its own way to stop
+    the job ends the agent in order, and the same command again continues the job."""
+    expected, _ = undisturbed(MINIMAL, "--steps", "60")
+    (tmp_path / "runner.py").write_text(RUNNER)
+    start = ["python", "runner.py", "run", str(free_port("127.0.0.1"))]
+    wrapped = [BIN / "mt-resilient", "run", "--no-warm", "--metrics-port", "0", "--", *start]
+    wrapped += [MINIMAL, "--steps", "60", "--step-delay", "0.1"]
+    output = tmp_path / "logs" / "host_0_localhost.output"
+
+    def call(*words: str | Path) -> None:
+        done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    def wait_for(text: str) -> str:
+        ends = time.monotonic() + 120
+        while text not in (said := output.read_text() if output.exists() else ""):
+            assert time.monotonic() < ends, said[-4000:]
+            time.sleep(0.1)
+        return said
+
+    call(*wrapped)
+    wait_for("step 20 ")
+    call("python", "runner.py", "stop")
+    wait_for("the same command continues from step ")
+    eventually(lambda: let_go(tmp_path / "mt-runs" / "train"))
+    left = re.search(r"the same command continues from step (\d+)", output.read_text())
+    assert left
+    call(*wrapped)
+    said = wait_for("the training is over")
+    assert f"generation 2: 2 ranks start from step {left[1]}" in said
+    assert digest_of(said) == expected
+    assert [run.name for run in (tmp_path / "mt-runs").iterdir()] == ["train"]
+
+
+def let_go(place: Path) -> bool:
+    """Whether the agent that ran in this directory has ended: another one of the same minute would take a directory of its own."""
+    run = RunDirectory(place)
+    try:
+        run.take()
+    except InUse:
+        return False
+    run.release()
+    return True

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from mt_resilient.training.session import Session
 HOUR_NS = 3600 * 10**9
 
 
-def attached(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, Page]:
+def attached(place: Path, monkeypatch: pytest.MonkeyPatch, **sources: Any) -> tuple[Session, Page]:
     """A session of one rank, over a page and slots of its own."""
     page = Page(memoryview(bytearray(PAGE_BYTES)))
     page.clear(1, 0)
@@ -47,7 +48,7 @@ def attached(place: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Session, Pag
     )
     at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
     monkeypatch.setitem(attach._attached, os.getpid(), at)
-    return Session(model=torch.nn.Linear(2, 2)), page
+    return Session(**(sources or {"model": torch.nn.Linear(2, 2)})), page
 
 
 def test_no_boundary_is_crossed_until_the_agent_says_that_it_has_a_lease(

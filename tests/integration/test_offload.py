@@ -91,6 +91,65 @@ for number in range(1, 6):
 """)
 
 
+def test_the_threads_let_go_of_what_they_have_copied():
+    run("""
+import gc, weakref
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, Wanted.NOWHERE)
+tape.finish()
+gone = [weakref.ref(each) for each in model.parameters()]
+del model, optimizer, tape
+gc.collect()
+assert [each() for each in gone] == [None] * 6, gone
+""")
+
+
+def test_a_parameter_that_the_script_writes_itself_is_copied_before_it_does():
+    """A moving average, as in MoCo or BYOL. The frozen parameter beside it does not hold the loop up."""
+    run("""
+model.average = nn.Linear(33, 65).requires_grad_(False).to("musa")
+model.frozen = nn.Linear(400, 400).requires_grad_(False).to("musa")
+forward = lambda: model[:3](torch.randn(8, 33).to("musa")).sum()
+tape = tape(model=model, optimizer=optimizer)
+held = []
+for number in range(1, 7):
+    expected = bits()
+    tape.record(number, Wanted.NOWHERE)
+    with torch.no_grad():
+        for kept, new in zip(model.average.parameters(), model[0].parameters()):
+            kept.mul_(0.9).add_(new, alpha=0.1)  # the first thing of the next step
+    step()
+    tape.finish()
+    held.append(tape.held[0])
+    tape.settle(agreed(tape.held[0]))
+    if held[-1] is Held.WHOLE:
+        tape.go_back(number)
+        assert same(bits(), expected), number
+    step()
+assert held == [Held.WHOLE, Held.MISSED, *[Held.WHOLE] * 4], held
+early = {piece.name for index, piece in enumerate(tape._handing_over._sides[0]) if index in tape._handing_over._sides[4]}
+assert {name for name in early if "average" in name} and {name for name, word in tape._handing_over._still.items() if word is not None} == {
+    name for name in early if "frozen" in name
+}, early
+""")
+
+
+def test_the_generator_of_a_device_that_holds_no_module_comes_back():
+    run("""
+point = torch.randn(5).to("musa").requires_grad_()
+tape = tape(optimizer=torch.optim.Adam([point]))
+point.sum().backward()
+tape.record(1, Wanted.NOWHERE)
+tape.settle(agreed(Held.WHOLE))
+assert tape.alone.generators.where == [torch.device("musa", 0)], tape.alone.generators.where
+before = torch.musa.get_rng_state().clone()
+torch.musa.manual_seed(7)
+assert not torch.equal(torch.musa.get_rng_state(), before)
+tape.go_back(1)
+assert torch.equal(torch.musa.get_rng_state(), before)
+""")
+
+
 @pytest.mark.variant
 def test_without_the_wait_before_the_update_the_bits_would_be_wrong():
     run(
@@ -190,6 +249,30 @@ assert same(bits()[: len(expected)], expected)
 """)
 
 
+def test_once_a_graph_has_the_optimizer_s_step_the_loop_waits_for_all_copies():
+    """No hook runs when the graph is replayed."""
+    run("""
+tape = tape(model=model, optimizer=optimizer)
+for number in (1, 2):
+    expected = bits()
+    tape.record(number, Wanted.NOWHERE)
+    if number == 1:
+        tape._offload._captures = lambda: True
+        step()  # the capture waits for the copies
+        tape._offload._captures = lambda: False
+        assert not tape._offload.under_way()
+    else:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)  # the replay
+    tape.finish()
+    assert tape.held[0] is Held.WHOLE
+    tape.settle(agreed(Held.WHOLE))
+    tape.go_back(number)
+    assert same(bits(), expected), number
+""")
+
+
 def test_parameters_that_are_not_finite_are_found_on_their_way_out():
     run("""
 tape = tape(model=model, optimizer=optimizer)
@@ -228,6 +311,21 @@ tape.finish()
 tape.settle(agreed(Held.WHOLE, Held.MISSED))
 assert tape.reachable.newest(1 << 40) == 2
 assert tape._arena.holding(1) is None
+""")
+
+
+def test_the_last_step_is_copied_once_though_the_loop_ends_while_its_copy_is_under_way():
+    """Two slots with one stamp would never both be marked as written: the drain process wrote the last snapshot for ever."""
+    run("""
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, Wanted.NOWHERE)
+assert tape.held[0] is Held.UNDER_WAY
+tape.record(1, Wanted.ON_DISK)  # the loop's end
+tape.finish()
+tape.settle(agreed(*tape.held))
+mine = [slot.header() for slot in tape._arena.slots if slot.header().step == 1]
+assert [(header.durable, header.state.name) for header in mine] == [(True, "SEALED")], mine
+assert not tape.unsettled and tape.held == (Held.WHOLE, Held.WHOLE)
 """)
 
 

@@ -198,7 +198,7 @@ print(len(list(group["model"].arrays())), group["model/bf16"].dtype)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout.split()[1:] == ["uint16"], done.stderr
     assert (
-        "ml_dtypes is not installed: bfloat16, float8_e4m3fn, float8_e5m2, float8_e8m0fnu are given as integers"
+        "ml_dtypes is not installed: bfloat16, float8_e4m3fn, float8_e5m2, float8_e8m0fnu are returned as integers"
         in done.stderr
     )
 
@@ -206,7 +206,7 @@ print(len(list(group["model"].arrays())), group["model/bf16"].dtype)
 def test_without_zarr_the_error_names_the_extra() -> None:
     program = "import sys; sys.modules['zarr.abc.store'] = None; from mt_resilient import SnapshotStore"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert "ImportError: zarr-python 3.1 or newer is wanted" in done.stderr
+    assert "ImportError: zarr-python 3.1 or newer is needed" in done.stderr
     assert "pip install 'mt-resilient[zarr]'" in done.stderr.splitlines()[-1]
 
 
@@ -272,7 +272,7 @@ def test_safetensors_in_several_files(root: Path, tmp_path: Path, monkeypatch: p
         safetensors_files.write(contents, tensors, values, target, file_bytes=1000)
 
     told = export(saved.snapshot, small, tmp_path / "out")
-    assert "12 tensors (49.2 MB, 2 of them of one rank alone or without a place in a global one)" in told
+    assert "12 tensors (49.2 MB, 2 of them belong to one rank or have no position in a global tensor)" in told
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert len({*index["weight_map"].values()}) == len(list((tmp_path / "out").glob("*.safetensors"))) == 3
     for name in (name for name, boxes in saved.boxes.items() if boxes and "e8m0" not in name):
@@ -330,7 +330,7 @@ def test_what_keeps_an_export_from_being_is_one_sentence_and_leaves_nothing(
     fails(2, "there is no modle in", run, "--only", "modle")
     fails(2, "run is there already; nothing was written over it", run, target="run")
     if format == "safetensors":
-        fails(2, "safetensors has no complex128, which z is of", run)
+        fails(2, "safetensors has no complex128, the dtype of z", run)
     flip(snapshot)
     fails(6, "chunk 0 is damaged", run, "--only", "model")
     (snapshot.path / "rank-00000.json").unlink()
@@ -480,21 +480,21 @@ def test_what_keeps_an_import_from_being_is_one_sentence_and_leaves_nothing(tmp_
 
     to = ("--snapshots", str(place))
     fails(2, "say where the snapshot goes", "--from", "dcp", str(torch_s))
-    fails(2, "does not say which step it is of", "--from", "dcp", str(torch_s), *to)
-    fails(2, "is no torch.distributed.checkpoint directory", "--from", "dcp", str(tmp_path), *to)
-    fails(2, "is no torch.distributed.checkpoint directory", "--from", "dcp", str(tmp_path / "nowhere"), *to)
-    fails(2, "is no checkpoint of Megatron's in its format torch_dist", "--from", "megatron", str(tmp_path), *to)
+    fails(2, "does not contain its step", "--from", "dcp", str(torch_s), *to)
+    fails(2, "is not a torch.distributed.checkpoint directory", "--from", "dcp", str(tmp_path), *to)
+    fails(2, "is not a torch.distributed.checkpoint directory", "--from", "dcp", str(tmp_path / "nowhere"), *to)
+    fails(2, "is not a Megatron checkpoint in the format torch_dist", "--from", "megatron", str(tmp_path), *to)
     (torch_s / "metadata.json").write_text('{"sharded_backend": "zarr"}')
     fails(2, "in Megatron's format 'zarr', and only torch_dist can be read", "--from", "megatron", str(torch_s), *to)
     (torch_s / "metadata.json").unlink()
     buckets = tmp_path / "iter_0000007"
     dcp.save({"optimizer.distributed.dp_group_idx_0.gbuf_idx_0.exp_avg": torch.ones(3)}, checkpoint_id=buckets)
-    fails(2, "Save it once more with --dist-ckpt-optim-fully-reshardable", "--from", "megatron", str(buckets), *to)
+    fails(2, "Save it again with --dist-ckpt-optim-fully-reshardable", "--from", "megatron", str(buckets), *to)
     flat = tmp_path / "iter_0000008"
     dcp.save(
         {"a.weight": torch.ones(4, 6), "optimizer.state.exp_avg.a.weight": torch.ones(2, 1, 12)}, checkpoint_id=flat
     )
-    fails(2, "in flat shards (Megatron before 0.15), which are not read", "--from", "megatron", str(flat), *to)
+    fails(2, "in flat shards (Megatron before 0.15), which cannot be imported", "--from", "megatron", str(flat), *to)
     fails(2, "invalid choice: 'zip'", "--from", "zip", str(torch_s), *to)
     data = next(torch_s.glob("*.distcp"))
     sound = data.read_bytes()
@@ -507,7 +507,7 @@ def test_what_keeps_an_import_from_being_is_one_sentence_and_leaves_nothing(tmp_
     (torch_s / ".metadata").write_bytes(b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04true\x85R.")
     fails(
         6,
-        "it names 'os.system', which a checkpoint's metadata has no use for; nothing in it was run",
+        "it names 'os.system', which does not belong in a checkpoint's metadata; nothing in it was run",
         "--from",
         "dcp",
         str(torch_s),
@@ -518,11 +518,13 @@ def test_what_keeps_an_import_from_being_is_one_sentence_and_leaves_nothing(tmp_
     assert main(["snapshots", "import", "--from", "dcp", str(torch_s), *to, "--step", "1"]) == 0
     before = sorted(os.listdir(place / "snapshots"))
     assert main(["snapshots", "import", "--from", "dcp", str(torch_s), *to, "--step", "2"]) == 2
-    assert "holds snapshots already; nothing was imported" in capsys.readouterr().err
+    assert "already holds snapshots; nothing was imported" in capsys.readouterr().err
     assert sorted(os.listdir(place / "snapshots")) == before
     (place / "snapshots" / before[0] / "COMMIT").unlink()
     assert main(["snapshots", "import", "--from", "dcp", str(torch_s), *to, "--step", "2"]) == 2
-    assert "or had when it was killed; nothing was imported. If none is under way, delete it" in capsys.readouterr().err
+    assert (
+        "which still runs or was killed; nothing was imported. If no import runs, delete it" in capsys.readouterr().err
+    )
     assert sorted(os.listdir(place / "snapshots")) == before
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from mt_resilient.training.data.batches import OVER, Batches
 from mt_resilient.training.data.checksums import Checksums, of_batch, of_indexes
+from mt_resilient.training.data.loader_state import Own as LooksFor
 from mt_resilient.training.state.rng import Randomness
 
 LARGE = 40_000
@@ -319,3 +322,133 @@ def test_a_dataset_that_keeps_arrays_in_place_of_nothing_is_kept() -> None:
     for step in range(3):
         data.take(step)
         data.collect()
+
+
+def records() -> Any:
+    return [{"name": f"a{at}", "sizes": [at, 1], "mask": np.zeros(2), "box": torch.zeros(2)} for at in range(60)]
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a number in a list": lambda held: held[7]["sizes"].__setitem__(1, 2),
+    "the sign of zero": lambda held: held[0]["mask"].__setitem__(0, -0.0),
+    "an array, behind a view": lambda held: held[7]["mask"][:1].fill(3),
+    "the shape of an array": lambda held: setattr(held[7]["mask"], "shape", (1, 2)),
+    "a tensor, behind numpy's back": lambda held: held[7]["box"].numpy().fill(3),
+    "the order of keys": lambda held: held[7].__setitem__("name", held[7].pop("name")),
+    "a part that goes to another list": lambda held: held[8]["sizes"].insert(0, held[7]["sizes"].pop()),
+    "a new record": lambda held: held.append({"name": "new"}),
+    "an equal list": lambda held: held[7].update(sizes=[7, 2]),
+}
+
+
+def told_of(value: Any) -> str:
+    """With types, order, and the signs of zeros."""
+    return repr(
+        [{name: getattr(each, "tolist", lambda each=each: each)() for name, each in row.items()} for row in value]
+    )
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["once", "after another change"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_each_change_in_a_value_is_kept_though_it_was_compared_before(
+    change: Callable[[Any], Any], changed: bool
+) -> None:
+    value = SimpleNamespace(held=records())
+    own = LooksFor(value=value)
+    for at in range(3 * changed):
+        value.held[9]["sizes"][0] = at
+        own.collect()
+    assert bool(own.collect()) == bool(own.collect()) == changed
+    change(value.held)
+    kept = copy.deepcopy(own.collect())
+    fresh = SimpleNamespace(held=records())
+    other = LooksFor(value=fresh)
+    other.restore(kept)
+    assert told_of(fresh.held) == told_of(value.held)
+
+
+def test_a_value_that_has_not_changed_is_not_packed_again_for_each_batch() -> None:
+    own = LooksFor(value=SimpleNamespace(held=[{"name": str(at), "of": "b"} for at in range(1000)]))
+    own.collect()
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code) if event == "call" else None)
+    own.collect()
+    sys.setprofile(None)
+    assert len(calls) < 200
+
+
+def with_a_tree(tree: Any) -> Any:
+    dataset: Any = Numbers()
+    dataset.tree = tree
+    return DataLoader(dataset, batch_size=2, num_workers=1)
+
+
+def cyclic() -> Any:
+    tree: dict[str, Any] = {"name": "root"}
+    tree["children"] = [{"parent": tree, "number": at} for at in range(3)]
+    return with_a_tree(tree)
+
+
+def nested() -> Any:
+    tree: list[Any] = []
+    for _ in range(5000):
+        tree = [tree]
+    return with_a_tree(tree)
+
+
+class Buckets(Sampler[list[int]]):
+    """Its batches of longer samples are smaller."""
+
+    def __init__(self) -> None:
+        self.batch_size, self.num_replicas = {512: 8, 1024: 4}, None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[at, at + 1] for at in range(0, 24, 2)])
+
+    def __len__(self) -> int:
+        return 12
+
+
+class Telling:
+    """A loader with a state of another type than a mapping."""
+
+    def __init__(self, state: Callable[[int], Any]) -> None:
+        self.at, self.state = 0, state
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.at < 12:
+            self.at += 1
+            yield torch.tensor([float(self.at)])
+        self.at = 0
+
+    def state_dict(self) -> Any:
+        return self.state(self.at)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.at = state if type(state) is int else state[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        cyclic,
+        nested,
+        lambda: DataLoader(Numbers(), batch_sampler=Buckets()),
+        lambda: Telling(lambda at: at),
+        lambda: Telling(lambda at: (at, 1)),
+        lambda: Telling(lambda _: None),
+    ],
+    ids=["a value that contains itself", "a deep list", "batch sizes by length", "a number", "a tuple", "nothing"],
+)
+def test_a_loader_with_odd_values_gives_its_batches_and_goes_back(make: Callable[[], Any]) -> None:
+    expected = [batch.tolist() for batch in make()]
+    before, after = loop(make()), loop(make())
+    kept, found = [], []
+    for step in range(len(expected)):
+        kept.append((before.place(), copy.deepcopy(before.collect())))
+        found.append(before.take(step).tolist())
+    assert found == expected
+    after.go_to(kept[5][0])
+    after.restore(kept[5][1])
+    after.put_back()
+    assert [after.take(step).tolist() for step in range(5, 10)] == expected[5:10]

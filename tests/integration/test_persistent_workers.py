@@ -83,6 +83,33 @@ def evaluated(train: Any) -> Callable[[int], Any]:
     return lambda epoch: sizes(evaluation)
 
 
+class Wrapped:
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return self
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self.iterator._reset(loader, first_iter)
+
+    def __next__(self) -> torch.Tensor:
+        return next(self.iterator) + 100  # type: ignore[no-any-return]
+
+
+class Wrapping(DataLoader[float]):
+    """As PyG's NodeLoader: its iterator changes each batch."""
+
+    def _get_iterator(self) -> Any:
+        return Wrapped(super()._get_iterator())
+
+
+def wrapped(train: Any) -> Callable[[int], Any]:
+    evaluation = Wrapping(Noisy(4), batch_size=2, num_workers=1, persistent_workers=True)
+    evaluation.dataset.draws = False  # type: ignore[attr-defined]
+    return lambda epoch: seen(evaluation)
+
+
 def drawn() -> float:
     return float(torch.rand(()))
 
@@ -127,7 +154,11 @@ def ordinary(script: Any, steps: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     "script",
-    [evaluated, *(pytest.param(each, marks=pytest.mark.variant) for each in (own, alike, anew, before_the_loop))],
+    [
+        evaluated,
+        wrapped,
+        *(pytest.param(each, marks=pytest.mark.variant) for each in (own, alike, anew, before_the_loop)),
+    ],
 )
 def test_workers_that_stay_draw_their_seed_once_whatever_goes_through_them(script: Any) -> None:
     expected = [*ordinary(script, 4 * STEPS)]

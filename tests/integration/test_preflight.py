@@ -22,11 +22,11 @@ from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry
 from mt_resilient.resilience.store.seat import Seat
 
 from ..harness import MINIMAL, Job, cli, environment
+from ..memory_store import MemoryStore
 
 QUICK = PreflightPolicy(enabled=True, link_s=0.05, wait_s=60.0)
 

@@ -178,7 +178,10 @@ def test_steps_flow_both_ways_while_the_disk_works(node, buddy, guests, port):
         for each, kept, own, other in ends
     )
     STARTED.extend((there, here))
-    for step in range(1, 26):
+    for each, copies in ((node, guests), (buddy, theirs)):
+        each.snapshot(1, durable=False)
+        copies.wait_for(1)  # the processes may start late, and send only the last step
+    for step in range(2, 26):
         node.snapshot(step, durable=step % 10 == 0)
         buddy.snapshot(step, durable=False)
         guests.check()
@@ -228,9 +231,10 @@ def test_a_step_that_is_not_sealed_is_not_sent(node, buddy, guests, port):
 @pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.variant)])
 def test_kills_of_either_end_and_never_a_wrong_byte(kills, node, buddy, guests, port):
     chance = random.Random(50)
-    node.nbytes, step, torn, best = 8 << 20, 0, 0, Stamp(-1, 0, -1)
+    node.nbytes, step, torn, done, best = 8 << 20, 0, 0, 0, Stamp(-1, 0, -1)
     processes = {"there": keeping(buddy, guests, port), "here": sending(node, port)}
-    for _ in range(kills):
+    while done < kills or (torn < kills // 10 and done < 100):
+        done += 1
         victim = chance.choice(["there", "here"])
         step += node.snapshot(step + 1, durable=False)
         guests.wait_for(best.step + 1)  # both are at work again
@@ -294,9 +298,9 @@ class served:
         theirs.close(), ours.close()
         self.tapped = Tapped(socket.AF_INET)
         self.tapped.connect(server.getsockname())
-        self.accepted = Connection(server.accept()[0], 5.0)
+        self.accepted = Connection(server.accept()[0], PATIENCE_S)
         server.close()
-        self.wire = Connection(self.tapped, 5.0)
+        self.wire = Connection(self.tapped, PATIENCE_S)
         self.slots = [[Slot(path) for path in row] for row in guests.paths]
         self.thread = threading.Thread(target=self.run)
 
@@ -618,14 +622,15 @@ def test_memory_is_taken_ahead_of_what_is_fetched(node, buddy, guests, port, tmp
 @pytest.mark.alone
 @pytest.mark.parametrize("back", [True, False])
 def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, buddy, guests, port, tmp_path, back):
-    node.nbytes = 40 << 20
+    node.nbytes = 160 << 20
     there = kept(node, buddy, guests, port)
     fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
     new = fresh.drain(buddy={"poll_s": 0.005, "stall_s": 10.0 if back else 1.0})
     STARTED.append(new)
     new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
-    while fresh.arenas[0].slots[0].header().state is not State.STAGING:
-        pass
+    while (state := fresh.arenas[0].slots[0].header().state) is not State.STAGING:
+        assert state is State.FREE, "the fetch was over before this process saw it begin"
+        time.sleep(0.001)  # one that spins is put aside for longer
     there.kill()
     assert fresh.arenas[0].slots[0].header().state is State.STAGING
     if back:
@@ -762,8 +767,8 @@ def test_a_link_that_is_too_slow_holds_no_slot_longer_than_it_may(node, buddy, g
     node.nbytes = 40 << 20  # 3.4 s at that rate
     node.snapshot(2, durable=False)
     started = time.monotonic()
-    assert "longer than its time limit" in here.events("buddy lost")[-1]["reason"]
-    assert time.monotonic() - started < 2
+    assert here.events("not replicated")[-1]["reason"] == "it takes longer than copies.hold_s allows (1 s)"
+    assert time.monotonic() - started < 10
     assert guests.newest().step == 1
     assert node.snapshot(3, durable=False)
     assert node.snapshot(4, durable=False)

@@ -170,7 +170,7 @@ def test_what_is_not_in_it_is_said_before_anything_is_read(tmp_path):
         part = Part(**{"name": "t", "shape": (3, 4), "offset": (0, 0), "box": (3, 4)} | more)
         saved.fill([Wanted("live t", more.pop("dtype", "float32"), [part], np.zeros(12, word("float32")))])
 
-    with pytest.raises(LayoutError, match="the snapshot holds 8 of 12 elements"):
+    with pytest.raises(LayoutError, match="the snapshot holds 8 of the 12 elements"):
         fill()
     with pytest.raises(LayoutError, match="holds 0 of"):
         fill(name="other")

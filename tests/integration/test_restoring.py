@@ -1,7 +1,9 @@
 """Storage that fails while a state is read back: it is asked again, and what it holds is not called damaged for that."""
 
 import errno
+import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from mt_resilient.checkpoint.arena import arena
+from mt_resilient.checkpoint.arena import arena, fill
 from mt_resilient.checkpoint.arena.arena import Slot
 from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.checkpoint.backend.filesystem import Files
@@ -26,7 +28,7 @@ from mt_resilient.resilience.ipc.handoff import Handoff
 from mt_resilient.training.attach.attach import Attachment
 from mt_resilient.training.snapshot import restore
 from mt_resilient.training.snapshot.reachable import Reachable
-from mt_resilient.training.snapshot.restore import Unreadable
+from mt_resilient.training.snapshot.restore import Unreadable, Unrestorable
 from mt_resilient.training.snapshot.snapshot_pace import Pace
 from mt_resilient.training.snapshot.snapshots import Tape
 from mt_resilient.training.state.sources import source_of
@@ -112,6 +114,51 @@ def test_what_the_agent_refuses_is_not_restored_although_it_is_committed(rank: R
         restorer.from_store(root, 1, unusable=(name,))
     restorer.from_store(root, 1, name, unusable=(name,))  # an order names it
     assert [Reachable(rank.tape._arena, str(root.path), told)._on_disk() for told in ((), (name,))] == [[1], []]
+
+
+def test_steps_that_were_left_are_not_gone_back_to_although_the_disk_refused_the_mark(rank: Rank) -> None:
+    snapshots = rank.snapshot.path.parent
+    for rewinds, step in ((0, 3), (1, 2)):
+        shutil.copytree(rank.snapshot.path, snapshots / str(Attempt(run="5eed5eed", stamp=Stamp(1, rewinds, step))))
+    assert rank.tape.reachable.newest(10) == 1, "memory comes first"
+    rank.tape.rewinds = 1
+    rank.tape.go_back(1)
+    rank.tape._arena.drop_after(0)
+    assert [rank.tape.reachable.newest(at_most) for at_most in (10, 1)] == [2, 1]
+    assert [rank.tape.reachable.keeps(step) for step in (1, 2, 3)] == [True, True, False]
+
+
+def test_bytes_that_this_rank_alone_finds_wrong_condemn_no_snapshot(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its device returns another bit than was copied to it."""
+    arrived = fill.arrived
+    flipped = lambda layout, found, words: arrived(layout, {at: word ^ 1 for at, word in found.items()}, words)  # noqa: E731
+    monkeypatch.setattr(fill, "arrived", flipped)
+    with pytest.raises(Unreadable, match=r"arrived with the fingerprint .* Read again, the snapshot is sound"):
+        rank.tape.restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
+    monkeypatch.undo()
+    (rank.snapshot.path / "rank-00000/c/0/0").write_bytes(b"")
+    with pytest.raises(Unrestorable, match="0 bytes"):
+        rank.tape.restorer.from_store(Files(rank.snapshot.path.parents[1]), 1)
+
+
+def test_a_file_system_that_opens_for_direct_io_and_then_refuses_it_is_read(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+
+    def preadv(descriptor: int, *given: object, real=os.preadv) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(descriptor, *given)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert catalog.verify(rank.snapshot) == []
+    go_back(rank, "own")
+    assert torch.equal(rank.model.weight, rank.expected)
+    assert refused, "the temporary directory takes no direct I/O"
 
 
 @pytest.mark.parametrize("code", TRANSIENT)

@@ -45,7 +45,7 @@ def steps(root: Place) -> list[int]:
 
 
 def left(root: Files) -> int:
-    return len(list((root.path / paths.SNAPSHOTS).iterdir()))
+    return len(list((root.path / paths.SNAPSHOTS).glob("[!.]*")))
 
 
 def change(snapshot: Place, written_s: float) -> None:
@@ -147,6 +147,20 @@ with commit.reading(Files(Path(sys.argv[1]))):
 """
 
 
+def test_of_rejected_snapshots_the_newest_stay_and_the_others_go_with_time(node: Node) -> None:
+    for step in range(1, 7):
+        node.snapshot(step)
+        commit.reject(node.drain_here(step), "rank 1 could not load it", 1000.0)
+    commit.mark(Attempt(run=RUN, stamp=Stamp(1, 0, 2)).under(node.root), paths.KEPT)
+    policy = RetentionPolicy(keep=1, keep_own_h=1.0)
+    assert catalog.retire(node.root, policy, 1000.0 + 3600) == []
+    gone = catalog.retire(node.root, policy, 1000.0 + 3601)
+    assert [(going.attempt.stamp.step, going.why) for going in gone] == [
+        (step, "it was set aside more than 1 h ago") for step in (1, 3, 4)
+    ]
+    assert sorted(each.stamp.step for each in catalog.look(node.root).rejected) == [2, 5, 6]
+
+
 @pytest.mark.parametrize("ending", ["in order", "killed"])
 def test_what_another_process_reads_is_deleted_later(node: Node, ending: str) -> None:
     for step in (1, 2, 3):
@@ -201,7 +215,7 @@ def test_damage_is_damage_and_no_deletion(node: Node) -> None:
     snapshot = node.drain_here(1)
     snapshot.delete("rank-00001.json")
     assert "rank-00001.json: No such file" in catalog.verify(snapshot)[0]
-    commit.reject(snapshot, "rank 1 could not load it")
+    commit.reject(snapshot, "rank 1 could not load it", 0.0)
     assert "rejected: rank 1 could not load it" in catalog.verify(snapshot)[0]
 
 

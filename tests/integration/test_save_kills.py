@@ -29,6 +29,7 @@ LEAST_HITS = {"rank": 4, "rank, half sealed": 10, "drain": 10, "drain, taken up 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("share", [0.05, pytest.param(1.0, marks=pytest.mark.variant)])
 def test_200_kills_at_random_moments_of_a_save(share: float, tmp_path: Path) -> None:
     running = {}

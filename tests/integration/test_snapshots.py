@@ -85,6 +85,14 @@ def test_from_the_arena_to_disk_and_back(node):
         assert node.arenas[rank].holding(4).header().drained
 
 
+def test_a_snapshot_that_lies_in_two_slots_is_written_once(node):
+    node.snapshot(1)
+    node.snapshot(1)
+    process = node.drain()
+    process.events("durable")
+    assert [event["event"] for event in process.finish()] == ["finished"]
+
+
 def test_zarr_reads_the_same_bytes(node):
     node.nbytes = 9 << 20  # three chunks
     node.snapshot(1)
@@ -116,6 +124,22 @@ def test_two_nodes_on_one_file_system_make_one_snapshot(tmp_path, nodes):
     (found,) = catalog.committed(Files(tmp_path))
     assert catalog.verify(found) == []
     assert commit.read_commit(found).world == 4
+
+
+def test_a_slow_node_s_part_is_waited_for_whatever_its_ranks_have_taken_meanwhile(tmp_path, nodes):
+    """The node that commits has long written its part, and newer snapshots have been taken into the slot that its part came from."""
+    first, second = nodes[0].drain(), nodes[1].drain(max_write_mb_per_s=0.05)  # 0.2 MB take it 4 s
+    for node in nodes:
+        node.snapshot(1)
+    begun, ends_s = Attempt(run=RUN, stamp=Stamp(1, 0, 1)).under(Files(tmp_path)), time.monotonic() + PATIENCE_S
+    while {0, 1} & {*commit.missing_ranks(begun, 4)} or not begun.there("rank-00002"):
+        assert time.monotonic() < ends_s
+        time.sleep(0.01)
+    for step in (2, 3, 4):
+        for node in nodes:
+            node.snapshot(step)
+    assert [event["step"] for event in second.events("written")] == [1]
+    assert [event["step"] for event in first.events("durable")] == [1]
 
 
 @pytest.mark.variant
@@ -173,8 +197,9 @@ def test_a_rank_killed_while_staging_is_ignored(node):
 @pytest.mark.parametrize("kills", [10, pytest.param(30, marks=pytest.mark.variant)])
 def test_kills_at_random_moments_never_leave_a_snapshot_that_does_not_verify(kills, node):
     chance = random.Random(1)
-    node.nbytes, step, torn = 2 << 20, 0, 0
-    for _ in range(kills):
+    node.nbytes, step, torn, done = 2 << 20, 0, 0, 0
+    while done < kills or (not torn and done < 100):
+        done += 1
         process = node.drain(poll_s=0.001)
         step += node.snapshot(step + 1)
         process.events("durable")
@@ -411,7 +436,7 @@ def test_what_another_version_has_written_is_refused_and_left_as_it_is(tmp_path,
 
 
 def test_a_rejected_snapshot_is_none_but_its_bytes_stay(node, snapshot):
-    commit.reject(Files(snapshot), "rank 1 could not load it")
+    commit.reject(Files(snapshot), "rank 1 could not load it", 0.0)
     assert catalog.committed(node.root) == []
     with pytest.raises(SnapshotError, match="rejected: rank 1 could not load it"):
         load.open_rank(Files(snapshot), 0)

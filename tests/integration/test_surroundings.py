@@ -124,7 +124,7 @@ def test_a_kernel_without_pidfds_and_memory_files(tmp_path: Path) -> None:
     ("before", "sentence"),
     [
         ([sys.executable, str(ROOT / "tests" / "chaos" / "refusing.py"), "prctl"], "prctl(PR_SET_CHILD_SUBREAPER)"),
-        (["unshare", "-pf", "--kill-child"], "/proc is not mounted, or not this PID namespace's"),
+        (["unshare", "-pf", "--kill-child"], "/proc is not mounted, or belongs to another PID namespace"),
     ],
     ids=["prctl", "proc"],
 )

@@ -116,9 +116,12 @@ def test_one_that_hangs_tells_where(how: str, tmp_path: Path) -> None:
     with rank(tmp_path, how) as one:
         look, found = one.twice(lambda look: bool(look.stack) and look.stack[0].function == how and look.state == "S")
         assert found[:2] == (False, False)
-        kept = Path(one.witness.keep("g1-step7", {0: look}))
-        assert kept.parent == tmp_path
-        until(lambda: kept.exists() and how in kept.read_text())
+
+        def kept() -> Path:
+            return Path(one.witness.keep("g1-step7", {0: look}))
+
+        assert kept().parent == tmp_path
+        until(lambda: kept().exists() and how in kept().read_text())
 
 
 def test_one_that_computes_is_busy(tmp_path: Path) -> None:
@@ -194,6 +197,6 @@ def test_one_that_waits_for_a_person(code: str, tmp_path: Path) -> None:
 
 def test_what_is_kept_does_not_pile_up(tmp_path: Path) -> None:
     witness = Witness(1, tmp_path)
-    for number in range(30):
-        until(Path(witness.keep(f"g1-step{number}", {})).exists)
+    for name in (f"g1-step{number}" for number in range(30)):
+        until(lambda name=name: Path(witness.keep(name, {})).exists())
     until(lambda: len(list(tmp_path.glob("stacks-*.txt"))) == 20)

@@ -53,7 +53,7 @@ def test_the_process_that_trains_is_the_rank(tmp_path: Path) -> None:
         WRAPPER.format(python=sys.executable, launcher=launcher, helpers=helpers, trainer=shlex.join(TRAINER))
     )
     job = Job(tmp_path, ["--nproc-per-node", "2", "--no-python", "bash", str(wrapper)])
-    pids = job.until(lambda now: now.min_step >= 20 and bool(now.pids) and all(now.pids)).pids
+    pids = job.until(lambda now: now.min_step >= 25 and bool(now.pids) and all(now.pids)).pids
     assert [psutil.Process(pid).cmdline() for pid in pids] == [TRAINER] * 2
     job.kill_rank(1)
     assert job.finish() == 0, job.said()

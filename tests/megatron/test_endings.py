@@ -55,7 +55,7 @@ def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, t
         nemesis="term@7:0" if how == "signal" else "",
     )
     assert job.finish(120) == 0, job.said()[-4000:]
-    assert "the script ended its loop in order, before the end of the training" in job.said().splitlines()[-1]
+    assert "the script ended its loop normally, before the end of the training" in job.said().splitlines()[-1]
     job.start()
     assert job.finish(120) == 0, job.said()[-4000:]
     assert "the training is over" in job.said().splitlines()[-1]

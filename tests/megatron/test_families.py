@@ -20,6 +20,7 @@ OFTEN = ("deepseek_v3", "EP2")
 ALL = [(model, layout) for model, layouts in LAYOUTS.items() for layout in layouts]
 FORGOTTEN = [
     ("llama3", "DP2", "model-parallel-rng"),
+    ("llama3", "TP2, sequence parallel, recompute", "model-parallel-rng"),
     ("llama3", "PP2, interleaved", "chunk1."),
     ("mixtral", "EP2", "local_experts"),
     ("mixtral", "EP2, random routing of each rank", "expert-parallel-rng"),

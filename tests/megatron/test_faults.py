@@ -9,6 +9,7 @@ import pytest
 
 from .loops import (
     BRIDGE_DP2,
+    CHECKOUT_DP2,
     CHECKOUT_LOOPS,
     LOOPS,
     MEGATRON_DP2,
@@ -49,6 +50,29 @@ def test_killed_and_poisoned(loop: Loop, tmp_path: Path) -> None:
     assert found.digests.keys() == set(range(loop.ranks))
     told = [(incident.cause, incident.rung, incident.ranks) for incident in job.faults()]
     assert told == [("non_finite", 1, (1,)), ("rank_killed", 2, ())]
+
+
+@pytest.mark.variant
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(MEGATRON_DP2, id=MEGATRON_DP2.name),
+        pytest.param(CHECKOUT_DP2, id=CHECKOUT_DP2.name, marks=pytest.mark.mlm),
+    ],
+)
+def test_the_agent_is_killed_and_the_same_command_goes_on(loop: Loop, tmp_path: Path) -> None:
+    if reason := loop.missing():
+        pytest.skip(reason)
+    expected, _ = undisturbed(loop)
+    place = tmp_path / "disturbed"
+    job = behind(loop, place, "--durable-every", "5", nemesis="hang@8:0")
+    job.until_said("step 5 is on disk")
+    job.agent.kill()
+    job.agent.wait()
+    job.start()
+    assert job.finish(280) == 0, job.said()[-4000:]
+    assert "generation 2: 2 ranks start from step 5" in job.said()
+    assert read_record(place) == expected
 
 
 @pytest.mark.variant

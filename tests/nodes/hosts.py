@@ -1,21 +1,13 @@
-"""Hosts on one machine: network namespaces on a bridge, each with an agent and its ranks, or a member of etcd. Root is wanted.
+"""A job on several hosts of one machine (`chaos/live/network.py`), each with an agent and its ranks, and members of etcd. Root is wanted.
 
-    tester ── 254 ─┐
-    etcd-1 ── 101 ─┤ br0, in a namespace of its own ├─ 11 ── n1: mt-resilient run …
-    etcd-2 ── 102 ─┘                                └─ 12 ── n2: …
-
-A host's processes are all killed, or it loses its power: then its link is cut first, and the others see neither farewell nor reset. The
-network is cut in two by putting hosts onto another bridge, br1.
+A host's processes are all killed, or it loses its power: then its link is cut first, and the others see neither farewell nor reset.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import shutil
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -27,8 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from mt_resilient.agent.etcd.binary import find_server
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.chaos.live import clock
+from mt_resilient.chaos.live.etcd_members import Members
+from mt_resilient.chaos.live.network import Network
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.incident import Incident
@@ -43,91 +37,6 @@ from mt_resilient.resilience.store.state_reader import read_world
 from ..harness import BIN, PLAIN, digest_of, environment
 
 KEYS = Keys("netns")
-_PORT = 2379
-
-
-def sh(*words: str, check: bool = True) -> str:
-    done = subprocess.run(words, text=True, capture_output=True, stdin=subprocess.DEVNULL)
-    assert not check or done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
-    return done.stdout
-
-
-class Net:
-    """The bridge, and the namespaces on it; gone with `close`."""
-
-    def __init__(self) -> None:
-        self.tag = f"mr{os.getpid() % 100000}"
-        self.subnet = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-        self.bridge = f"{self.tag}-sw"
-        self.names: list[str] = []
-        sh("ip", "netns", "add", self.bridge)
-        for switch in ("br0", "br1"):
-            self._in(self.bridge, "ip", "link", "add", switch, "type", "bridge")
-            self._in(self.bridge, "ip", "link", "set", switch, "up")
-        sh("ip", "link", "add", self.tag, "type", "veth", "peer", "name", "tester", "netns", self.bridge)
-        sh("ip", "addr", "add", f"{self.subnet}.254/24", "dev", self.tag)
-        sh("ip", "link", "set", self.tag, "up")
-        self._in(self.bridge, "ip", "link", "set", "tester", "master", "br0", "up")
-
-    def add(self, name: str, number: int) -> str:
-        """A host; its address."""
-        space = self.space(name)
-        sh("ip", "netns", "add", space)
-        self.names.append(name)
-        sh("ip", "-n", self.bridge, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", space)
-        self._in(space, "ip", "addr", "add", f"{self.subnet}.{number}/24", "dev", "eth0")
-        for link in ("lo", "eth0"):
-            self._in(space, "ip", "link", "set", link, "up")
-        self._in(self.bridge, "ip", "link", "set", name, "master", "br0", "up")
-        return f"{self.subnet}.{number}"
-
-    def space(self, name: str) -> str:
-        return f"{self.tag}-{name}"
-
-    def link(self, name: str, up: bool) -> None:
-        self._in(self.bridge, "ip", "link", "set", name, "up" if up else "down")
-
-    def apart(self, *names: str) -> None:
-        """These reach each other and nobody else, until somebody else is put apart; none: all reach all."""
-        for name in self.names:
-            self._in(self.bridge, "ip", "link", "set", name, "master", "br1" if name in names else "br0")
-
-    def shape(self, name: str, rate: str) -> None:
-        """Make its link so slow, both ways; with some 50 ms of queue."""
-        for space, device in ((self.space(name), "eth0"), (self.bridge, name)):
-            limit = ["rate", rate, "burst", "256kb", "latency", "50ms"]
-            self._in(space, "tc", "qdisc", "replace", "dev", device, "root", "tbf", *limit)
-
-    def inside(self, name: str) -> list[str]:
-        """The words that start something there."""
-        return ["ip", "netns", "exec", self.space(name)]
-
-    def pids(self, name: str) -> list[int]:
-        return [int(word) for word in sh("ip", "netns", "pids", self.space(name), check=False).split()]
-
-    def kill(self, name: str) -> None:
-        """All that runs there, at once."""
-        while pids := self.pids(name):
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-
-    def off(self, name: str) -> None:
-        """As without power: nobody hears of it."""
-        self.link(name, up=False)
-        self.kill(name)
-
-    def close(self) -> None:
-        for name in self.names:
-            self.kill(name)
-        for name in self.names:
-            sh("ip", "netns", "del", self.space(name), check=False)
-        sh("ip", "link", "del", self.tag, check=False)
-        sh("ip", "netns", "del", self.bridge, check=False)
-
-    def _in(self, space: str, *words: str) -> None:
-        sh("ip", "netns", "exec", space, *words)
 
 
 class Cluster:
@@ -141,41 +50,21 @@ class Cluster:
         """Further environment of a host's agent and ranks."""
         (place / "trail").mkdir()
         self.place, self.nodes, self.options, self.ranks, self.script = place, nodes, options, ranks, script
-        self.net = Net()
+        self.net = Network()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.etcds = [f"e{i}" for i in range(1, etcds + 1)]
         self.hosts = [f"n{i}" for i in range(1, hosts + 1)]
-        self._address = {name: self.net.add(name, 100 + i) for i, name in enumerate(self.etcds, 1)}
-        self._address |= {name: self.net.add(name, 10 + i) for i, name in enumerate(self.hosts, 1)}
-        self.endpoints = [f"{self._address[name]}:{_PORT}" for name in self.etcds]
-        for name in self.etcds:
-            self.start_etcd(name)
+        for i, name in enumerate(self.hosts, 1):
+            self.net.add(name, 10 + i)
+        self.etcd = Members(place, self.net, etcds)
+        self.endpoints = self.etcd.endpoints
+        self.etcd.await_answer()
         self.store = EtcdStore(self.endpoints, deadline_s=2.0)
-        self.until(lambda: self.store.get("/") is None, 20, "etcd answers")
 
     def start(self, *names: str) -> None:
         """The agents of these hosts, or of all."""
         for name in names or self.hosts:
             self.net.link(name, up=True)
             self._spawn(name, self.command(name))
-
-    def start_etcd(self, name: str) -> None:
-        if before := self.processes.get(name):  # a thread of one that was killed may hold its ports for some time
-            before.wait(30)
-
-        def url(host: str, port: int) -> str:
-            return f"http://{self._address[host]}:{port}"
-
-        flags = {
-            "name": name,
-            "data-dir": str(self.place / name),
-            "listen-client-urls": url(name, _PORT),
-            "advertise-client-urls": url(name, _PORT),
-            "listen-peer-urls": url(name, _PORT + 1),
-            "initial-advertise-peer-urls": url(name, _PORT + 1),
-            "initial-cluster": ",".join(f"{each}={url(each, _PORT + 1)}" for each in self.etcds),
-        }
-        self._spawn(name, [str(find_server().path), *(f"--{key}={value}" for key, value in flags.items())])
 
     def command(self, name: str) -> list[str]:
         """What is given on that host."""
@@ -203,6 +92,14 @@ class Cluster:
                 return read_world(KEYS, {key: entry.value for key, entry in self.store.range(KEYS.root).items()})
         return None
 
+    def seen(self) -> World:
+        """The world, once etcd answers."""
+        end = time.monotonic() + 120
+        while (world := self.world()) is None:
+            assert time.monotonic() < end, f"etcd does not answer\n{self.said()}"
+            time.sleep(0.05)
+        return world
+
     def until(self, what: Callable[[], object], deadline_s: float, why: str) -> None:
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
@@ -228,43 +125,43 @@ class Cluster:
 
     def number(self) -> int:
         """Of the present generation."""
-        world = self.world()
-        return world.record.number if world and world.record else 0
+        record = self.seen().record
+        return record.number if record else 0
 
-    def after(self, act: Callable[[], object], deadline_s: float = 20) -> None:
+    def after(self, act: Callable[[], object], deadline_s: float = 120) -> None:
         """Do `act`, and wait for the next generation that it brings about."""
         before = self.number()
         act()
         self.until(lambda: self.number() > before, deadline_s, f"a generation after {before}")
 
-    def goes_on(self, steps: int = 10, deadline_s: float = 60) -> None:
+    def goes_on(self, steps: int = 10, deadline_s: float = 120) -> None:
         """Until the present generation has done so many steps."""
-        world = self.world()
-        assert world
-        assert world.record
-        self.until_step(max(world.record.resume_step, world.record.replay_until) + steps, deadline_s)
+        record = self.seen().record
+        assert record
+        self.until_step(max(record.resume_step, record.replay_until) + steps, deadline_s)
 
     def members(self) -> list[str]:
-        world = self.world()
-        return [*world.members] if world else []
+        return [*self.seen().members]
 
     def leader(self) -> str:
         """The host whose agent leads."""
-        entry, world = self.store.get(KEYS.leader), self.world()
-        assert entry
-        assert world
-        return next(name for name, node in world.nodes.items() if node.instance == entry.value.decode())
+        found: list[str] = []
+
+        def there() -> bool:
+            entry, nodes = self.store.get(KEYS.leader), self.seen().nodes
+            found.extend(name for name, node in nodes.items() if entry and node.instance == entry.value.decode())
+            return bool(found)
+
+        self.until(there, 120, "an agent leads")
+        return found[0]
 
     def agent(self, name: str) -> int:
         """Its process."""
-        world = self.world()
-        assert world
-        return world.nodes[NodeId(name)].pid
+        return self.seen().nodes[NodeId(name)].pid
 
     def there(self) -> list[NodeId]:
         """Nodes whose agents live."""
-        world = self.world()
-        return [*world.nodes] if world else []
+        return [*self.seen().nodes]
 
     def at_work(self) -> bool:
         """Whether all ranks of the present generation are in their loop."""
@@ -274,15 +171,13 @@ class Cluster:
 
     def began(self) -> int:
         """The step that the present generation has gone on from."""
-        world = self.world()
-        assert world
-        assert world.record
-        return world.record.resume_step
+        record = self.seen().record
+        assert record
+        return record.resume_step
 
     def status(self, name: str) -> NodeStatus | None:
         """What its agent has said last."""
-        world = self.world()
-        return world.status.get(NodeId(name)) if world else None
+        return self.seen().status.get(NodeId(name))
 
     def kill_rank(self, name: str, local: int = 0) -> None:
         said = self.status(name)
@@ -298,7 +193,7 @@ class Cluster:
         for pid in [self.agent(name) for name in self.there()]:
             os.kill(pid, number)
 
-    def finish(self, *names: str, deadline_s: float = 120) -> list[int]:
+    def finish(self, *names: str, deadline_s: float = 300) -> list[int]:
         """Wait for these agents to end; their exit codes."""
         end = time.monotonic() + deadline_s
         for name in names:
@@ -385,39 +280,28 @@ class Cluster:
 
     def close(self) -> None:
         self.store.close()
+        self.etcd.close()
         self.net.close()
         for process in self.processes.values():
             process.wait()
 
 
 class Clocks:
-    """Of all hosts: the time of day that what is started on them sees, set while it runs (`clock.c`)."""
+    """Of all hosts: the time of day that what is started on them sees, set while it runs."""
 
     def __init__(self, job: Cluster) -> None:
-        """Before anything is started. Skips the test where nothing can be compiled."""
-        compiler = shutil.which("cc")
-        if compiler is None or platform.machine() != "x86_64":
-            pytest.skip("a compiler is wanted for the clocks, and a system call of this machine")
+        """Before anything is started."""
+        if not clock.possible():
+            pytest.skip("the clocks want x86-64 and a C compiler")
         self._place = job.place
-        library = job.place / "clock.so"
-        sh(
-            compiler,
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-o",
-            str(library),
-            str(Path(__file__).with_name("clock.c")),
-            "-lm",
-            "-ldl",
-        )
-        for name in job.hosts:
-            job.extra[name] = {"LD_PRELOAD": str(library), "CLOCK_OFFSET": str(self._place / f"{name}.clock")}
-            self.set(name, 0)
+        library = clock.built(job.place)
+        job.extra |= {name: clock.variables(library, self._file(name)) for name in job.hosts}
 
     def set(self, name: str, ahead_s: float) -> None:
-        with (self._place / f"{name}.clock").open("r+b" if (self._place / f"{name}.clock").exists() else "wb") as file:
-            file.write(struct.pack("d", ahead_s))
+        clock.put(self._file(name), ahead_s)
+
+    def _file(self, name: str) -> Path:
+        return self._place / f"{name}.clock"
 
 
 def train(steps: int, delay_s: float, ballast_mib: int = 0) -> list[str]:

@@ -30,17 +30,18 @@ def undamaged(job: Cluster, steps: int) -> None:
 
 def replaced(job: Cluster, name: str) -> None:
     """Another one trains in its place."""
-    job.until(lambda: name not in job.members(), 30, f"somebody takes the place of {name}")
+    job.until(lambda: name not in job.members(), 120, f"somebody takes the place of {name}")
     job.goes_on()
 
 
 def back(job: Cluster, name: str) -> None:
     """It stands by."""
-    job.until(lambda: NodeId(name) in job.there(), 30, f"{name} is back")
+    job.until(lambda: NodeId(name) in job.there(), 120, f"{name} is back")
 
 
 def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
-    job = cluster("4", "--spares", "1", "--durable-every", "10", hosts=5, ranks=2, script=train(200, 0.05))
+    options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=10")
+    job = cluster("4", *options, hosts=5, ranks=2, script=train(600, 0.05))
     job.start()
     job.until_step(20)
     leader, *others = sorted(job.members(), key=lambda name: name != job.leader())
@@ -49,7 +50,7 @@ def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
     job.net.kill("e2")
     job.after(lambda: job.kill_rank(others[1], local=1))
     job.goes_on()
-    job.start_etcd("e2")
+    job.etcd.start("e2")
     job.after(lambda: job.net.off(leader))
     replaced(job, leader)
     job.start(leader)
@@ -60,14 +61,14 @@ def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
     assert job.finish(*(name for name in job.hosts if name != taken)) == [0] * 4
     causes = [(each.cause, each.rung) for each in job.incidents() if each.rung]
     assert causes == [("rank_killed", 2), ("rank_killed", 2), ("agent_lost", 3), ("agent_lost", 3)]
-    undamaged(job, 200)
+    undamaged(job, 600)
 
 
 def test_the_network_is_cut(cluster: Make) -> None:
     """One node is cut off, then the one that leads, then the network falls in two: the half with most of etcd goes on, with as many nodes
     as it has, and grows when all are back."""
     options = ("--spares", "1", "--durable-every", "10", "--set", "nodes.grow_after_s=3")
-    job = cluster("2:4", *options, hosts=5, script=train(350, 0.05))
+    job = cluster("2:4", *options, hosts=5, script=train(600, 0.05))
     job.start()
     job.until_step(20)
     for choose in (lambda: next(name for name in job.members() if name != job.leader()), job.leader):
@@ -78,15 +79,15 @@ def test_the_network_is_cut(cluster: Make) -> None:
         back(job, name)
     few = sorted(job.members(), key=lambda name: name != job.leader())[:2]
     job.net.apart("e1", *few)
-    job.until(lambda: {*job.members()} and not {*few} & {*job.members()}, 20, "the larger half goes on by itself")
+    job.until(lambda: {*job.members()} and not {*few} & {*job.members()}, 120, "the larger half goes on by itself")
     assert len(job.members()) == 3
     job.goes_on()
     for name in few:
-        job.until(lambda name=name: job.said(name).count("so it ends its ranks"), 15, f"{name} ends its ranks")
+        job.until(lambda name=name: job.said(name).count("so this agent ends its ranks"), 120, f"{name} ends its ranks")
     job.net.apart()
-    job.until(lambda: len(job.members()) == 4, 40, "the job grows again")
+    job.until(lambda: len(job.members()) == 4, 120, "the job grows again")
     assert set(job.finish(*job.hosts)) == {0}
-    undamaged(job, 350)
+    undamaged(job, 600)
 
 
 @pytest.mark.variant
@@ -104,7 +105,7 @@ def test_clocks_slow_links_and_an_etcd_that_is_away_are_no_faults(cluster: Make,
     for name, ahead_s in zip(job.hosts, (100, -100, 50, 0, -250), strict=True):
         clocks.set(name, ahead_s)
     job.kill_rank(next(name for name in job.members() if name != job.leader()))
-    job.until(lambda: job.number() == 2, 5, "the ranks start again")
+    job.until(lambda: job.number() == 2, 30, "the ranks start again")
     job.goes_on()
     for name in job.hosts:
         clocks.set(name, 0)
@@ -113,12 +114,12 @@ def test_clocks_slow_links_and_an_etcd_that_is_away_are_no_faults(cluster: Make,
     job.net.shape(job.members()[1], "1gbit")
     for name in ("e1", "e2"):
         job.net.kill(name)
-    job.until(lambda: "etcd did not answer" in job.said(), 10, "the agents notice")
+    job.until(lambda: "etcd did not answer" in job.said(), 60, "the agents notice")
     before = job.steps()
     time.sleep(30)
     assert job.steps() > before + 100
     for name in ("e1", "e2"):
-        job.start_etcd(name)
+        job.etcd.start(name)
     assert set(job.finish(*job.hosts)) == {0}
     assert [each.cause for each in job.incidents() if each.rung] == ["rank_killed"]
     undamaged(job, 900)
@@ -154,7 +155,7 @@ def again(job: Cluster) -> int:
     """The same commands on all hosts; the step that they go on from."""
     before = job.number()
     job.start()
-    job.until(lambda: job.number() > before and job.at_work(), 90, "the same commands go on")
+    job.until(lambda: job.number() > before and job.at_work(), 120, "the same commands go on")
     return job.began()
 
 
@@ -169,7 +170,7 @@ def test_nodes_are_drained_and_come_back(cluster: Make) -> None:
     assert job.finish("n2") == [0]
     job.goes_on()
     job.start("n2")
-    job.until(lambda: job.members() == ["n1", "n2"], 30, "the job grows")
+    job.until(lambda: job.members() == ["n1", "n2"], 120, "the job grows")
     assert set(job.finish("n1", "n2")) == {0}
     moved = [each for each in job.incidents() if each.rung]
     assert [each.cause for each in moved] == ["moved", "moved"]
@@ -186,14 +187,14 @@ def test_a_script_that_does_not_start_on_every_number_of_nodes(cluster: Make) ->
     job.start()
     job.until_step(25)
     job.net.off("n4")
-    job.until(lambda: len(job.members()) == 2, 60, "two go on")
+    job.until(lambda: len(job.members()) == 2, 120, "two go on")
     job.goes_on()
     gone = {"n1", "n2", "n3"} - {job.members()[0]}
     for name in gone:
         job.net.off(name)
-    job.until(lambda: any(each.pause_s == 300 for each in job.incidents()), 60, "the next start on one waits")
+    job.until(lambda: any(each.pause_s == 300 for each in job.incidents()), 120, "the next start on one waits")
     job.start("n4", *gone)
-    job.until(lambda: len(job.members()) == 4, 60, "the job grows")
+    job.until(lambda: len(job.members()) == 4, 120, "the job grows")
     assert set(job.finish(*job.hosts)) == {0}
     assert [each.unfit for each in job.incidents() if each.unfit] == [3, 1, 1]
     undamaged(job, 250)
@@ -217,25 +218,35 @@ def test_all_nodes_set_aside_the_same_snapshots_at_once(cluster: Make) -> None:
 def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: Make) -> None:
     """Nothing but the first snapshot is on disk. The ranks build while their part comes, over a slow link, and wait for it; a fault that
     strikes meanwhile, or the death of what fetches, begins the fetch anew."""
-    options = ("--spares", "1", "--durable-every", "1000", "--set", "copies.every_s=0.5")
-    job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(250, 0.05, ballast_mib=20))
+    options = (
+        "--spares",
+        "1",
+        "--durable-every",
+        "1000",
+        "--set",
+        "copies.every_s=0.5",
+        "--set",
+        "agent.lease_ttl_s=10",
+    )
+    job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(600, 0.05, ballast_mib=20))
     job.start()
     job.until_step(50)
-    job.until(lambda: "of memory, and can replace another node at once" in job.said("n3"), 30, "n3 makes room")
-    job.net.shape("n3", "60mbit")
+    job.until(lambda: "of memory, and can replace another node at once" in job.said("n3"), 120, "n3 makes room")
+    job.net.shape("n3", "6mbit")
     job.net.kill("n2")
     job.until(
-        lambda: (n3 := job.status("n3")) and n3.built_s and not n3.restored_s, 30, "n3's ranks are built, and wait"
+        lambda: (n3 := job.status("n3")) and n3.built_s and not n3.restored_s, 120, "n3's ranks are built, and wait"
     )
     job.kill_drain("n3")
-    job.until(lambda: "the drain process ended" in job.said("n3"), 10, "its death is seen")
+    job.until(lambda: "the drain process ended" in job.said("n3"), 60, "its death is seen")
     job.kill_rank("n1")
+    job.net.shape("n3", "1gbit")
     assert set(job.finish("n1", "n3")) == {0}
     lost, killed = [each for each in job.incidents() if each.rung]
     assert lost.resume_step == killed.resume_step
     assert 0 < lost.lost_steps < 80
     assert job.said("n3").count("was fetched from another node's memory") == 1
-    undamaged(job, 250)
+    undamaged(job, 600)
 
 
 @pytest.mark.variant
@@ -266,7 +277,7 @@ def test_devices_break_for_good_a_spares_too(cluster: Make) -> None:
     job.start()
     job.until_step(20)
     (job.place / "n2.broken").touch()
-    job.until(lambda: job.members() == ["n1", "n4"], 60, "the second spare has the place")
+    job.until(lambda: job.members() == ["n1", "n4"], 120, "the second spare has the place")
     assert set(job.finish(*job.hosts)) == {0}
     faults = [(each.cause, each.nodes, each.rung, each.started) for each in job.incidents() if each.rung]
     assert faults == [

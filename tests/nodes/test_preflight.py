@@ -13,9 +13,10 @@ import pytest
 
 from mt_resilient.agent.etcd.binary import find_server
 from mt_resilient.agent.etcd.server import EmbeddedEtcd
+from mt_resilient.chaos.live.network import Network
 
 from ..harness import MINIMAL, environment
-from .hosts import Cluster, Net
+from .hosts import Cluster
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0 or not shutil.which("tc"), reason="network namespaces and tc want root, and iproute2"
@@ -29,21 +30,22 @@ from mt_resilient.resilience.store.keys import Keys
 from mt_resilient.resilience.store.seat import Seat
 
 node, address, endpoint, count = sys.argv[1:]
-policy = PreflightPolicy(enabled=True, link_s=0.3)
+policy = PreflightPolicy(enabled=True, link_s=1.0)
 check = together(policy, Seat(EtcdStore([endpoint]), Keys("job"), node), address, int(count), node)
 print("; ".join(check.reasons) or "fit")
 """
 
 
 @pytest.fixture
-def net() -> Iterator[Net]:
-    made = Net()
+def net() -> Iterator[Network]:
+    made = Network()
     yield made
     made.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("slow", ["", "n3"])
-def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Net, slow: str, tmp_path: Path) -> None:
+def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Network, slow: str, tmp_path: Path) -> None:
     names = [f"n{number}" for number in range(1, 7)]
     addresses = {name: net.add(name, 10 + number) for number, name in enumerate(names)}
     for name in names:  # all of a kind, but one

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from mt_resilient.chaos.live.network import sh
+
 from ..harness import PLAIN, cli, undisturbed
-from .hosts import Cluster, sh, train
+from .hosts import Cluster, train
 
 pytestmark = pytest.mark.timing
 

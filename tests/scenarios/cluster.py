@@ -24,11 +24,11 @@ from mt_resilient.resilience.plan.escalation import RecoveryPolicy
 from mt_resilient.resilience.report import explain
 from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.election import Election
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry
 from mt_resilient.resilience.store.state_reader import read_world
 from mt_resilient.resilience.text import formatting
 
+from ..memory_store import MemoryStore
 from .etcd import Client, Etcd
 from .faults import Cut, Faults
 from .invariants import Watch

@@ -13,8 +13,9 @@ from typing import Any
 
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Compare, CreatedAt, Entry, LeaseGone, Operation, Put
+
+from ..memory_store import MemoryStore
 
 NEVER = -1.0
 

@@ -22,6 +22,8 @@ class Faults:
     """Episodes set it."""
 
     import_error: str = ""
+    unknown: bool = False
+    """The script's loop is none that is known: its ranks report nothing."""
     nan_at: dict[int, int] = field(default_factory=dict)
     """Step → how many times it will give NaN."""
     nan_batches: set[int] = field(default_factory=set)

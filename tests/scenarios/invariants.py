@@ -278,7 +278,7 @@ def _bound(watch: Watch) -> int:
 
 def _within_budget(job: Job, watch: Watch, record: GenerationRecord) -> str:
     most = job.policy.max_without_progress + 1
-    if record.phase is Phase.LAUNCH and watch.without_progress > most:
+    if record.phase is Phase.LAUNCH and watch.without_progress > most and not job.faults.unknown:  # it has no snapshots
         return f"{watch.without_progress} restarts in a row brought no newer snapshot; {most} are allowed"
     if watch.unlaunched > _UNLAUNCHED:
         return f"{watch.unlaunched} generations were opened in a row, and none was launched"

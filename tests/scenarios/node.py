@@ -364,6 +364,7 @@ class Node:
         stamps |= {step: self.job.stamps[step][1] for step in self.disk if self._ours(step)}
         status = replace(
             status,
+            compared=2,
             agreed_steps=tuple(Step(step) for step, stamp in sorted(stamps.items()) if self.replicas.agreed(stamp)),
             mismatches=self.replicas.mismatches,
             held=self.replicas.held,
@@ -397,7 +398,8 @@ class Node:
         if record is None or duty(record, self._local()) is not Action.LEAVE:
             return None
         self.heartbeat.end()
-        unwritten = record.complete and job.total not in self.disk and not job.judged_by.observe
+        keeps = not (job.judged_by.observe or self.faults.unknown)
+        unwritten = keeps and record.complete and job.total not in self.disk
         code = MachineError.exit_code if unwritten and not record.exit_code else record.exit_code
         self.say(f"the agent{'' if job.alone else f' of {self.name}'} leaves with exit code {code}")
         return code

@@ -97,12 +97,16 @@ class Ranks(Processes):
         match self.life:
             case RankPhase.ABSENT:
                 self._live(RankPhase.ATTACHED)
-            case RankPhase.ATTACHED:
+            case RankPhase.ATTACHED if not self.job.faults.unknown:
                 self._build(now_s)
             case RankPhase.RESTORING:
                 self._restore(now_s)
             case RankPhase.TRAINING:
                 self._train(now_s)
+
+    def end(self) -> None:
+        self.job.say("the script is done")
+        self._end(self.job.now_s)
 
     def hang(self, how: str) -> None:
         others = "rank 0 waits" if self.job.alone else "the others wait"

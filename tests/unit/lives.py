@@ -16,7 +16,7 @@ from mt_resilient.training.snapshot.restore import Restorer
 from mt_resilient.training.state.modules.module_source import Modules
 from mt_resilient.training.state.optimizers.optimizers import Optimizers
 from mt_resilient.training.state.rng import Alone, Randomness
-from mt_resilient.training.state.sources import sources_of
+from mt_resilient.training.state.sources import shard_again, sources_of
 
 
 class Life:
@@ -40,6 +40,7 @@ class Life:
 
     def snapshot(self) -> tuple[bytes, dict[str, bytes]]:
         """The table in JSON, and each tensor's bytes."""
+        shard_again(self.sources)
         state = {**{name: source.collect() for name, source in self.sources.items()}, RANDOMNESS: self._alone.collect()}
         skeleton, leaves = flatten(state, torch.is_tensor)
         layout = lay_out(leaves)
@@ -48,6 +49,7 @@ class Life:
 
     def restore(self, snapshot: tuple[bytes, Mapping[str, bytes]], objects: Mapping[str, Any] | None = None) -> None:
         """objects: of the same process, at the snapshot."""
+        shard_again(self.sources)
         for name, each in (objects or {}).items():
             self._remade()[name].put_back(each)
         table, content = Table.from_json(snapshot[0]), copy.copy(snapshot[1])

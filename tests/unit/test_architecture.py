@@ -32,7 +32,7 @@ ORDER = {
     ),
     "agent": (
         "config output launch ranks run_directory etcd monitor buddy preflight cli peers snapshots join policies "
-        "node loop ssh bootstrap"
+        "node loop ssh shared_run run_choice bootstrap"
     ),
     "checkpoint": ("format arena backend buddy slabs durable"),
     "training": (
@@ -45,7 +45,7 @@ ORDER = {
     ),
     "dashboard": ("contents prometheus local_prometheus report server"),
     "simulator": ("scenario engine results command"),
-    "chaos": ("judgement rank live nemesis campaign command"),
+    "chaos": ("judgement rank settings live nemesis campaign command"),
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
 
@@ -59,7 +59,9 @@ ONLY_IN = {
         "resilience/store/etcd/member.py",
         "resilience/store/etcd/watch.py",
     },
-    "prometheus_client": {"resilience/report/metrics.py"},
+    "prometheus_client": {"resilience/report/metrics.py", "resilience/report/incident_metrics.py"},
+    "pymtml": {"agent/monitor/mthreads.py"},
+    "pynvml": {"agent/monitor/nvidia.py"},
     "torch_musa": set(),
     "zarr": {"formats/zarr_store.py"},
     "starlette": {"dashboard/server.py"},

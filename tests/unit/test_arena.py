@@ -157,6 +157,14 @@ def test_a_lack_of_memory_is_reported_and_the_old_snapshot_stays(slot_paths):
         assert bytes(view.memory[:3]) == b"old", "and the lock was released"
 
 
+def test_memory_that_cannot_be_asked_for_is_reported_and_the_old_snapshot_stays(slot_paths, tmp_path):
+    stage(RankArena(slot_paths[:1]), 1, content=b"old", seal=False)
+    with pytest.raises(MachineError, match="cannot grow: No such file or directory"):
+        Slot(slot_paths[0], turn=str(tmp_path / "none")).begin(Header(step=2, payload_bytes=1 << 20), b"{}")
+    with Slot(slot_paths[0]).reading() as view:
+        assert bytes(view.memory[:3]) == b"old", "and the lock was released"
+
+
 def test_opening_a_slot_of_an_ended_agent_is_an_error():
     with pytest.raises(MachineError, match="has ended"):
         Slot("/proc/self/fd/999999")
@@ -215,6 +223,18 @@ def test_the_newest_snapshot_that_must_go_to_disk_is_not_overwritten(slot_paths)
     stage(ranks, 5)
     assert steps(ranks) == [3, 4, 5]
     assert not ranks.slots[0].header().drained, "that was the snapshot before"
+
+
+def test_a_snapshot_that_another_rank_overwrote_while_a_newer_one_reached_the_disk_blocks_no_slot(slot_paths):
+    """The other rank's claim of step 1's slot came before step 2 was marked as written, and this rank's claim comes after. Step 1 is
+    incomplete then, and is never written."""
+    ranks, drain = RankArena(slot_paths[:2]), RankArena(slot_paths[:2])
+    stage(ranks, 1, durable=True)
+    stage(ranks, 2, durable=True)
+    with drain.slots[1].reading():
+        drain.slots[1].mark_drained()
+    stage(ranks, 3, durable=True)
+    assert steps(ranks) == [2, 3]
 
 
 def test_snapshots_in_memory_continue_while_storage_hangs(slot_paths):
@@ -296,7 +316,8 @@ def test_slots_that_may_still_be_needed_are_never_overwritten(slots, hung):
     order = overwrite_order(slots, hung=hung)
     sealed = max((header.stamp for header in slots if header.state is State.SEALED), default=None)
     newest = max((header.stamp for header in slots if header.state in (State.SEALED, State.LIVE)), default=None)
-    wanted = [header.stamp for header in slots if header.whole and header.durable and not header.drained]
+    durable = [header for header in slots if header.whole and header.durable]
+    wanted = {h.stamp for h in durable if not any(o.drained and o.stamp >= h.stamp for o in durable)}
     for index, header in enumerate(slots):
         later = newest is None or header.stamp >= newest or header.stamp == sealed
         waiting = not hung and header.stamp == max(wanted, default=None)

@@ -339,9 +339,41 @@ NAMED: dict[str, Named] = {
     "an optimizer": (
         lambda m: None,
         put("held", lambda m: torch.optim.Adam(m.parameters())),
-        "its Adam came after the Session was made. Make it before, and give it to the Session",
+        "its Adam was created after the Session. Create it before, and give it to the Session",
     ),
 }
+
+
+class Activations:
+    pass
+
+
+class Remembers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, activations: Activations) -> Any:
+        ctx.activations = activations
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 25], ids=["small", "large"])
+def test_no_snapshot_keeps_a_graph_alive_that_the_script_has_let_go(elements: int) -> None:
+    """The activations of a whole step hang on it."""
+    model: Any = Net()
+    model.held = None
+    life = Life(model=model)
+    for _ in range(2):
+        activations = Activations()
+        model.held = Remembers.apply(model.a.weight.sum() * torch.ones(elements), activations)
+        seen = weakref.ref(activations)
+        del activations
+        life.snapshot()
+        assert seen() is not None, "the model has it"
+    model.held = None
+    assert seen() is None
 
 
 @pytest.mark.parametrize("what", NAMED)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from mt_resilient.training.data import script_code
+from mt_resilient.training.data.batches import Batches
 from mt_resilient.training.variables import changed_objects, script_objects
 from mt_resilient.training.variables.changed_objects import ChangedObjects, sentence
 
@@ -256,6 +257,21 @@ def test_a_look_takes_no_more_than_its_time() -> None:
         many[0].rows[0][0] += 1
     assert time.process_time() - began < 10
     assert set(logs[2]) <= {"many"}
+
+
+def test_a_dataset_s_list_of_samples_is_not_searched() -> None:
+    """With 400,000 samples, the rank was silent for 4 s after a step."""
+    logs: list[list[str]] = []
+    call_log = []
+    samples, rows, mixes = [(f"{at}.jpg", at) for at in range(20_000)], [0], Average(nn.Linear(2, 2))
+    data = Batches([SimpleNamespace(samples=samples, mixes=mixes)], None, 1, None)
+    sys.setprofile(lambda frame, event, _: call_log.append(frame.f_code) if event == "call" else None)
+    for step in steps(3, logs, data):
+        rows.append(step)
+        mixes.updates += 1
+    sys.setprofile(None)
+    assert logs[2] == ["rows"]
+    assert len(call_log) < 100_000
 
 
 def test_names_that_were_said_before_are_left_out() -> None:

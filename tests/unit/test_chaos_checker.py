@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from mt_resilient.chaos.command import registry
 from mt_resilient.chaos.judgement.checker import checked, phase, violated
 from mt_resilient.chaos.judgement.history import History, Run, Seen, Struck
 from mt_resilient.chaos.judgement.page import page
 from mt_resilient.chaos.judgement.plan import Injection
 
+KINDS = registry.kinds()
 LINES = ("step 1 loss 0.5", "step 2 loss 0.25")
 
 
@@ -20,11 +22,14 @@ def record(number: int, phase: str = "launch", resume_step: int = -1, **more: An
     return {"kind": "generation", "at_s": 0.0, "record": {**known, "replay_until": 12, **more}}
 
 
-def struck(fault: str, *, at_s: float = 10.0, disk: int = 5, memory: int = 9, **more: Any) -> Struck:
-    seen = Seen(at_s=at_s, generation=1, steps=(10, 11), memory_step=memory, disk_step=disk)
-    return Struck(
-        **{"injection": Injection(fault=fault), "at_s": at_s, "seen": seen, "did": "done", "ended_s": at_s, **more}
-    )
+def incident(cause: str) -> dict[str, Any]:
+    return {"kind": "incident", "incident": {"cause": cause, "generation": 1}}
+
+
+def struck(fault: str, *, at_s: float = 10.0, disk: int = 5, copied: int = 7, memory: int = 9, **more: Any) -> Struck:
+    seen = Seen(at_s=at_s, generation=1, steps=(10, 11), memory_step=memory, copied_step=copied, disk_step=disk)
+    known = {"injection": Injection(fault=fault), "kind": KINDS[fault], "at_s": at_s, "ended_s": at_s}
+    return Struck(**{**known, "seen": seen, "did": "done", **more})
 
 
 GOOD = History(
@@ -60,6 +65,18 @@ def test_a_run_that_came_back_keeps_every_promise() -> None:
             "every fault of the plan struck",
         ),
         ({"left_over": ("process 7: python",)}, "nothing is left over: processes, shared memory, temporary files"),
+        (
+            {"journal": (record(1), record(2, resume_step=9), incident("fingerprint_mismatch"))},
+            "no fault was named that nobody injected",
+        ),
+        (
+            {"journal": (record(1), incident("snapshot_unusable"))},
+            "every snapshot on disk is complete, but for those that a fault damaged",
+        ),
+        (
+            {"journal": (record(1, members={"n1": "a"}), record(2, resume_step=6, members={"n2": "b"}))},
+            "no more steps were lost than the newest snapshot was old",
+        ),
         ({"damaged": ("step 10: damaged",)}, "every snapshot on disk is complete, but for those that a fault damaged"),
         (
             {"journal": (record(2, resume_step=9), record(1))},
@@ -87,11 +104,26 @@ def test_a_run_that_came_back_keeps_every_promise() -> None:
         ),
         (
             {
+                "struck": (struck("network_slow", ended_s=18.0),),
+                "seen": (Seen(at_s=19.0, generation=2, steps=(12, 12)),),
+            },
+            "nothing restarted because of a fault that training survives",
+        ),
+        (
+            {"struck": (struck("node_lost", needs_copy=True),), "journal": (record(2, resume_step=6),)},
+            "no more steps were lost than the newest snapshot was old",
+        ),
+        (
+            {"journal": ({**record(2, resume_step=9), "of": "n1"}, {**record(1), "of": "n1"})},
+            "no two generations of ranks worked at once, and their numbers only rose",
+        ),
+        (
+            {
                 "struck": (struck("etcd_stopped", ended_s=15.0),),
                 "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)), Seen(at_s=14.0, generation=1, steps=(10, 10))),
                 "journal": (),
             },
-            "training went on while etcd or the drain process was away",
+            "training went on while etcd, the drain process or the disk was away",
         ),
     ],
 )
@@ -109,8 +141,25 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
             "struck": (struck("etcd_data_lost", needs_disk=True),),
             "journal": (record(2, resume_step=5), record(1, resume_step=5, members={"vm": "b"})),
         },
+        {
+            "struck": (struck("etcd_data_lost", needs_disk=True),),
+            "journal": (record(2, resume_step=5), record(2, resume_step=5, members={"vm": "b"})),
+        },
         {"struck": (struck("agent_killed", needs_disk=True),), "journal": (record(2, resume_step=5),)},
+        {"struck": (struck("node_lost", needs_copy=True),), "journal": (record(2, resume_step=7),)},
+        {
+            "struck": (struck("node_lost", needs_copy=True), struck("agent_killed", at_s=11.0, needs_copy=True)),
+            "journal": (record(2, resume_step=5),),
+        },
+        {"journal": ({**record(2, resume_step=9), "of": "n1"}, {**record(1), "of": "n2"})},
+        {
+            "struck": (struck("rank_stopped"), struck("network_slow", at_s=12.0, ended_s=20.0)),
+            "seen": (Seen(at_s=30.0, generation=2, steps=(12, 12)),),
+        },
         {"struck": (struck("slab_torn", needs_disk=True, damaged="5-g1"),), "journal": (record(2, resume_step=0),)},
+        {"struck": (struck("bit_in_arena"),), "journal": (incident("snapshot_unusable"),)},
+        {"struck": (struck("bit_in_moment"),), "journal": (incident("fingerprint_mismatch"),)},
+        {"journal": (record(1, members={"n1": "a"}), record(2, resume_step=7, members={"n2": "b"}))},
         {"journal": (record(2, resume_step=3, onset=4),)},
         {
             "struck": (struck("warm_killed"), struck("agent_killed", at_s=11.0, needs_disk=True)),
@@ -120,18 +169,84 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
             "struck": (struck("etcd_stopped", ended_s=15.0), struck("rank_killed", at_s=12.0)),
             "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)),),
         },
+        {
+            "struck": (
+                struck("everything_killed", needs_disk=True),
+                struck("disk_read_only", at_s=11.0, seen=Seen(at_s=11.0, disk_step=5)),
+            ),
+            "journal": (record(1), record(2, resume_step=5)),
+        },
+        {
+            "struck": (struck("network_slow", ended_s=18.0),),
+            "seen": (Seen(at_s=19.0, generation=2, steps=(12, 12)),),
+            "spares": 1,
+        },
     ],
     ids=[
         "etcd's data lost",
+        "etcd's data lost, before a snapshot of the last generation was on disk",
         "from disk",
+        "from another node's memory",
+        "two nodes, one after the other",
+        "a leader that was cut off, read late",
+        "a hang before, not yet found",
         "damaged on disk",
+        "damaged in memory",
+        "a flipped bit",
+        "a spare came in",
         "suspected state",
         "agent after a helper",
         "another fault meanwhile",
+        "a fault while no rank runs",
+        "a link so slow that a node that stands by takes the place",
     ],
 )
 def test_what_a_fault_explains_breaks_no_promise(changes: dict[str, Any]) -> None:
     assert violated(checked(replace(GOOD, **changes))) == ()
+
+
+@pytest.mark.parametrize(
+    ("earlier", "blamed"),
+    [
+        ([], True),
+        ([("rank_killed", 1, "done")], False),
+        ([("rank_killed", 1, "done"), ("etcd_stopped", 1, "done")], False),
+        ([("rank_killed", 1, "")], True),
+        ([("network_slow", 1, "done")], True),
+        ([("rank_killed", 0, "done")], True),
+        ([("rank_killed", 0, "done"), ("network_slow", 1, "done")], True),
+        ([("start_fails", 0, "done"), ("network_slow", 1, "done")], False),
+        ([("agent_killed", 2, "done")], False),
+    ],
+    ids=[
+        "alone, and a kill after it that was not injected",
+        "a kill before",
+        "a kill, and one more between",
+        "a kill that was not injected",
+        "only harmless ones",
+        "a kill that has its answer",
+        "a kill that has its answer, and one more between",
+        "a kill that makes later starts fail, too",
+        "while no rank ran",
+    ],
+)
+def test_a_restart_is_blamed_on_a_harmless_fault_if_no_other_explains_it(
+    earlier: list[tuple[str, int, str]], blamed: bool
+) -> None:
+    """earlier: faults before, with the generation that they struck and what they did."""
+    at_s, missed = float(len(earlier)), struck("rank_killed", at_s=1.0, did="", why_not="no")
+    before = [
+        struck(name, at_s=float(at), did=did, why_not="" if did else "no", seen=Seen(at_s=at, generation=generation))
+        for at, (name, generation, did) in enumerate(earlier)
+    ]
+    history = replace(
+        GOOD,
+        struck=(*before, struck("slow", at_s=at_s), *(() if earlier else [missed])),
+        seen=(Seen(at_s=at_s + 5.0, generation=2),),
+        journal=(),
+    )
+    found = next(each.wrong for each in checked(history) if each.promise.startswith("nothing restarted"))
+    assert [line.partition(" ")[0] for line in found] == ["slow"] * blamed
 
 
 def test_what_does_not_repeat_cannot_be_compared() -> None:

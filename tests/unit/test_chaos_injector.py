@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from mt_resilient.chaos.rank import injector
 from mt_resilient.chaos.rank.injector import FAULTS, STARTS, _obey, _start
 
 
@@ -47,6 +51,25 @@ def test_a_fault_changes_one_element_once(
     _obey(order, optimizer)
     assert all(torch.equal(parts(optimizer)[name], after[name]) or name == part for name in after)
     assert order.with_suffix(".taken").exists()
+
+
+def test_a_bad_batch_is_bad_each_time_and_no_other(
+    optimizer: torch.optim.Optimizer, tmp_path: Path, monkeypatch: Any
+) -> None:
+    session = SimpleNamespace(fixed_data=False, data_step=5)
+    monkeypatch.setattr(injector, "_sessions", [session])
+    monkeypatch.setenv(injector.VARIABLE, json.dumps({"folder": str(tmp_path)}))
+    FAULTS["spike_by_data"](optimizer)
+    first, harmed = parts(optimizer)["parameter"], []
+    for session.data_step in (7, 8, 9, 8):
+        before = first.clone()
+        injector._use(tmp_path / injector._BAD, optimizer)
+        harmed.append(not torch.equal(first, before))
+    assert harmed == [False, True, False, True]
+
+
+def test_without_a_session_no_batch_is_bad(optimizer: torch.optim.Optimizer, tmp_path: Path) -> None:
+    assert injector._batch() == -1
 
 
 def test_a_start_fails_as_often_as_ordered(tmp_path: Path) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
-from mt_resilient.chaos.command import registry
+from mt_resilient.agent.launch.torchrun import understand
+from mt_resilient.chaos.command import _nodes, registry
+from mt_resilient.chaos.judgement import checker
 from mt_resilient.chaos.judgement.draw import delay_s, drawn, settled
-from mt_resilient.chaos.judgement.plan import Injection, Kind, Plan, fitting, parsed, to_toml
+from mt_resilient.chaos.judgement.plan import ANY, Injection, Kind, Plan, fitting, parsed, to_toml
 from mt_resilient.chaos.judgement.shrink import shrunk
+from mt_resilient.chaos.nemesis.registry import Need
 from mt_resilient.resilience.errors import UsageError
 
 KINDS = {
@@ -16,6 +21,7 @@ KINDS = {
         Kind(name="rank_killed", says="", of_a_rank=True),
         Kind(name="agent_killed", says=""),
         Kind(name="etcd_stopped", says="", lasts_s=5.0),
+        Kind(name="node_lost", says="", of_a_node=True, lasts_s=5.0, seeded=False),
         Kind(name="bit_in_moment", says="", of_a_rank=True, seeded=False),
     )
 }
@@ -31,6 +37,7 @@ def test_a_plan_is_read() -> None:
         *("[[fault]]", 'name = "rank_killed"', "rank = 1", "step = 20", "times = 2", "every_steps = 5"),
         *("[[fault]]", 'name = "agent_killed"', 'phase = "restore"'),
         *("[[fault]]", 'name = "etcd_stopped"', "after_s = 1", "for_s = 2"),
+        *("[[fault]]", 'name = "node_lost"', "node = 2", "step = 40"),
     )
     assert found.seed == 7
     assert [str(each) for each in found.injections] == [
@@ -38,6 +45,7 @@ def test_a_plan_is_read() -> None:
         "rank_killed rank 1 at step 25",
         "agent_killed in the phase restore of the recovery before",
         "etcd_stopped for 2 s 1 s after the fault before",
+        "node_lost node 2 for 5 s at step 40",
     ]
     assert parsed(to_toml(found), KINDS) == found
 
@@ -57,6 +65,8 @@ def test_a_plan_is_read() -> None:
         (["[[fault]]", 'name = "agent_killed"', "step = true"], "step is True, and must be"),
         (["[[fault]]", 'name = "agent_killed"', "rank = 1"], "strikes no single rank; leave rank out"),
         (["[[fault]]", 'name = "agent_killed"', "for_s = 1"], "is over at once; leave for_s out"),
+        (["[[fault]]", 'name = "etcd_stopped"', "node = 1"], "strikes no single node; leave node out"),
+        (["[[fault]]", 'name = "node_lost"', "node = 0"], "node is 0, and must be a whole number of 1 or more"),
         (["[[fault]]", 'name = "agent_killed"', "after_s = 1"], "after_s has no fault before it to refer to"),
         (
             ["[[fault]]", 'name = "agent_killed"', "[[fault]]", 'name = "rank_killed"', 'phase = "lunch"'],
@@ -80,6 +90,10 @@ def test_a_plan_strikes_ranks_and_steps_that_there_are() -> None:
     with pytest.raises(UsageError, match="strikes rank 2, and the launch has the ranks 0 to 1"):
         fitting(found, 2)
     assert fitting(found, 3) == found
+    lost = plan("[[fault]]", 'name = "node_lost"', "node = 2")
+    with pytest.raises(UsageError, match="strikes node 2, and the launch has one node, unless --nodes gives more"):
+        fitting(lost, 3)
+    assert fitting(lost, 3, nodes=2) == lost
     with pytest.raises(UsageError, match="strikes at step 50, and the training has only 50"):
         settled(found, 3, 50, KINDS)
 
@@ -94,6 +108,19 @@ def test_a_seed_draws_the_same_plan_again_and_only_what_every_script_survives() 
         assert parsed(to_toml(one), KINDS) == one
 
 
+def test_a_seed_awaits_no_recovery_from_the_end_of_an_agent_that_may_have_stood_by() -> None:
+    awaited = {
+        spares: {
+            before.fault
+            for seed in range(50)
+            for before, each in pairwise(drawn(seed, 5, KINDS.values(), spares).injections)
+            if each.phase
+        }
+        for spares in (0, 1)
+    }
+    assert awaited == {0: {"rank_killed", "agent_killed"}, 1: {"rank_killed"}}
+
+
 def test_what_a_plan_leaves_open_is_chosen_by_its_seed_in_the_order_of_steps() -> None:
     killed = Injection(fault="rank_killed")
     following = Injection(fault="agent_killed", after_s=0.5)
@@ -106,6 +133,12 @@ def test_what_a_plan_leaves_open_is_chosen_by_its_seed_in_the_order_of_steps() -
     assert 15 <= first.step <= 75
 
 
+def test_a_node_is_chosen_only_if_there_are_several() -> None:
+    lost = Plan(injections=(Injection(fault="node_lost"),) * 20)
+    assert {each.node for each in settled(lost, 6, 100, KINDS, nodes=3).injections} == {1, 2, 3}
+    assert {each.node for each in settled(lost, 2, 100, KINDS).injections} == {ANY}
+
+
 def test_steps_are_held_up_only_if_the_training_is_too_short() -> None:
     assert delay_s(faults=5, steps=100, took_s=20.0, least_s=8.0) == 0.2
     assert delay_s(faults=5, steps=100, took_s=60.0, least_s=8.0) == 0.0
@@ -116,7 +149,57 @@ def test_shrinking_keeps_what_is_needed(needed: tuple[str, ...]) -> None:
     assert shrunk(("a", "b", "c", "d", "e"), lambda some: set(needed) <= set(some)) == needed
 
 
+@pytest.mark.parametrize(
+    ("needs", "nodes", "lacking"),
+    [
+        ((), 1, ""),
+        ((Need.NODES,), 1, Need.NODES.value),
+        ((Need.NODES,), 2, ""),
+        ((Need.ONE_NODE,), 1, ""),
+        ((Need.ONE_NODE,), 2, Need.ONE_NODE.value),
+        ((Need.NETWORK,), 1, Need.NETWORK.value),
+    ],
+)
+def test_a_fault_is_refused_where_it_cannot_strike(needs: tuple[Need, ...], nodes: int, lacking: str) -> None:
+    assert registry.lacks(needs, nodes) == lacking
+
+
+def test_a_seed_draws_faults_of_nodes_only_for_several_nodes() -> None:
+    seeded = {nodes: {name for name, kind in registry.kinds(nodes).items() if kind.seeded} for nodes in (1, 2)}
+    assert {"node_lost", "leader_killed"} <= seeded[2] - seeded[1]
+    assert seeded[1] - seeded[2] == {"etcd_killed"}
+
+
+@pytest.mark.parametrize(
+    ("option", "nnodes", "nodes"),
+    [
+        (None, "", 1),
+        (None, "2", 2),
+        (None, "2:2", 2),
+        (None, "1:2", "--nnodes 1:2 is not a fixed number of nodes"),
+        (3, "", 3),
+        (2, "2", 2),
+        (2, "1:3", 2),
+        (1, "2", "--nodes 1 contradicts torchrun's --nnodes 2. Nothing was started"),
+        (3, "2", "--nodes 3 contradicts torchrun's --nnodes 2. Nothing was started"),
+        (1, "2:3", "--nodes 1 contradicts torchrun's --nnodes 2:3. Nothing was started"),
+        (0, "2", "--nodes must be 1 or more. Nothing was started"),
+    ],
+)
+def test_the_number_of_nodes(option: int | None, nnodes: str, nodes: int | str) -> None:
+    launch = understand(["torchrun", *(["--nnodes", nnodes] if nnodes else []), __file__], {})
+    if isinstance(nodes, int):
+        assert _nodes(option, launch) == nodes
+    else:
+        with pytest.raises(UsageError, match=nodes):
+            _nodes(option, launch)
+
+
 def test_every_fault_says_what_it_does() -> None:
     kinds = registry.kinds()
-    assert len(kinds) >= 28
+    assert len(kinds) >= 50
     assert all(kind.says.endswith(".") and kind.name == name for name, kind in kinds.items())
+
+
+def test_the_checker_knows_a_fault_that_there_is() -> None:
+    assert checker._FORGETS in registry.kinds()

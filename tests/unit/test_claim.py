@@ -68,6 +68,22 @@ def test_a_process_of_another_generation_gets_no_page(page: Page, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    "environ",
+    [
+        {"RANK": "2", "LOCAL_RANK": "2"},
+        {"RANK": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"},
+        {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"},  # it would read the pages of the others
+    ],
+)
+def test_a_rank_of_a_larger_torchrun_within_a_rank_gets_no_page(
+    page: Page, tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """The third page lies beyond the end of the board's file, where each access is SIGBUS."""
+    assert claim(replace(HANDOFF, board=str(tmp_path / "board")), environ, 7, trains=True) is None
+    assert page.pid == 0
+
+
+@pytest.mark.parametrize(
     ("environ", "number"),
     [
         ({"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1),

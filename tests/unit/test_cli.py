@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -85,7 +86,7 @@ COMMAND = ["--", "torchrun", "train.py"]
         (["snapshots", "import", "--from", "dcp", "src"], "say where the snapshot goes with --snapshots DIR|URL"),
         (
             ["snapshots", "import", "--from", "megatron", "src", "--snapshots", "x"],
-            "src is no checkpoint of Megatron's",
+            "src is not a Megatron checkpoint",
         ),
     ],
 )
@@ -185,7 +186,7 @@ def test_the_status_of_a_job_whose_etcd_does_not_answer(
     said = capfd.readouterr().out
     assert said.startswith(sentence)
     assert ("its etcd does not answer" in said) is (not code)
-    assert "training goes on" not in said
+    assert "training continues" not in said
     assert main(["status", "--json", "--run-dir", str(place)]) == code
     assert json.loads(capfd.readouterr().out)["running"] is (not code)
 
@@ -210,6 +211,23 @@ def test_the_status_of_a_job_that_has_ended_shows_its_last_message(place: Path, 
     assert "It ended" not in again
     assert "Its last message on n2, " in again
     assert again.endswith(": ended as asked; the same command goes on\n")
+
+
+def test_the_time_of_an_incident_names_its_zone(place: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    Journal(place / "journal.jsonl").write("incident", 1.0, incident=json.loads(dumps(incident(1, at_s=0.0))))
+    with monkeypatch.context() as here:
+        here.setenv("TZ", "XST-05:45")
+        time.tzset()
+        assert main(["explain", "--run-dir", str(place)]) == 0
+    time.tzset()
+    assert "1970-01-01 05:45:00 +0545" in capfd.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_named(place: Path, capfd: Capture) -> None:
+    Journal(place / "journal.jsonl").write("start", 1.0)
+    (place / "endpoint").mkdir()
+    assert main(["status", "--run-dir", str(place)]) == 3
+    assert capfd.readouterr().err == f"mt-resilient: {place.absolute()}/endpoint: Is a directory\n"
 
 
 def test_a_run_inside_a_wrapped_script_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,7 @@ class Outer:
     colour: Colour = Colour.RED
     several: tuple[int, ...] = ()
     table: dict[str, int] = dataclasses.field(default_factory=dict)
+    by_number: dict[int, int] = dataclasses.field(default_factory=dict)
     inner: Inner = Inner(1)
     inners: tuple[Inner, ...] = ()
 
@@ -138,7 +139,8 @@ def test_a_whole_number_is_a_number() -> None:
 
 
 def test_what_only_python_takes_for_json_is_read() -> None:
-    read = loads(Outer, b'{"real": NaN, "text": "\\udcff"}')
+    read = loads(Outer, b'{"real": NaN, "text": "\\udcff", "by_number": {"2": 3}}')
+    assert read.by_number == {2: 3}
     assert math.isnan(read.real)
     assert read.text == "\udcff"
 

@@ -19,9 +19,11 @@ from mt_resilient.resilience.model.types import Generation
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.election import Election
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.parsed_cache import Values
 from mt_resilient.resilience.store.protocol import Compare, Listing, Operation
+from mt_resilient.resilience.store.state_reader import world_of
 
+from ..memory_store import MemoryStore
 from .worlds import NOW, A, B, ack, gone, node, record, status
 
 KEYS = Keys("job")
@@ -71,6 +73,48 @@ def test_it_writes_what_is_decided_and_says_so() -> None:
     assert scene.record().phase is Phase.GATHER
     ((_, decision),) = scene.told
     assert decision.record == scene.record()
+
+
+class Unanswering(MemoryStore):
+    """Makes the first transaction, or loses it, and does not answer."""
+
+    loses = silent = False
+
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        if not self.silent:
+            return super().transact(compares, operations)
+        self.silent = False
+        if not self.loses:
+            super().transact(compares, operations)
+        raise StoreUnavailable("no answer")
+
+
+@pytest.mark.parametrize("loses", [False, True])
+def test_a_decision_without_an_answer_is_told_once_and_only_if_it_was_made(loses: bool) -> None:
+    store = Unanswering(lambda: NOW)
+    store.loses = loses
+    scene = Scene(store)
+    controller, lease = scene.controller("one")
+    controller.tick(lease, NOW)  # it leads, and has begun to gather
+    scene.told.clear()
+    scene.say(record=record(), ack=ack(AckKind.RUNNING), status=status(exits=(gone(),)))
+    store.silent = True
+    with pytest.raises(StoreUnavailable):
+        controller.tick(lease, NOW)
+    assert not scene.told
+    assert controller.tick(lease, NOW) is loses
+    controller.tick(lease, NOW)
+    ((_, decision),) = scene.told
+    assert decision.incidents == tuple(scene.incidents())
+
+
+def test_incidents_are_in_order_after_number_9999() -> None:
+    incidents = {
+        number: Incident(id=f"{number:04d}", generation=Generation(1), cause="exit", rung=2, summary="")
+        for number in (9999, 10000)
+    }
+    values = Values({KEYS.incident(each.id): dumps(each) for each in incidents.values()})
+    assert world_of(KEYS, values).incidents == (incidents[9999], incidents[10000])
 
 
 def test_a_second_tick_without_change_writes_nothing() -> None:
@@ -296,3 +340,17 @@ def test_more_than_one_transaction_holds_is_written_in_parts_and_the_record_last
         assert (len(scene.incidents()), scene.record().number) == (told, number)
     assert len({i.signature for i in scene.incidents()}) == 121
     assert not controller.tick(lease, NOW)
+
+
+def test_a_leader_that_cannot_judge_does_not_count_as_one() -> None:
+    scene = Scene()
+    controller, lease = scene.controller("one")
+    controller.tick(lease, NOW)
+    scene.store.put(KEYS.request("1"), b"garbage")
+    with pytest.raises(InternalError):
+        controller.tick(lease, NOW)
+    controller.forget()
+    assert controller.world is None
+    scene.store.delete(KEYS.request("1"))
+    controller.tick(lease, NOW)
+    assert controller.world is not None

@@ -44,7 +44,7 @@ def test_a_value_of_c_is_filled_in_place(make: Callable[..., Any], value: Any, o
 def test_one_that_is_not_there_is_made_again_except_of_a_class_of_the_script() -> None:
     made = packing().unpack(packing().pack(multiprocessing.Array("i", [1, 2])), None)
     assert made[:] == [1, 2]
-    with pytest.raises(SnapshotError, match="a Point is put back only where the script has made one"):
+    with pytest.raises(SnapshotError, match="a Point can be restored only into one that the script has created"):
         packing().unpack(packing().pack(Point(3)), None)
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from mt_resilient.resilience.decide.decide import decide
+from mt_resilient.resilience.decide.events import STORAGE_S
 from mt_resilient.resilience.decide.policy import Policy
-from mt_resilient.resilience.errors import BudgetSpent, UsageError
+from mt_resilient.resilience.errors import BudgetSpent, MachineError, UsageError
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.generation import Decision, GenerationRecord
 from mt_resilient.resilience.model.node import AckKind, NodeStatus, Spec
@@ -204,6 +205,22 @@ def test_a_launch_says_from_where_and_how_to_meet() -> None:
     assert decision.reason == "step 8 from memory"
 
 
+def test_storage_that_has_not_answered_yet_is_waited_for() -> None:
+    """Of a large bucket, the names alone take longer than an agent needs to be ready."""
+    two = {"record": record(Phase.GATHER, members=("a", "b")), "nodes": {A: node("a"), B: node("b")}}
+    acks = {A: ack(AckKind.READY), B: ack(AckKind.READY, name="b")}
+    here, blind = status(durable_steps=(Step(8),)), status(storage=False)
+    waits = world(**two, acks=acks, status={A: here, B: blind})
+    assert decided(waits) == Decision()
+    assert status_view.awaited(waits, NOW) == "waiting for the storage of the snapshots, which has not answered b yet"
+    assert written(replace(waits, status={A: here, B: here})).resume_step == 8
+    assert decide(waits, NOW + STORAGE_S - 2, POLICY) == Decision()
+    late = decide(waits, NOW + STORAGE_S, POLICY).record
+    assert late
+    assert (late.phase, late.exit_code) == (Phase.ENDING, MachineError.exit_code)
+    assert "no snapshot can be read at present" in late.reason
+
+
 def test_no_launch_before_every_member_is_ready() -> None:
     two = {"record": record(Phase.GATHER, members=("a", "b")), "nodes": {A: node("a"), B: node("b")}}
     assert decided(world(acks={A: ack(AckKind.READY)}, **two)) == Decision()
@@ -255,6 +272,12 @@ def test_the_next_generation_is_of_the_agents_that_are_there_now() -> None:
     two = Spec(command=("torchrun",), sizes=(2,))
     lost = written(world(spec=two, record=record(members=("a", "b")), nodes={B: node("b")}))
     assert lost.members == {A: "agent-a", B: "agent-b"}  # its agent may come back
+
+
+@pytest.mark.parametrize(("before_s", "known_s"), [(0.0, 4.0), (90.0, 90.0)])
+def test_a_new_agent_learns_how_long_first_steps_have_taken_at_most(before_s: float, known_s: float) -> None:
+    hit = {A: status(max_step=10, exits=(gone(started=True),), warmup_s=3.0), B: status(0, warmup_s=4.0)}
+    assert written(world(status=hit, record=record(warmup_s=before_s))).warmup_s == known_s
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -461,8 +484,10 @@ def test_weights_that_stand_still_are_told_once_and_nothing_is_done() -> None:
     decision = decided(still)
     assert decision.record is None
     (told,) = decision.incidents
-    assert (told.cause, told.rung, told.open) == ("frozen", 0, False)
+    assert (told.cause, told.rung, told.open) == ("frozen", 0, True)
     assert decided(replace(still, incidents=(told,))).incidents == ()
+    (over,) = decided(replace(still, status={A: status(max_step=310)}, incidents=(told,))).incidents
+    assert not over.open
 
 
 def test_what_memory_holds_from_before_a_break_is_told_apart() -> None:

@@ -49,7 +49,7 @@ def test_the_device_is_asked_how_long_it_waits_from_before_the_host_does(read: s
     stream = SimpleNamespace(wait_event=lambda event: said.append(event))
     job = SimpleNamespace(issued=SimpleNamespace(wait=lambda: said.append("issued")), read=read, waits=[])
     module = SimpleNamespace(Event=event, current_stream=lambda where: stream)
-    offload: Any = SimpleNamespace(_module=module, device=None, under_way=lambda: [job])
+    offload: Any = SimpleNamespace(_module=module, device=None, under_way=lambda: [job], _captures=lambda: False)
     Offload._before_update(offload)
     assert said == ["before", "issued", *(("read", "after") if read else ())]
     assert len(job.waits) == (read is not None)

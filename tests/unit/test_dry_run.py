@@ -73,6 +73,13 @@ def test_each_spelling_of_torchrun_is_understood_and_nothing_is_written(
     assert sorted(place.iterdir()) == before
 
 
+def test_the_launching_machine_of_a_hostfile_counts_no_devices(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "hosts").write_text("gpu-01\ngpu-02\n")
+    torchrun = ["torchrun", "--nproc-per-node", "gpu", "pretrain_gpt.py"]
+    found = dict(printed(capsys, "--hostfile", "hosts", "--", *torchrun, *ARGUMENTS))
+    assert found["ranks"] == "gpu on each node"
+
+
 @pytest.mark.parametrize(
     ("host", "environ", "options", "torchrun", "expected"),
     [
@@ -140,6 +147,41 @@ def test_a_script_that_is_named_by_its_folder_is_read_too(place: Path, capsys: p
     (place / "train.sh").write_text('source "$(dirname "$0")/common/launch.sh"\nlaunch\n')
     found = printed(capsys, "--", "bash", str(place / "train.sh"))
     assert found[1] == ("torchrun", f"{place}/common/launch.sh:1: launch() {{ torchrun pretrain_gpt.py; }}")
+
+
+def test_a_runner_that_writes_its_own_script_is_understood_before_and_after(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As FlagScale's does."""
+    (place / "run.py").write_text("from flagscale.runner.runner_train import SSHTrainRunner\n")
+    form, unknown = printed(capsys, "--", "python", "run.py", "action=run")
+    assert form == ("form", "python is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent")
+    assert unknown[1].endswith("its text names none. Each torchrun gets an agent all the same")
+    line = 'cmd="CUDA_VISIBLE_DEVICES=0,1 torchrun --rdzv_id 20261128 --nproc_per_node 2 pretrain_gpt.py"'
+    (place / "host_0_run.sh").write_text(f'{line}\nnohup bash -c "$cmd; sync" >> output 2>&1 & echo $! > pid\n')
+    found = printed(capsys, "--", "bash", "host_0_run.sh")
+    assert [each for each in found if each[0] == "torchrun"] == [("torchrun", f"host_0_run.sh:1: {line}")]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["accelerate", "launch"], ["deepspeed"], ["lightning", "run"], ["fabric", "run"], ["mpirun", "-n", "8"]],
+)
+def test_other_launchers_are_one_sentence_that_says_what_to_do(
+    launcher: list[str], place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--dry-run", "--", *launcher, "pretrain_gpt.py"]) == 2
+    said = capfd.readouterr().err
+    assert "starts the ranks by itself" in said
+    assert "mt-resilient run -- torchrun" in said
+    assert said.count("\n") == 1
+
+
+def test_numbers_of_nodes_that_cannot_hold_the_layout_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["torchrun", "--nproc-per-node", "8", "--nnodes", "3:4", "pretrain_gpt.py"]
+    words = ["--pipeline-model-parallel-size", "4", "--tensor-model-parallel-size", "8"]
+    found = dict(printed(capsys, *SHARED, "--job", "gpt", "--", *command, *words))
+    assert found["other layouts"].startswith("3 nodes cannot hold the script's layout (24 ranks are no multiple of a")
 
 
 def test_what_would_be_refused_is_refused_in_the_same_words(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from mt_resilient.resilience.errors import InternalError, StoreUnavailable
 from mt_resilient.resilience.store.election import Election
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Compare, Operation, Put
+
+from ..memory_store import MemoryStore
 
 
 def election(store: MemoryStore, agent: str = "a") -> Election:

@@ -17,6 +17,7 @@ from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.model.generation import Decision, Quarantine
 from mt_resilient.resilience.model.request import Answer
 from mt_resilient.resilience.model.types import Step
+from mt_resilient.resilience.plan.escalation import REWIND_IN_PLACE
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.report.metrics import Metrics
 
@@ -52,6 +53,17 @@ def test_a_node_that_did_not_lead_reads_incidents_from_etcd(tmp_path: Path) -> N
     assert [*incidents(run, world(incidents=(first, second, later))).values()] == [first, second, later]
 
 
+def test_the_incidents_of_a_leader_that_was_lost_are_read_from_its_journal_beside(tmp_path: Path) -> None:
+    here, beside, another = (RunDirectory(tmp_path / "nodes" / name) for name in "abc")
+    runs = ((beside, "j", 1.0), (here, "j", 2.0), (another, "another job", 3.0))
+    for run, job, at_s in runs:
+        run.root.mkdir(parents=True)
+        (run.root / "job").write_text(job)
+        told = incident(int(at_s), 1, at_s=at_s)
+        Telling(Terminal(True), Journal(run.journal), Metrics("job")).decided(Decision(incidents=(told,)))
+    assert {each.at_s for each in incidents(here).values()} == {1.0, 2.0}
+
+
 def test_a_loss_that_no_remedy_has_brought_back_is_not_called_a_recovery(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,7 +71,7 @@ def test_a_loss_that_no_remedy_has_brought_back_is_not_called_a_recovery(
     found = incident(1, rung=1, at=60, cause="loss_divergence", remedy="continue", resume_step=Step(40), open=False)
     telling.decided(Decision(incidents=(found,)))
     said = capsys.readouterr().err
-    assert "not cured: the training goes on from step 40; 20 steps computed again" in said
+    assert "not cured: the training continues from step 40; 20 steps computed again" in said
     assert "recovered" not in said
 
 
@@ -101,6 +113,22 @@ def test_a_clock_that_jumps_steers_nothing(tmp_path: Path, monkeypatch: pytest.M
     lines = [*Journal(tmp_path / "journal.jsonl").read()]
     assert [line["spent"] for line in lines] == [{"training": 10.0}, {"training": 20.0}, {"training": 80.0}]
     assert [line["at_s"] for line in lines] == [NOW, NOW - 3600, NOW + 3600]
+
+
+def test_steps_that_are_repeated_after_a_rewind_in_place_are_no_useful_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed = [0.0]
+    monkeypatch.setattr(progress, "monotonic_s", lambda: passed[0])
+    reported = Progress(Journal(tmp_path / "journal.jsonl"), Metrics("job"))
+    fault = incident(rung=REWIND_IN_PLACE, at=30, resume_step=Step(20), phases_s={"restore": 0.5})
+    for since, step in ((10.0, 10), (20.0, 30), (80.0, 100)):
+        passed[0] = since
+        reported.look(world(status={A: status(min_step=step, max_step=step, alive=2, stepped_s=NOW)}), ())
+        if step == 30:  # half a second a step
+            reported.recovered([fault])
+    *_, line = Journal(tmp_path / "journal.jsonl").read()
+    assert line["spent"] == {"training": 74.5, "restore": 0.5, "replay": 5.0}
 
 
 def test_a_snapshot_is_as_old_as_its_first_sight_in_any_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,21 +32,21 @@ LOST = "step 58: none was taken"
         (0, OVER, "", 20, False, "the training is over", False),
         (
             3, {**DRAINED, "last_snapshot": True}, LOST, 50, False,
-            f"ended, node b is drained by alice, but without the last snapshot ({LOST}); the same command goes on from step 50", False,
+            f"ended, node b is drained by alice, but without the last snapshot ({LOST}); the same command continues from step 50", False,
         ),
         (
             3, DRAINED, LOST, 50, False,
             f"the ranks have finished, but their last state is not on disk ({LOST}). Fix that, and give the same command again: "
-            "it goes on from step 50", False,
+            "it continues from step 50", False,
         ),
         (
             0, OVER, LOST, 50, True,
-            f"the training is over. No snapshot has its last state ({LOST}): only the script's own checkpoints do", True,
+            f"the training is over. No snapshot contains the last state ({LOST}): only the script's own checkpoints do", True,
         ),
         (
             0, {**OVER, "complete": False}, LOST, 50, False,
-            f"the training is over. No snapshot has its last state ({LOST}): only the script's own checkpoints do; "
-            "the same command goes on from step 50", False,
+            f"the training is over. No snapshot contains the last state ({LOST}): only the script's own checkpoints do; "
+            "the same command continues from step 50", False,
         ),
         (130, {"reason": "x"}, "", None, True, "ended, x, after its ranks had finished; the same command begins anew", False),
         (130, {"reason": "x"}, "", None, False, "ended, x; the same command begins anew", False),

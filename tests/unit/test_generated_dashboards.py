@@ -1,5 +1,6 @@
 """Grafana's dashboard, the alert rules and docs/metrics.md are those of the declarations, and each rule has a page and is tested."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,22 @@ def test_what_is_made_from_the_declarations_is_current() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "generated_dashboards.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_grafana_s_own_model_reads_the_dashboard() -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed (extra: test)")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.cog.plugins import register_default_plugins
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+
+    register_default_plugins()
+    ours = json.loads((ROOT / "examples/grafana/grafana.json").read_text())
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(ours)))
+    filled_in = {"options": {}, "fieldConfig": {}}
+    for mine, theirs, panel in zip(ours["panels"], read["panels"], PANELS, strict=True):
+        assert theirs | filled_in == mine | filled_in, "these get Grafana's defaults"
+        assert [each["expr"] for each in mine["targets"]] == [query for query, _ in panel.queries]
+        assert [each["refId"] for each in mine["targets"]] == [*"ABCDEFGH"[: len(panel.queries)]]
 
 
 def test_keys_of_panels_and_rules_are_unique() -> None:

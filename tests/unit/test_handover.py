@@ -3,14 +3,19 @@
 import os
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mt_resilient.agent.launch import handover
 from mt_resilient.agent.launch.handover import BIN, SITE, agent, cleaned, environment, far
 from mt_resilient.agent.launch.launcher_program import is_script
-from mt_resilient.agent.run_directory import RunDirectory, next_directory, take_one
+from mt_resilient.agent.launch.torchrun import Launch
+from mt_resilient.agent.run_choice import default_directory, next_directory, take_one
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.resilience.clock import wall_s
 from mt_resilient.resilience.errors import MachineError, UsageError
@@ -27,25 +32,33 @@ WORDS = ["--durable-every", "10", "--label", "it's=a b"]
         (None, "/a:$PYTHONPATH"),
         (None, "$PYTHONPATH:/a"),
         (None, "/a"),
+        (None, "/a${PYTHONPATH:+:$PYTHONPATH}"),
+        (None, "${PYTHONPATH:+$PYTHONPATH:}/a"),
+        (None, "/a${PYTHONPATH:+:$PYTHONPATH}:/c"),
+        ("/b", "/a${PYTHONPATH:+:$PYTHONPATH}"),
         ("/b:/c", "$PYTHONPATH"),
         ("/b", "/a:$PYTHONPATH"),
         ("/b", "$PYTHONPATH:/a"),
         ("/b", "/a"),
     ],
 )
-def test_torchrun_gets_the_environment_that_it_would_have_without_us(known: str | None, change: str) -> None:
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_torchrun_gets_the_environment_that_it_would_have_without_us(
+    known: str | None, change: str, in_a_file: bool, tmp_path: Path
+) -> None:
+    script = f"export PYTHONPATH={change} PATH=/opt/bin:$PATH; /usr/bin/env -0"
+    (tmp_path / "run.sh").write_text(script)
+    command = ["bash", str(tmp_path / "run.sh")] if in_a_file else ["bash", "-c", script]
     before = {"PATH": "/usr/bin:/bin", **({} if known is None else {"PYTHONPATH": known})}
 
     def changed(environ: dict[str, str]) -> dict[str, str]:
-        done = subprocess.run(
-            ["bash", "-c", f"export PYTHONPATH={change} PATH=/opt/bin:$PATH; env -0"], env=environ, capture_output=True
-        )
+        done = subprocess.run(command, env=environ, capture_output=True)
         return dict(pair.split("=", 1) for pair in done.stdout.decode().split("\0") if pair)  # type: ignore[misc]
 
     without = changed(before)
     if not without["PYTHONPATH"]:  # empty is as good as absent
         del without["PYTHONPATH"]
-    ours = changed(environment(WORDS, before))
+    ours = changed(environment(WORDS, before, command))
     assert cleaned(ours) == without
     assert agent(["torchrun", "x.py"], ours)[-7:] == [*WORDS, "--", "torchrun", "x.py"]
 
@@ -156,6 +169,16 @@ def test_what_becomes_of_a_call(command: list[str], becomes: list[str], tmp_path
     assert handover.replacement(filled(command), environ) == filled(becomes)
 
 
+@pytest.mark.parametrize("given", [{}, {"LC_CTYPE": "C"}, {"LC_CTYPE": "POSIX", "LANG": "C"}, {"LC_ALL": "C"}], ids=str)
+def test_a_script_gets_the_locale_that_it_was_given(given: dict[str, str]) -> None:
+    """Python itself sets LC_CTYPE in the C locale (PEP 538), as in a container without LANG."""
+    root = str(Path(handover.__file__).parents[3])
+    code = "import os; from mt_resilient.agent.launch.handover import become; become(['env', '-0'], os.environ)"
+    environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": root, **given}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert dict(pair.split("=", 1) for pair in done.stdout.split("\0") if pair) == environ, done.stderr  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     ("command", "script"),
     [
@@ -180,6 +203,21 @@ def test_launchers_without_torchrun_are_refused_with_the_way_out(command: list[s
         is_script(command)
 
 
+@pytest.mark.parametrize(
+    ("command", "cure"),
+    [
+        (["mpirun", "-np", "2", "torchrun", "x.py"], "mpirun -np 2 mt-resilient run -- torchrun …"),
+        (["mpirun", "/a b/torchrun", "x.py"], "mpirun mt-resilient run -- '/a b/torchrun' …"),
+        (["mpirun", "python3", "-m", "torch.distributed.run", "x.py"], "mpirun mt-resilient run -- python3 …"),
+    ],
+)
+def test_a_launcher_that_starts_torchrun_gets_an_agent_within(command: list[str], cure: str) -> None:
+    """mpirun gives the programs on other hosts none of our variables, so they would run without agents."""
+    with pytest.raises(UsageError, match="nothing was started") as refused:
+        is_script(command)
+    assert str(refused.value).endswith(f"put mt-resilient right in front of torchrun: {cure}")
+
+
 def test_a_command_that_does_not_exist_is_refused() -> None:
     with pytest.raises(MachineError, match="no-such-program was not found; nothing was started"):
         is_script(["no-such-program"])
@@ -197,6 +235,7 @@ def wrapped(*words: str | Path, place: Path, **environ: str) -> subprocess.Compl
 
 
 def executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
     path.touch(mode=0o755)
     path.write_text(text)
     return path
@@ -235,6 +274,43 @@ def test_an_agent_hears_the_signals_that_a_shell_ignores_in_the_background(tmp_p
     assert int(done.stdout.split()[1], 16) & (0b111 | 1 << 12 | 1 << 24) == 0b001
 
 
+LACKS = "lacks the package mt_resilient here. This torchrun runs without mt-resilient\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "code"),
+    [
+        ("torchrun", "{bin}:{own}:/usr/bin:/bin", 9),
+        ("ssh", "{bin}:{own}:/usr/bin:/bin", 9),
+        ("torchrun", "/usr/bin:/bin:{bin}:{bin}", 127),  # there is no other one
+    ],
+)
+def test_a_python_without_the_package_gets_no_torchrun(program: str, path: str, code: int, tmp_path: Path) -> None:
+    """In a container, the path of the agent's Python is that of another one."""
+    python = executable(tmp_path / "python", "#!/bin/sh\nexit 1\n")
+    executable(tmp_path / "own" / program, '#!/bin/sh\necho "$PATH" "$@"; exit 9\n')
+    environ = environment(WORDS, {}) | {
+        handover.PYTHON: str(python),
+        "PATH": path.format(bin=BIN, own=tmp_path / "own"),
+    }
+    done = subprocess.run([f"{BIN}/{program}", "-V"], env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (code, f"{tmp_path}/own:/usr/bin:/bin -V\n" if code == 9 else "")
+    assert done.stderr.startswith(f"mt-resilient: {python} {LACKS}" if program == "torchrun" else "")
+
+
+def test_a_module_that_is_torchrun_runs_without_an_agent_whose_python_lacks_the_package(tmp_path: Path) -> None:
+    python = executable(tmp_path / "python", "#!/bin/sh\nexit 1\n")
+    torchrun = executable(tmp_path / "torchrun", "print('torchrun runs')\n")
+    environ = environment(WORDS, {"PATH": "/usr/bin"}) | {handover.PYTHON: str(python)}
+    done = subprocess.run([sys.executable, torchrun, "x.py"], env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("torchrun runs\n", f"mt-resilient: {python} {LACKS}")
+
+
+@pytest.mark.parametrize("path", ["{bin}:/a:/b", "/a:{bin}:/b", "/a:/b:{bin}", "{bin}:/a:{bin}:/b:{bin}"])
+def test_the_folder_of_our_programs_is_taken_out_of_path_wherever_it_is(path: str) -> None:
+    assert cleaned({"PATH": path.format(bin=BIN)})["PATH"] == "/a:/b"
+
+
 def test_a_python_that_only_names_torchrun_runs_as_it_is(tmp_path: Path) -> None:
     script = "python3 /no/such/torchrun x.py; echo $?; echo 'print(5)' | python3 - torchrun"
     done = wrapped("--quiet", "--", "bash", "-c", script, place=tmp_path)
@@ -244,6 +320,39 @@ def test_a_python_that_only_names_torchrun_runs_as_it_is(tmp_path: Path) -> None
     )
     assert handed_over.returncode == 2
     assert "mt-resilient" not in handed_over.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "why"),
+    [
+        (["--of-a-newer-torch", "2", "train.py"], {}, "--of-a-newer-torch is no option of torchrun that is known here"),
+        (["--nnodes", "2", "train.py"], {}, "several nodes (2) need --etcd"),
+        (["train.py"], {"SLURM_JOB_ID": "1", "SLURM_NNODES": "4"}, "Slurm has given this job 4 nodes"),
+    ],
+)
+def test_a_torchrun_of_a_script_that_no_agent_can_run_runs_without_one(
+    words: list[str], environ: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    torchrun = executable(tmp_path / "torchrun", '#!/bin/sh\necho "$@"; exit 9\n')
+    (tmp_path / "train.py").touch()
+    direct = wrapped("--", torchrun, *words, place=tmp_path, **environ)
+    assert (direct.returncode, direct.stdout) == (2, "")
+    done = wrapped("--run-dirs", f"{tmp_path}/runs/", "--", torchrun, *words, place=tmp_path, **environ)
+    assert (done.returncode, done.stdout) == (9, f"{' '.join(words)}\n")
+    assert done.stderr.startswith(f"mt-resilient: {why}")
+    assert done.stderr.endswith(". This torchrun runs without mt-resilient\n")
+    assert "nothing was started" not in done.stderr
+
+
+def test_a_torchrun_of_a_script_does_not_begin_anew_if_the_snapshots_are_another_job_s(tmp_path: Path) -> None:
+    torchrun = executable(tmp_path / "torchrun", "#!/bin/sh\necho ran\n")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "kept" / paths.SNAPSHOTS).mkdir(parents=True)
+    (tmp_path / "kept" / paths.SNAPSHOTS / paths.JOB).write_text("another")
+    places = ["--run-dirs", f"{tmp_path}/runs/", "--snapshots", tmp_path / "kept"]
+    done = wrapped(*places, "--", torchrun, "train.py", place=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "are another job's; nothing was started" in done.stderr
 
 
 def run_of(path: Path, *arguments: str, finished: bool = False, snapshot: bool = False) -> Path:
@@ -272,16 +381,40 @@ def test_a_script_given_again_finds_the_run_directory_of_each_of_its_torchruns(t
     assert next_directory(base, ["c"]) == second  # refused there, with the difference: its progress may be wanted
 
 
+def test_the_journals_of_finished_runs_are_not_all_read(tmp_path: Path) -> None:
+    """A script that has run a hundred times starts as quickly as the first time."""
+    base = run_of(tmp_path / "train", "a", finished=True)
+    for ordinal in (2, 3):
+        later = run_of(tmp_path / f"train.{ordinal}", "a", finished=True)
+        (later / "journal.jsonl").unlink()
+        (later / "journal.jsonl").symlink_to("/proc/self/mem")  # reading it is an error
+    assert next_directory(base, ["a"]) == tmp_path / "train.4"
+    with pytest.raises(OSError, match="Input/output error"):
+        next_directory(base, ["b"])
+
+
 def test_a_run_that_left_no_snapshot_is_not_in_the_way_of_other_arguments(tmp_path: Path) -> None:
     base = run_of(tmp_path / "train", "a")
     assert next_directory(base, ["b"]) == tmp_path / "train.2"
     assert next_directory(base, ["a"]) == base
 
 
+@pytest.mark.parametrize(
+    ("base", "task", "name"),
+    [("mt-runs/", "", "mt-runs/train"), ("mt-runs/", "3", "mt-runs/train-task3"), ("sweep", "0", "sweep-task0")],
+)
+def test_trainings_of_several_tasks_have_a_run_directory_each(
+    base: str, task: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    launch = Launch(program=("torchrun",), python="python", options=(), ranks=1, script=("train.py",))
+    assert default_directory(launch, "", base, (), task) == Path(name)
+
+
 def test_torchruns_that_start_at_once_take_a_run_directory_each(tmp_path: Path) -> None:
     base = tmp_path / "train"
     said: list[str] = []
-    taken = [take_one(lambda busy: next_directory(base, ["a"], "", busy), "", said.append) for _ in range(3)]
+    taken = [take_one(lambda busy: next_directory(base, ["a"], "", busy), "", said.append, 0.1) for _ in range(3)]
     assert [whole.name for whole, _ in taken] == ["train", "train.2", "train.3"]
     assert said == []
     with pytest.raises(UsageError, match="another mt-resilient is running"):
@@ -291,15 +424,55 @@ def test_torchruns_that_start_at_once_take_a_run_directory_each(tmp_path: Path) 
     assert next_directory(base, ["a"]) == base
 
 
+def test_direct_launches_at_once_take_a_run_directory_each_unless_one_command_is_given_twice(tmp_path: Path) -> None:
+    """`for fold in 0 1 2; do mt-resilient run -- torchrun train.py --fold $fold & done`"""
+    base = tmp_path / "train"
+
+    def taken(*arguments: str, below: str = "") -> RunDirectory:
+        choice = take_one(lambda busy: next_directory(base, arguments, below, busy, once=True), below, str)
+        return choice[1]
+
+    folds = []
+    for fold in range(3):  # each one waits until the one before says what it trains
+        folds.append(run := taken("--fold", str(fold)))
+        told = partial(Journal(run.journal).write, "start", wall_s(), arguments=["--fold", str(fold)])
+        threading.Timer(0.5, told).start()
+    assert [run.root.name for run in folds] == ["train", "train.2", "train.3"]
+    with pytest.raises(UsageError, match="another mt-resilient is running"):
+        taken("--fold", "2")
+    with pytest.raises(UsageError, match=r"another mt-resilient is running in .*train\.2;.* --run-dir"):
+        taken("--fold", "1")
+    for run in folds:
+        run.release()
+    assert taken("--fold", "1").root.name == "train.2"
+
+
+def test_a_node_of_several_does_not_leave_the_run_directory_of_the_others(tmp_path: Path) -> None:
+    take_one(lambda busy: tmp_path, "nodes/0-a", str)
+    with pytest.raises(UsageError, match="another mt-resilient is running"):
+        take_one(lambda busy: next_directory(tmp_path, ["a"], "nodes/0-a", busy, once=True), "nodes/0-a", str)
+
+
 @pytest.mark.parametrize(
-    ("exits", "ago_s", "name"), [(True, 90.0, "train"), (False, 90.0, "train.2"), (True, 5.0, "train.2")]
+    ("exits", "ago_s", "after", "name"),
+    [
+        (True, 90.0, (), "train"),
+        (False, 90.0, (), "train.2"),
+        (True, 5.0, (), "train.2"),
+        (True, 5.0, ("run",), "train.2"),
+        (True, 5.0, ("run", "ending"), "train"),
+        (True, 5.0, ("run", "ending", "ended", ""), "train"),
+    ],
 )
 def test_a_torchrun_waits_for_an_agent_whose_job_it_would_continue(
-    exits: bool, ago_s: float, name: str, tmp_path: Path
+    exits: bool, ago_s: float, after: tuple[str, ...], name: str, tmp_path: Path
 ) -> None:
     """A script ends its job with pkill and starts it again at once. The old agent is still writing its last snapshot."""
     base = run_of(tmp_path / "train", "a", snapshot=True)
     Journal(base / "journal.jsonl").write("start", wall_s() - ago_s, arguments=["a"])
+    for phase in after:
+        told: dict[str, Any] = {"record": {"phase": phase}} if phase else {}
+        Journal(base / "journal.jsonl").write("generation" if phase else "end", wall_s(), **told)
     (old := RunDirectory(base)).take()
     said: list[str] = []
 
@@ -310,7 +483,8 @@ def test_a_torchrun_waits_for_an_agent_whose_job_it_would_continue(
 
     whole, run = take_one(lambda busy: next_directory(base, ["a"], "", busy), "", say, wait_s=60.0 if exits else 0.3)
     assert whole.name == name
-    assert [sentence.partition(" in ")[0] for sentence in said] == ["another mt-resilient is running"] * (ago_s > 60)
+    waited = ago_s > 60 or "ending" in after
+    assert [sentence.partition(" in ")[0] for sentence in said] == ["another mt-resilient is running"] * waited
     run.release()
     old.release()
 

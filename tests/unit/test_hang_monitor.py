@@ -141,7 +141,7 @@ def test_a_launcher_that_outlives_its_ranks_is_over() -> None:
     played.seconds(5)
     assert not played.lookout.teardown
     played.seconds(5)
-    assert "the launcher (torchrun) lives on" in played.lookout.teardown
+    assert "the launcher (torchrun) still runs" in played.lookout.teardown
     training = Played()
     for process in training.group.ranks.values():
         process.ended_s = 1.0

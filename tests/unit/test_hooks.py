@@ -51,8 +51,14 @@ def webhook(*codes: int, answers_after: Callable[[], object] = bool) -> Iterator
             got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             answers_after()
             self.send_response(answers.pop(0) if answers else 200)
+            self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(b'{"code": 0}')
+
+        def do_GET(self) -> None:
+            """Answer as a server that sends a POST without a session to its page for signing in."""
+            self.send_response(200)
+            self.end_headers()
 
         def log_message(self, *words: object) -> None:
             pass
@@ -79,7 +85,7 @@ def test_a_webhook_gets_the_beginning_and_the_end_of_an_incident_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hooks, "_PAUSES_S", (0.01, 0.01))
-    with webhook(500, 429) as (address, got):
+    with webhook(500, 302) as (address, got):
         told = made(tmp_path, address)
         telling = Telling(Terminal(True), Journal(tmp_path / "journal.jsonl"), Metrics("gpt"), told.tell)
         for each in (incident(3), incident(3, evidence=("more",)), incident(3, **OVER), incident(3, **OVER)):
@@ -108,7 +114,7 @@ def test_a_hook_that_does_not_answer_holds_nothing_up_and_leaves_events_out(
         told.finish()
         assert len(got) == 1, "nothing of it has waited for the answer"
         may_answer.set()
-        left_out = "199 events were left out after this one, because 100 waited"
+        left_out = "199 events were dropped after this one, because 100 waited"
         until(lambda: log.exists() and left_out in log.read_text())
 
 

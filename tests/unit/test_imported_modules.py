@@ -117,5 +117,5 @@ def test_a_module_that_cannot_be_imported_without_its_script_is_left_to_it(place
 )
 def test_a_damaged_note_is_told_from_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "modules").write_text(text)
-    with pytest.raises(ValueError, match=r"Expecting value|no note of modules|unpack"):
+    with pytest.raises(ValueError, match=r"Expecting value|not a record of imported modules|unpack"):
         Noted.read(tmp_path / "modules")

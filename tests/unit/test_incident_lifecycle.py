@@ -1,11 +1,13 @@
 """The story of each incident, as the World tells it bit by bit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mt_resilient.resilience.detect.registry import suspect
 from mt_resilient.resilience.diagnose.root_cause import judge
+from mt_resilient.resilience.incidents.alerts import complaints_told, shortages_told
 from mt_resilient.resilience.incidents.lifecycle import open_incident, phases_told
 from mt_resilient.resilience.incidents.rewinds import rewinds_told
 from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
@@ -15,13 +17,13 @@ from mt_resilient.resilience.model.data_windows import Window
 from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.node import NodeStatus
 from mt_resilient.resilience.model.rewind import AGAIN, Origin, Remedy, Turn
-from mt_resilient.resilience.model.signals import InPlaceRewind, Sighting
+from mt_resilient.resilience.model.signals import Complaint, InPlaceRewind, Shortage, Sighting
 from mt_resilient.resilience.model.state_machine import Event, Phase
 from mt_resilient.resilience.model.types import Generation, Step
 from mt_resilient.resilience.plan.escalation import Plan
 from mt_resilient.resilience.report.explain import recovered
 
-from .worlds import NOW, A, B, gone, incident, record, status, world
+from .worlds import NOW, A, B, gone, incident, node, record, status, world
 
 POLICY = LadderPolicy()
 MARKS = ("attached_s", "built_s", "restored_s", "stepped_s", "replayed_s")
@@ -102,6 +104,21 @@ def test_an_incident_tells_what_was_seen_and_concluded() -> None:
 def told_of(*rewinds: InPlaceRewind, step: int = 6, earlier: tuple[Incident, ...] = ()) -> tuple[Incident, ...]:
     said = status(rewinds=rewinds, min_step=Step(step), max_step=Step(step))
     return rewinds_told(world(status={A: said}, incidents=earlier), POLICY)
+
+
+def test_the_traceback_in_an_incident_is_that_of_the_rank_that_is_blamed() -> None:
+    """Its peers, whose nodes come first by name, fail a moment later because of it."""
+    peers = (gone(0, at_s=NOW, code=1, error="RuntimeError: Connection closed", traceback="Traceback of a peer"),)
+    first = (gone(2, at_s=NOW - 0.4, code=1, error="ValueError: no", traceback="Traceback of the first"),)
+    hit = world(
+        nodes={A: node("a"), B: node("b")},
+        record=record(members=("a", "b")),
+        status={A: status(max_step=10, exits=peers), B: status(max_step=10, exits=first)},
+    )
+    verdict = judge(suspect(hit))
+    assert verdict
+    opened = open_incident(hit, verdict, Plan(event=Event.FAULT, rung=2, reason="start it again"), Step(10))
+    assert opened.evidence[-1] == "Traceback of the first", opened
 
 
 def test_a_rewind_is_told_once_as_soon_as_it_is_known() -> None:
@@ -266,3 +283,23 @@ def test_an_interrupted_recovery_remembers_where_it_had_resumed_from() -> None:
     third = record(Phase.RUN, 3, resume_step=Step(8), replay_until=Step(10))
     again = phases_told(recovering(0, record=third, status={A: status(3, attached_s=NOW)}, incidents=(resumed,)))
     assert all(told.resume_step == 4 for told in again)
+
+
+@pytest.mark.parametrize(
+    ("fields", "first", "told"),
+    [
+        ({"nodes": {A: node(), B: node("b")}}, 1, True),
+        ({"nodes": {A: node()}, "record": record(members=("a", "b"))}, 1, True),
+        ({"nodes": {A: node()}}, 1, False),
+        ({"nodes": {A: node(), B: node("b")}}, 2, False),
+    ],
+    ids=["a spare", "a member that is cut off", "a node that has gone", "an earlier start of the job"],
+)
+def test_what_a_node_complained_of_is_told_while_it_belongs_to_the_job(
+    fields: dict[str, Any], first: int, told: bool
+) -> None:
+    short = Shortage(at_s=NOW - 5, left_bytes=1, lasts_s=60.0, per_s=1, grows="rank 1", grows_per_s=1)
+    sick = Complaint(device="GPU 1", words="it does not answer", at_s=NOW - 5, step=9)
+    seen = world(**fields, status={B: status(complaints=(sick,), shortage=short)})
+    seen = replace(seen, spec=replace(seen.spec, first_generation=Generation(first)))
+    assert (bool(complaints_told(seen)), bool(shortages_told(seen, observe=False))) == (told, told)

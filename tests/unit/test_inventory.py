@@ -227,6 +227,34 @@ def test_a_mark_that_storage_refuses_is_written_later(tmp_path: Path, monkeypatc
     assert marks(root) == {"10 of 1.0": "used", "20 of 1.0": "left", "30 of 1.0": "left"}
 
 
+def test_one_snapshot_that_storage_does_not_show_hides_no_other(tmp_path: Path) -> None:
+    root, held = holdings(tmp_path)
+    written(root, f"0000000010-g1-{RUN}0000")
+    hidden = root.path / paths.SNAPSHOTS / f"0000000020-g1-{RUN}0000"
+    hidden.symlink_to("x" * 300)
+    (root.path / paths.SNAPSHOTS / "lost+found").symlink_to("x" * 300)
+    for _ in range(2):
+        held.shelf.fresh(FRESH_S)
+        held.look(10)
+    assert held.durable_steps() == [10]
+    assert [said.split(":")[0] for said, _ in held.sound.sentences] == [str(hidden)], "it is said once"
+    catalog.sweep(root, Attempt(run=RUN, stamp=Stamp(2, 0, 30)), set())
+    assert hidden.is_symlink()
+
+
+def test_many_marks_are_written_in_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's loop waits for the task, and meanwhile its lease is not renewed."""
+    root, held = holdings(tmp_path)
+    for step in range(10, 90, 10):
+        written(root, f"00000000{step}-g1-{RUN}0000")
+    tasks, do = [], held._urgent.do
+    monkeypatch.setattr(held._urgent, "do", lambda act, deadline_s: (tasks.append(act), do(act, deadline_s)))
+    held.went_back([back(1, 1, to=10)])
+    assert set(marks(root).values()) == {"used", "left"}
+    assert held.durable_steps() == [10]
+    assert len(tasks) == 1
+
+
 def test_coming_back_first_sets_aside_the_rest_and_each_snapshot_counts_for_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

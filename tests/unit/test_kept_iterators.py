@@ -80,7 +80,7 @@ def said_of(make: Callable[[], Body], steps: int = STEPS, accumulated: int = 0) 
 def test_only_an_iterator_that_goes_on_from_step_to_step_is_told(make: Callable[[], Body], told: int) -> None:
     said = said_of(make)
     assert len(said) == told
-    assert all("goes on from step to step" in each for each in said)
+    assert all("continues one iterator from step to step" in each for each in said)
 
 
 def test_batches_that_a_step_accumulates_are_of_the_loops_own_iterator() -> None:

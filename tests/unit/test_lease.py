@@ -12,10 +12,10 @@ from mt_resilient.resilience.model.node import Death, NodeRecord
 from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry
 from mt_resilient.resilience.store.seat import Seat
 
+from ..memory_store import MemoryStore
 from ..scenarios.etcd import NEVER, Client, Etcd
 
 KEYS, NODE, TTL_S = Keys("job"), NodeId("a"), 10
@@ -122,3 +122,34 @@ def test_a_registration_deletes_the_report_that_the_agent_is_dead() -> None:
     etcd.store.put(KEYS.death("one"), dumps(Death(at_s=99.0)), etcd.store.grant(TTL_S))
     heartbeat(etcd.store, "one").beat(etcd.now_s)
     assert etcd.store.get(KEYS.death("one")) is None
+
+
+def test_the_lease_lasts_while_the_agent_s_loop_waits_for_something_else() -> None:
+    etcd = Clock()
+    mine = heartbeat(etcd.store, "one")
+    mine.beat(etcd.now_s)
+    for _ in range(3 * TTL_S):
+        etcd.now_s += 1.0
+        mine.keep(etcd.now_s)
+        assert etcd.there().lease == mine.lease
+        assert mine.until_s > etcd.now_s
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_while_the_loop_waits_the_agent_neither_registers_anew_nor_fails(
+    silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(lease: int) -> float:
+        raise StoreUnavailable("no answer")
+
+    etcd = Clock()
+    mine = heartbeat(etcd.store, "one")
+    mine.keep(etcd.now_s)
+    assert not mine.lease
+    mine.beat(etcd.now_s)
+    valid_s = mine.until_s
+    etcd.now_s += 2 * TTL_S
+    if silent:
+        monkeypatch.setattr(etcd.store, "keepalive", unanswered)
+    mine.keep(etcd.now_s)
+    assert mine.until_s == valid_s

@@ -328,8 +328,8 @@ def test_what_the_load_sets_otherwise_is_said(again: bool, capfd: pytest.Capture
     life.restore(kept)
     assert thing.resumed
     said = capfd.readouterr().err
-    assert "thing.resumed is True now: its load_state_dict sets it so" in said
-    assert "thing.history is not as the training had it: its load_state_dict sets it" in said
+    assert "thing.resumed is True now: its load_state_dict sets this value, but the training had another one" in said
+    assert "thing.history differs from its value in the snapshot: its load_state_dict sets it" in said
     assert thing.last == [1]
     assert "thing.last" not in said
 
@@ -354,7 +354,7 @@ def test_what_grows_too_large_is_said(capfd: pytest.CaptureFixture[str]) -> None
     for _ in range(3):
         thing.rows += [1.0] * 1500
         life.snapshot()
-    assert capfd.readouterr().err.count("thing.rows has become too large to be kept beside its state_dict") == 1
+    assert capfd.readouterr().err.count("thing.rows has become too large to be saved next to its state_dict") == 1
 
 
 def test_a_long_list_is_data() -> None:

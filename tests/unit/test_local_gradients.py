@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -62,3 +64,68 @@ def test_a_gradient_that_is_reduced_after_each_backward_pass_still_shows_whose_i
             own.stepped(step)
     good, bad = ([own.times_usual(10, first=first) for first in (True, False)] for own in owns)
     assert max(one / max(1.0, other) for one, other in zip(bad, good, strict=True)) > 100
+
+
+class Group:
+    """As Megatron's groups of buckets."""
+
+    def __init__(self, checks: bool) -> None:
+        self.ddp_config = SimpleNamespace(check_for_nan_in_grad=checks, check_for_large_grads=True)
+        self.buckets = [SimpleNamespace(grad_data=torch.ones(4))]
+        self.checked: list[tuple[bool, ...]] = []
+
+    def check_grads(self, check_for_nan_or_inf: bool, check_for_large: bool) -> None:
+        self.checked.append((check_for_nan_or_inf, check_for_large))
+
+    def reduce(self) -> None:
+        config = self.ddp_config
+        if config.check_for_nan_in_grad or config.check_for_large_grads:
+            self.check_grads(
+                check_for_nan_or_inf=config.check_for_nan_in_grad, check_for_large=config.check_for_large_grads
+            )
+
+
+class OldGroup:
+    """As up to Megatron 0.11, where the check has no arguments."""
+
+    __init__ = Group.__init__
+
+    def check_for_nan_in_grad(self) -> None:
+        self.checked.append(())
+
+    def reduce(self) -> None:
+        if self.ddp_config.check_for_nan_in_grad:
+            self.check_for_nan_in_grad()
+
+
+@pytest.mark.parametrize(
+    ("kind", "checks", "observes", "expected"),
+    [
+        (Group, True, True, [(True, True)]),
+        (Group, False, True, [(False, True)]),
+        (Group, True, False, [(False, True)]),
+        (OldGroup, True, True, [()]),
+        (OldGroup, False, True, []),
+        (OldGroup, True, False, []),
+    ],
+)
+def test_megatron_s_own_check_stays_with_observe_only(kind: Any, checks: bool, observes: bool, expected: Any) -> None:
+    group, chunk = kind(checks), nn.Module()
+    chunk.bucket_groups = [group]
+    own = OwnGradients([chunk], noted=True, observes=observes)
+    for step in range(1, 11):
+        group.buckets[0].grad_data.fill_(100.0 if step == 10 else 1.0)
+        group.reduce()
+        own.stepped(step)
+    assert group.checked == expected * 10
+    assert own.times_usual(10) == (0.0 if (kind, checks) == (OldGroup, False) else 100.0)
+    assert group.ddp_config.check_for_nan_in_grad is checks
+
+
+@pytest.mark.parametrize("observes", [True, False])
+def test_alone_megatron_s_check_is_called_with_observe_only(observes: bool) -> None:
+    group, chunk = Group(True), nn.Module()
+    chunk.bucket_groups = [group]
+    OwnGradients([chunk], noted=False, observes=observes)
+    group.reduce()
+    assert group.checked == [(observes, True)]

@@ -80,6 +80,16 @@ def test_a_scheduler_that_the_session_was_not_given_is_told(capsys: pytest.Captu
     del of_another
 
 
+def test_a_scheduler_without_an_optimizer_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    class Bare(torch.optim.lr_scheduler.LRScheduler):
+        def __init__(self) -> None:
+            """As people write it who set the rates themselves."""
+
+    bare, model = Bare(), nn.Linear(2, 2)
+    assert said(capsys, model=model, optimizer=stepped(model)) == ""
+    del bare
+
+
 @pytest.mark.parametrize(
     ("agents", "now", "made", "said"),
     [

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from mt_resilient.training.data import script_code
+from mt_resilient.training.data.iterator_progress import progress
 from mt_resilient.training.variables import loop_variables, script_objects
 from mt_resilient.training.variables.loop_variables import moved_on
 from mt_resilient.training.variables.script_generators import Generators
@@ -633,3 +634,41 @@ def test_nothing_is_kept_alive_by_the_look() -> None:
     del held
     assert gone() is None
     assert generators.collect()
+
+
+def test_the_mapping_that_locals_returned_to_the_script_stays_as_it_was() -> None:
+    rate, held = 0.1, torch.ones(3)
+    config = locals()
+    before, gone = dict(config), weakref.ref(config.pop("held"))
+    del before["held"]
+    rate, later = 0.2, torch.ones(3)
+    later_gone = weakref.ref(later)
+    generators = looked()
+    for _ in asked({}):
+        break
+    assert generators.collect()
+    del held, later
+    assert (gone(), later_gone()) == (None, None)
+    assert (config, rate) == (before, 0.2)
+
+
+def test_what_a_generator_of_the_script_drops_is_not_kept_alive_by_the_look() -> None:
+    gone: list[weakref.ref[torch.Tensor]] = []
+
+    def numbers() -> Iterator[int]:
+        held, at, fixed = torch.ones(3), 0, lambda: at
+        gone.append(weakref.ref(held))
+        while True:
+            yield at
+            held, at = None, fixed() + 1  # type: ignore[assignment]
+
+    iterator = numbers()
+    next(iterator)
+    assert loop_variables._counts(iterator)
+    first = progress(iterator)
+    assert first == progress(iterator)
+    next(iterator)
+    assert gone[0]() is None
+    second = progress(iterator)
+    next(iterator)
+    assert len({repr(each) for each in (first, second, progress(iterator))}) == 3

@@ -69,6 +69,16 @@ HEALTHY: dict[str, Callable[[Losses], Losses]] = {
         -6 * (1 - np.exp(-np.arange(len(losses)) / 40)) * np.exp(-np.maximum(0, np.arange(len(losses)) - 80) / 300)
         + 0.15 * np.random.default_rng(1).normal(size=len(losses))
     ),
+    "a KL term that grows from 0 as the policy leaves its reference": lambda losses: (
+        0.02
+        * (1 - np.exp(-np.arange(len(losses)) / 300))
+        * np.exp(0.3 * np.random.default_rng(int(1e6 * losses[0])).normal(size=len(losses)))
+    ),
+    "a hinge that is 0 for a while": lambda losses: np.where(
+        np.arange(len(losses)) < AT,
+        0.0,
+        np.maximum(0.0, np.random.default_rng(int(1e6 * losses[0])).normal(0.05, 0.02, len(losses))),
+    ),
     "one batch in fifty is hard": lambda losses: losses + 0.8 * (np.arange(len(losses)) % 50 == 7),
 }
 
@@ -112,6 +122,36 @@ def test_a_loss_that_stays_high_is_found_though_some_steps_have_no_loss(
     found, _ = played(np.where(unknown(np.arange(len(losses))), np.nan, losses + 2.0 * (after(losses) > 0)))
     assert found[-1].kind is Kind.LOSS_DIVERGENCE
     assert AT - 10 <= found[-1].onset <= found[-1].seen <= AT + until
+
+
+RISING: dict[str, Losses] = {
+    "it doubles every 2,500 steps": np.where(
+        (at := np.arange(12_000)) < 300, 0.3 + 0.7 * np.exp(-at / 40), 0.3 * 2 ** ((at - 300) / 2500)
+    )
+    * np.exp(np.random.default_rng(0).normal(0, 0.5, len(at))),
+    "it is reported at odd steps": np.where(
+        at % 2 == 0,
+        np.nan,
+        (50 * np.exp(-at / 100) + 0.5 + 8 * (1 - np.exp(-np.maximum(0, at - 2000) / 2500)))
+        * np.exp(np.random.default_rng(0).normal(0, 0.3, len(at))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RISING)
+def test_a_loss_that_rises_over_thousands_of_steps_is_not_judged_diverged(name: str) -> None:
+    found, _ = played(RISING[name])
+    assert [each for each in found if each.kind is Kind.LOSS_DIVERGENCE] == []
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.2, 0.3])
+def test_a_loss_that_stays_high_is_found_long_after_a_small_shift(shift: float) -> None:
+    """The loss is never again as low as before the shift."""
+    at = np.arange(3400)
+    losses = 3 + 8 * np.exp(-at / 200) + np.random.default_rng(0).normal(0, 0.05, len(at)) + shift * (at >= 1200)
+    found, _ = played(losses + 2.0 * (at >= 2600))
+    assert found[-1].kind is Kind.LOSS_DIVERGENCE
+    assert 2600 <= found[-1].onset <= found[-1].seen <= 2640
 
 
 def test_a_rise_that_is_too_small_to_act_is_told_and_its_end_too() -> None:

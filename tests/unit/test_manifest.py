@@ -46,9 +46,9 @@ def test_manifest_and_commit_are_parsed_as_they_were_written():
     [
         ({"format": 0}, "does not name its format"),
         ({"rank": "0"}, r"Expected `int`, got `str` - at `\$\.rank`"),
-        ({"chunk_crc32c": []}, "one checksum a chunk"),
+        ({"chunk_crc32c": []}, "one checksum for each chunk"),
         ({"chunk_crc32c": [1.5]}, "Expected `int`, got `float`"),
-        ({"fingerprints": []}, "one fingerprint a tensor"),
+        ({"fingerprints": []}, "one fingerprint for each tensor"),
         ({"fingerprints": [7]}, "Expected `str`"),
         ({"table": {}}, r"missing required field `skeleton` - at `\$\.table`"),
         ({"sources": [[1, 0]]}, "of length 3"),

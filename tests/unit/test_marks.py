@@ -70,7 +70,7 @@ def test_a_writer_that_fails_is_told_and_harms_nothing(tmp_path: Path, capfd: py
     writer = Broken(str(tmp_path))
     mark("The ranks started again", 5, 3)
     assert (
-        "could not be marked in the script's own log (OSError: the disk is full); training goes on"
+        "could not be marked in the script's own log (OSError: the disk is full); training continues"
         in capfd.readouterr().err
     )
     writer.close()

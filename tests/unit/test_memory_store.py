@@ -3,9 +3,8 @@ import sys
 
 import pytest
 
-from mt_resilient.resilience.store.memory import MemoryStore
-
 from ..contract_store import Compact, StoreContract, Tick
+from ..memory_store import MemoryStore
 
 
 class Clock:
@@ -65,8 +64,7 @@ def test_leases_end_when_the_clock_says_so_each_at_its_own_time(store: MemorySto
 
 def test_whoever_needs_no_etcd_does_not_load_grpc() -> None:
     modules = ", ".join(
-        f"mt_resilient.resilience.{name}"
-        for name in ("store.memory", "store.watch_cache", "store.election", "controller")
+        f"mt_resilient.resilience.{name}" for name in ("store.watch_cache", "store.election", "controller")
     )
     program = f"import sys, {modules}; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -4,6 +4,9 @@ import math
 import shutil
 import socket
 import subprocess
+import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -11,10 +14,12 @@ import pytest
 
 from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.model.cause import Cause
-from mt_resilient.resilience.model.incident import PHASES
+from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.plan.escalation import RESTART_GROUP, REWIND_IN_PLACE, STOP
-from mt_resilient.resilience.report.metrics import RESULTS, Metrics
+from mt_resilient.resilience.report import metrics
+from mt_resilient.resilience.report.incident_metrics import RESULTS
+from mt_resilient.resilience.report.metrics import Metrics
 from mt_resilient.resilience.report.overview import LOSSES, TIERS, Overview, State
 from mt_resilient.resilience.report.time_ledger import WHERE
 
@@ -39,18 +44,24 @@ def changed(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_every_combination_of_labels_is_there_at_0_from_the_start() -> None:
-    expected = {("recoveries_total", cause, str(rung), r) for cause in Cause for rung in RESULTS for r in RESULTS[rung]}
-    expected |= {("time_seconds_total", where) for where in WHERE} | {("leads",), ("etcd_write_seconds",)}
-    expected |= {(f"recovery_seconds_{what}", phase) for phase in PHASES for what in ("count", "sum")}
+    expected = {("time_seconds_total", where) for where in WHERE} | {("leads",), ("etcd_write_seconds",)}
     expected |= {("snapshots_total", outcome) for outcome in ("memory", "durable", "copied", "skipped", "failed")}
-    expected |= {("lost_steps_total",), ("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
+    expected |= {("durable_bytes_total",), ("stall_seconds",), ("ranks_alive",)}
     expected |= {("suspected_hangs_total",), ("stragglers",), ("paused",)}
     expected |= {("effective_training_time_ratio",), ("generation",)}
-    assert samples(Metrics("job")) == {**dict.fromkeys(expected, 0.0), ("etcd_up",): 1.0}
+    metrics = Metrics("job")
+    assert samples(metrics) == {**dict.fromkeys(expected, 0.0), ("etcd_up",): 1.0}
+    of_leader = {("recoveries_total", c, str(rung), r) for c in Cause for rung in RESULTS for r in RESULTS[rung]}
+    of_leader |= {(f"recovery_seconds_{what}", phase) for phase in PHASES for what in ("count", "sum")}
+    of_leader |= {("lost_steps_total",)}
+    lead(metrics)
+    found = samples(metrics)
+    assert {key for key in found if not found[key]} > of_leader
 
 
 def test_no_recovery_adds_a_combination_that_was_not_there() -> None:
     metrics = Metrics("job")
+    lead(metrics)
     before = samples(metrics).keys()
     for cause in Cause:
         for rung in (REWIND_IN_PLACE, RESTART_GROUP, STOP):
@@ -132,8 +143,9 @@ def test_two_jobs_in_one_process_do_not_meet() -> None:
 
 
 def test_it_answers_on_the_port_it_names() -> None:
-    port = Metrics("job").serve(0)
-    with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    metrics = Metrics("job")
+    lead(metrics)
+    with urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics") as answer:
         text = answer.read().decode()
     assert 'mt_resilient_recoveries_total{cause="rank_killed",job="job",result="recovered",rung="2"} 0.0' in text
 
@@ -145,7 +157,7 @@ def test_a_port_that_is_taken_is_named() -> None:
             Metrics("job").serve(port)
 
 
-def lead(metrics: Metrics) -> None:
+def lead(metrics: Metrics, *incidents: Incident) -> None:
     told = Overview(
         state=State.RECOVERING,
         step=9,
@@ -154,7 +166,7 @@ def lead(metrics: Metrics) -> None:
         snapshots={**dict.fromkeys(TIERS, -1), "memory": 8},
         at_risk={**dict.fromkeys(LOSSES, 9), "a rank": 1},
     )
-    metrics.leads(told, {"memory": 1000.0})
+    metrics.leads(told, {"memory": 1000.0}, incidents)
 
 
 def test_the_figures_of_the_job_are_the_leaders_alone() -> None:
@@ -179,6 +191,20 @@ def test_the_figures_of_the_job_are_the_leaders_alone() -> None:
     assert changed(metrics) == {}
 
 
+def test_an_agent_that_begins_to_lead_counts_what_was_over_before_once() -> None:
+    still_open = incident(2, resume_step=Step(8), phases_s={"step": 0.25})
+    before = replace(still_open, id="0001", open=False)
+    metrics = Metrics("job")
+    for _ in range(3):
+        lead(metrics, before, still_open)
+        metrics.recovery(replace(still_open, open=False))
+    key = ("recoveries_total", "rank_killed", "2", "recovered")
+    assert changed(metrics)[key] == 2
+    metrics.leads(None, {})
+    lead(metrics, before)
+    assert changed(metrics)[key] == 1
+
+
 def test_an_openmetrics_scrape_has_the_incidents_number_as_exemplar() -> None:
     metrics = Metrics("job")
     metrics.recovery(incident(7, 3, phases_s={"stop": 0.25}, open=False))
@@ -196,3 +222,26 @@ def test_promtool_has_nothing_against_the_metrics() -> None:
     with urlopen(f"http://127.0.0.1:{metrics.serve(0)}/metrics") as answer:
         done = subprocess.run(["promtool", "check", "metrics"], input=answer.read(), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_a_file_system_that_hangs_costs_a_scrape_a_second_and_one_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers, usage = threading.Event(), shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (answers.wait(), usage)[1])
+    monkeypatch.setattr(metrics, "_DISK_S", 0.05)
+    told = Metrics("gpt")
+    told.disks({"snapshots": tmp_path})
+    name, size, labels = (
+        "mt_resilient_disk_free_ratio",
+        "mt_resilient_disk_free_bytes",
+        {"job": "gpt", "place": "snapshots"},
+    )
+    before = threading.active_count()
+    assert [math.isnan(told.registry.get_sample_value(name, labels) or 0.0) for _ in range(3)] == [True] * 3
+    assert math.isnan(told.registry.get_sample_value(size, labels) or 0.0)
+    assert threading.active_count() == before + 1
+    answers.set()
+    monkeypatch.setattr(metrics, "_DISK_S", 60.0)
+    assert told.registry.get_sample_value(name, labels) == usage.free / usage.total
+    assert told.registry.get_sample_value(size, labels) == usage.free

@@ -29,7 +29,7 @@ RECOVERED: dict[str, Any] = {"open": False, "resume_step": Step(8), "phases_s": 
         (
             {**RECOVERED, "rung": 1, "remedy": "continue"},
             "2 steps",
-            "look at the loss. If it is bad, go back to step 8, from before the fault, and leave",
+            "look at the curve of the loss. If it is as expected, as with other data, do nothing. If it is bad",
         ),
         ({"rung": 0, "cause": "straggler"}, "nothing so far", "look at what else runs on that node"),
         ({"rung": 0, "cause": "straggler", "open": False}, "nothing so far", "nothing"),

@@ -4,23 +4,43 @@ import json
 import socket
 import urllib.request
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mt_resilient.agent.join import identity
+from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.resilience.errors import MachineError, UsageError
+from mt_resilient.resilience.membership.rank_assignment import NodesPolicy
 from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.report.metrics import Metrics
 from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 
+from ..memory_store import MemoryStore
 from .worlds import node
 
 
 def own() -> str:
     """An address of this machine that others may know."""
     return identity.address(["192.0.2.1:2379"])
+
+
+@pytest.mark.parametrize(
+    ("launch", "control", "nodes", "alone"),
+    [
+        ({"alone": True}, {}, {}, True),
+        ({}, {}, {}, False),
+        ({"alone": True}, {"etcd": "etcd-1:2379"}, {}, False),
+        ({"alone": True}, {}, {"number": "4"}, False),
+        ({"alone": True}, {}, {"spares": 1}, False),
+    ],
+)
+def test_own_options_for_several_nodes_precede_a_torchrun_for_one(
+    launch: dict[str, Any], control: dict[str, Any], nodes: dict[str, Any], alone: bool
+) -> None:
+    torchrun = Launch(program=("torchrun",), python="python", options=(), ranks=8, script=("train.py",), **launch)
+    assert identity.alone(torchrun, identity.ControlPolicy(**control), NodesPolicy(**nodes)) is alone
 
 
 def test_a_host_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:

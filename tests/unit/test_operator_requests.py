@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.decide.decide import decide
-from mt_resilient.resilience.decide.operator_requests import HURRY_S, cut_short, earlier, leaving, rule
+from mt_resilient.resilience.decide.operator_requests import HURRY_S, SAVE_S, cut_short, earlier, leaving, rule
 from mt_resilient.resilience.decide.policy import Policy
 from mt_resilient.resilience.diagnose.root_cause import Verdict
 from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
@@ -270,6 +270,34 @@ def test_a_snapshot_is_answered_when_it_is_on_disk() -> None:
         assert answers == {"1": Answer(sentence=f"step {step} is on disk", step=Step(step))}
 
 
+@pytest.mark.parametrize(
+    ("begun", "unsaved", "late", "others", "sentence"),
+    [
+        (False, "it has a lambda", False, (), None),
+        (True, "it has a lambda", False, (), "the state cannot be saved: it has a lambda"),
+        (True, "", True, (), None),
+        (True, "", False, (Wish.PAUSE,), None),
+        (True, "", True, (Wish.PAUSE,), "it is not on disk after 600"),
+    ],
+    ids=["not tried yet", "unsavable", "slow", "a pause waits", "slow, and a pause waits"],
+)
+def test_a_snapshot_that_does_not_come_holds_up_no_other_order(
+    begun: bool, unsaved: str, late: bool, others: tuple[Wish, ...], sentence: str | None
+) -> None:
+    at_s = NOW - (SAVE_S + 1 if late else 1)
+    order = replace(asked(Wish.SNAPSHOT), at_s=at_s)
+    judged = there(order, *(asked(kind, str(number)) for number, kind in enumerate(others, 2)))
+    judged = replace(judged, record=replace(record(), snapshot="1"))
+    said = {"snapshot": "1", "snapshot_step": Step(11) if begun else Step(-1), "unsaved": unsaved}
+    found = decided(after(judged, Decision(), said)).answers.get("1")
+    if sentence is None:
+        assert found is None
+    else:
+        assert found
+        assert sentence in found.sentence
+        assert found.exit_code == MachineError.exit_code
+
+
 def test_one_order_is_carried_out_after_the_other() -> None:
     judged = there(asked(), asked(Wish.SNAPSHOT, "2"))
     first = decided(judged)
@@ -395,6 +423,23 @@ def test_who_only_stands_by_or_has_left_need_not_hold_what_the_ranks_go_back_to(
     assert decided(replace(judged, status=told)).incidents
     refused = decided(replace(there(asked(step=Step(440))), status=told)).answers["1"]
     assert "the nearest is 10" in refused.sentence
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 25.0], ids=["an operator", "a scheduler"])
+def test_a_drain_of_the_node_that_runs_the_etcd_of_all_is_refused(budget_s: float) -> None:
+    spec = Spec(command=("torchrun", "train.py"), sizes=(1,), spares=1)
+    here = {A: replace(node("a"), hosts_etcd=True), B: node("b")}
+    drain = asked(Wish.DRAIN, node="a", instance="agent-a", budget_s=budget_s)
+    decision = decided(there(drain, spec=spec, nodes=here))
+    if budget_s:
+        assert decision.record
+        assert decision.record.dismissed == ("agent-a",)
+    else:
+        assert decision.record is None
+        assert "runs the etcd of all nodes" in decision.answers["1"].sentence
+    ending = decided(there(drain, nodes={A: here[A]})).record
+    assert ending
+    assert ending.phase is Phase.ENDING, "a drain that ends the whole job needs no etcd afterwards"
 
 
 def test_who_was_shut_out_until_now_can_take_the_place_of_one_that_is_drained() -> None:

@@ -271,7 +271,7 @@ def test_an_optimizer_within_that_comes_on_the_way_is_told() -> None:
     assert not training.life.bound
     training.train(0, 1)
     training.life.snapshot()
-    assert re.search(r"the optimizer optimizer\.inner has come since.*before the Session", training.life.bound)
+    assert re.search(r"the optimizer optimizer\.inner was added since.*before the Session", training.life.bound)
     with pytest.raises(LayoutError, match="another kind"):
         Training(lambda m: LateInner(m.parameters())).life.restore(training.life.snapshot())
 
@@ -440,7 +440,7 @@ def test_groups_of_a_model_whose_layer_is_another_object_go_back_with_it() -> No
 
 def test_other_groups_at_the_start_are_another_optimizer() -> None:
     kept = Training(lambda m: torch.optim.SGD(m.parameters(), 0.1)).life.snapshot()
-    with pytest.raises(LayoutError, match="1 in the snapshot"):
+    with pytest.raises(LayoutError, match="the snapshot's started with 1: they"):
         Training(lambda m: torch.optim.SGD(groups(m), 0.1)).life.restore(kept)
 
 
@@ -478,3 +478,91 @@ def test_what_a_script_saves_after_a_restart_has_the_same_bytes():
         optimizer.zero_grad()
     another[-1].restore(life.snapshot())
     assert saved(*another) == saved(*one)
+
+
+class DynamicLossScaler:
+    """As DeepSpeed's. It halves the scale at an overflow, and doubles it after two steps without one."""
+
+    def __init__(self) -> None:
+        self.cur_scale, self.cur_iter, self.last_overflow_iter, self.dtype = 2.0**16, 0, -1, torch.half
+
+    def update_scale(self, overflow: bool) -> None:
+        if overflow:
+            self.cur_scale, self.last_overflow_iter = self.cur_scale / 2, self.cur_iter
+        elif (self.cur_iter - self.last_overflow_iter) % 2 == 0:
+            self.cur_scale *= 2
+        self.cur_iter += 1
+
+
+class ZeroOptimizer:
+    """As DeepSpeed's wrapper for ZeRO-1 and ZeRO-2."""
+
+    __module__ = "deepspeed.runtime.zero.stage_1_and_2"
+
+    def __init__(self, model: nn.Module) -> None:
+        self.optimizer, self.loss_scaler = torch.optim.Adam(model.parameters()), DynamicLossScaler()
+        self.param_groups = self.optimizer.param_groups
+
+
+def test_deepspeed_s_loss_scaler_goes_on_with_its_scale_and_its_counts() -> None:
+    optimizer = ZeroOptimizer(network())
+    life = Life(optimizer=optimizer)
+    for step in range(5):
+        optimizer.loss_scaler.update_scale(step == 2)
+    kept, before = life.snapshot(), dict(vars(optimizer.loss_scaler))
+    optimizer.loss_scaler.update_scale(True)
+    life.restore(kept)
+    other = ZeroOptimizer(network())
+    Life(optimizer=other).restore(kept)
+    assert vars(optimizer.loss_scaler) == vars(other.loss_scaler) == before
+
+
+class FusedAdam(torch.optim.Adam):
+    """As TransformerEngine's with moments in fp16: in its state without their scales, which are in an attribute."""
+
+    __module__ = "transformer_engine.pytorch.optimizers.fused_adam"
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._scales: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.half)
+                    self._scales[parameter] = {"exp_avg": torch.ones(1)}
+                scale = self._scales[parameter]["exp_avg"]
+                moment = state["exp_avg"].float() * scale * 0.9 + parameter.grad * 0.1
+                torch.div(moment.abs().max().reshape(1), torch.finfo(torch.half).max / 2, out=scale)
+                state["exp_avg"].copy_(moment / scale)
+                parameter.data.sub_(moment, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_scales_of_transformer_engine_s_moments_come_back_with_them(taken: int) -> None:
+    def made() -> tuple[nn.Module, FusedAdam, Life]:
+        model = network()
+        optimizer = FusedAdam(model.parameters())
+        return model, optimizer, Life(model=model, optimizer=optimizer)
+
+    def step(model: nn.Module, optimizer: FusedAdam, number: int) -> list[bytes]:
+        optimizer.zero_grad()
+        model(torch.randn(3, 4, generator=torch.Generator().manual_seed(number))).square().mean().backward()
+        optimizer.step()
+        scales = (each["exp_avg"] for each in optimizer._scales.values())
+        return [each.detach().numpy().tobytes() for each in (*model.parameters(), *scales)]
+
+    first = made()
+    expected = []
+    for number in range(6):
+        if number == taken:
+            kept = first[2].snapshot()
+        expected.append(step(*first[:2], number))
+    for model, optimizer, life in (first, made()):
+        scales = dict(optimizer._scales)
+        life.restore(kept)
+        assert len(optimizer._scales) == (4 if taken else 0)
+        assert all(optimizer._scales[each] is scale for each, scale in scales.items() if taken), "in place"
+        assert [step(model, optimizer, number) for number in range(taken, 6)] == expected[taken:]

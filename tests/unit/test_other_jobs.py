@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
-from functools import partial
 
 import pytest
 
@@ -33,7 +34,7 @@ def _is_free(port: int) -> bool:
 def started(job: str) -> Metrics:
     metrics = Metrics(job, "gpu-01")
     port = metrics.serve(*other_jobs.PORTS, 0)
-    metrics.others = partial(other_jobs.found, port)
+    metrics.others = other_jobs.OtherJobs(port)
     return metrics
 
 
@@ -58,13 +59,36 @@ def test_each_job_gets_the_next_free_port_and_is_found_by_asking_any(first: int)
         one.nodes = {"gpu-01": "10.0.0.1:9464", "gpu-02": "10.0.0.2:9464"}.copy
         assert [*ask(first + 2).values()] == ["two", "one", "one"], "all nodes of the other job, wherever they are"
 
-        def away() -> dict[str, str]:
-            raise StoreUnavailable("etcd is away")
 
-        one.nodes = away
-        with pytest.raises(urllib.error.HTTPError, match="503"):  # so Prometheus keeps the targets of `one`
-            ask(first + 2)
-        assert ask(first + 2, "/sd/own")
+@pytest.mark.parametrize("etcd_is", ["away", "silent"])
+def test_a_job_whose_etcd_is_dead_is_named_as_before_and_hides_no_other(first: int, etcd_is: str) -> None:
+    one, two = started("one"), started("two")
+    known = ask(first + 1)
+    later = threading.Event()
+
+    def away() -> dict[str, str]:
+        later.wait(0 if etcd_is == "away" else 60)
+        raise StoreUnavailable("etcd is away")
+
+    one.nodes = away
+    try:
+        assert ask(first + 1) == known, "so Prometheus keeps the targets of `one`"
+        two.others = other_jobs.OtherJobs(first + 1)
+        assert [*ask(first + 1).values()] == ["two"], "an agent that began later has never heard of its nodes"
+    finally:
+        later.set()
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        ask(first)
+
+
+def test_programs_that_never_answer_are_waited_for_together(first: int) -> None:
+    with ExitStack() as closing:
+        started("one")
+        for port in other_jobs.PORTS[1:]:
+            closing.enter_context(socket.create_server(("127.0.0.1", port)))
+        began = time.monotonic()
+        assert [*ask(first).values()] == ["one"]
+        assert time.monotonic() - began < 2 * other_jobs._DEADLINE_S
 
 
 def test_two_jobs_of_one_name_are_told(first: int) -> None:

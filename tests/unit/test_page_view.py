@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.resilience.model.incident import Incident
+from mt_resilient.resilience.model.rewind import AGAIN
 from mt_resilient.resilience.model.types import NodeId, Step
 from mt_resilient.resilience.report import page_view, time_ledger
 from mt_resilient.resilience.report.page_view import Seen
@@ -33,6 +34,8 @@ def said(
     last: dict[str, dict[str, Any]] = {"start": {"at_s": 0.0, **(start or {})}, "bad": {"sentence": "the disk is full"}}
     if written := given.pop("written", None):
         last["written"] = {"at_s": written[0], "event": {"event": written[1], "reason": "it is full."}}
+    if closed_s := given.pop("closed_s", None):
+        last["incident"] = {"at_s": closed_s}
     last |= {} if given.pop("silent", False) else {"progress": {**LINE, **given}}
     last |= {"end": {"at_s": NOW, **end}} if end else {}
     numbered = {str(number): each for number, each in enumerate(incidents, 1)}
@@ -52,14 +55,15 @@ NOTHING = ""
             said(UNCURED),
             "bad",
             "Training, but rank 0 on a was killed by signal 9",
-            "`mt-resilient rewind --to 8 --skip N`",
+            "If it is bad, `mt-resilient pause` keeps the snapshots while you look for the cause. `mt-resilient rewind --to 8` goes back",
         ),
         (said(UNCURED, OVER), "good", "Training: step 70", NOTHING),
+        (said(replace(UNCURED, at_s=NOW - 90), replace(OVER, cause="ordered")), "good", "Training: step 70", NOTHING),
         (
             said(replace(UNCURED, at_s=NOW - 90), OVER),
             "bad",
             "Training, but rank 0",
-            "Incident 1 was not cured. Look at the loss",
+            "Incident 1 was not cured. Look at the curve",
         ),
         (
             said(SLOW),
@@ -83,6 +87,8 @@ NOTHING = ""
             "See what they have in common: `mt-resilient explain`.",
         ),
         (said(*STORM[1:]), "good", "Training", NOTHING),
+        (said(*STORM[1:], replace(STORM[0], cause="ordered")), "good", "Training", NOTHING),
+        (said(*STORM[1:], replace(STORM[0], origin=AGAIN)), "good", "Training", NOTHING),  # the next remedy has helped
         (
             said(*SPREAD[1:], replace(SPREAD[0], cause="rank_hung")),
             "bad",
@@ -118,7 +124,7 @@ NOTHING = ""
             "Training",
             NOTHING,
         ),
-        (said(etcd_s=None), "bad", "Training, but etcd does not answer", "Training goes on meanwhile."),
+        (said(etcd_s=None), "bad", "Training, but etcd does not answer", "Training continues meanwhile."),
         (said(quarantined=1), "warn", "1 node is in quarantine", "`mt-resilient readmit NODE`"),
         (
             said(SLOW, etcd_s=None),
@@ -128,10 +134,11 @@ NOTHING = ""
         ),  # the worse one first
         (said(spares=1), "warn", "no spare is left", "Start another node"),
         (
-            said(written=(9, "failed")),
+            said(written=(9, "failed"), at_risk={"all nodes": 50}),
             "warn",
-            "the last snapshot could not be written to disk: it is full",
-            "Make room",
+            "Training, but the last snapshot could not be written to disk",
+            "Make room, or mend the storage (it is full). The program tries again by itself. "
+            "If all nodes were lost now, 50 steps would be computed again.",
         ),
         (said(written=(9, "durable")), "good", "Training", NOTHING),
         (said(written=(9, "failed"), start={"at_s": 10.0}), "good", "Training", NOTHING),
@@ -140,7 +147,7 @@ NOTHING = ""
             said(incident(at_s=NOW - 9), state="recovering"),
             "info",
             "Recovering for 9.0 s, at step 70: rank 0",
-            "It recovers by itself",
+            "The job recovers by itself",
         ),
         (
             said(incident(at_s=NOW - 9, resume_step=Step(8)), state="recovering"),
@@ -148,23 +155,31 @@ NOTHING = ""
             "for 9.0 s, from step 8: ",
             "by itself",
         ),
+        (
+            said(OVER, state="recovering", closed_s=NOW),
+            "good",
+            "Training: step 70",
+            NOTHING,
+        ),  # the next line will say so
+        (said(OVER, state="recovering", closed_s=NOW - 60), "info", "Recovering, at step 70", "by itself"),
         (said(state="starting", step=-1), "info", "Starting", NOTHING),
         (
             said(replace(OVER, open=True, nodes=(NodeId("gpu-11"),)), state="waiting for nodes", missing=1),
             "bad",
             "Not training for 60.0 s: gpu-11 is lost, waiting for 1 node",
-            "Start gpu-11 again, or another machine, with the command of the other nodes, but with its own --node and --address. "
+            "Start gpu-11 again, as before. Or start another machine, with the command of the other nodes, but with its own --node "
+            "and --address, or torchrun's --node-rank. "
             "The job waits at step 70. It resumes by itself as soon as 1 node has joined.",
         ),
         (
             said(state="waiting for nodes", missing=2),
             "bad",
             "Not training: waiting for 2 nodes",
-            "Start 2 nodes, with the command of the other nodes, but with its own --node and --address.",
+            "Start 2 nodes, each with the command of the other nodes, but with its own --node and --address",
         ),
         (said(state="paused"), "info", "Paused at step 70", "`mt-resilient resume`"),
-        (said(at_s=NOW - 900), "bad", "Silent: the last word is 15.0 min old", "`mt-resilient status`"),
-        (said(at_s=NOW - 900, start=NODE), "warn", "Silent: the last word is 15.0 min old", "`mt-resilient status`"),
+        (said(at_s=NOW - 900), "bad", "Silent: the last report is 15.0 min old", "`mt-resilient status`"),
+        (said(at_s=NOW - 900, start=NODE), "warn", "Silent: the last report is 15.0 min old", "`mt-resilient status`"),
         (said(at_s=NOW - 900, alive=False), "bad", "Not training: its agent is gone", "Give the same command again"),
         (said(alive=False), "good", "Training", NOTHING),  # the agents of a hostfile run on other machines
         (
@@ -188,6 +203,12 @@ NOTHING = ""
             "warn",
             "the job ended by Ctrl-C after step 70",
             "Give the same command again: `cd /x && mt-resilient run`. It continues from the newest snapshot.",
+        ),
+        (
+            said(alive=False, end={"code": 130}, start={"again": "cd /x && mt-resilient run -- a.py --hf-token s3"}),
+            "warn",
+            "the job ended by Ctrl-C after step 70",
+            "`cd /x && mt-resilient run -- a.py --hf-token ***`, with what *** hides. It continues",
         ),
         (said(alive=False, finished=True, end={"code": 0}), "good", "Finished after step 70", NOTHING),
         (said(end={"code": 93}), "good", "Training", NOTHING),  # it has been started again
@@ -214,14 +235,14 @@ NOTHING = ""
             "by itself",
         ),  # another node's journal has the incident
         (said(alive=False, gone=True), "bad", "Not training: its agent is gone", "Give the same command again"),
-        (said(alive=False, gone=True, start=NODE), "bad", "Not training here: its agent is gone", "elsewhere?"),
+        (said(alive=False, gone=True, start=NODE), "bad", "Not training here: its agent is gone", "on other nodes?"),
         (said(at_s=NOW + 900, alive=False), "bad", "Not training: its agent is gone", "Give the same command again"),
         (said(alive=False, end={"code": 140}), "warn", "by its scheduler's SIGUSR2", "Give the same command again"),
         (
             said(alive=False, end={"code": 0}, start=NODE),
             "warn",
             "Not training here for 1.0 s: the agent ended",
-            "elsewhere?",
+            "on other nodes?",
         ),
         (said(alive=False, silent=True, start=NODE), "warn", "Not known", "Look into the run directory of that node"),
         (
@@ -254,7 +275,7 @@ def test_commands_name_the_run_directory_and_a_terminal_says_how_urgent_it_is() 
     )
     told = page_view.state(seen, NOW)
     assert told["urgency"] == "act now"
-    assert "`mt-resilient rewind --to 8 --skip N --run-dir '/a b'`" in told["act"][0]
+    assert "`mt-resilient rewind --to 8 --run-dir '/a b'`" in told["act"][0]
     assert page_view.sentence(told).startswith(
         "Training, but rank 0 on a was killed by signal 9. Act now: Incident 1 was not cured."
     )

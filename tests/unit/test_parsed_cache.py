@@ -13,11 +13,11 @@ from mt_resilient.resilience.model.request import Request
 from mt_resilient.resilience.model.types import Generation, NodeId
 from mt_resilient.resilience.store.codec import dumps
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.parsed_cache import Values
 from mt_resilient.resilience.store.state_reader import read_world, world_of
 from mt_resilient.resilience.store.watch_cache import Mirror
 
+from ..memory_store import MemoryStore
 from .worlds import ack, incident, node, record, status
 
 KEYS = Keys("job")

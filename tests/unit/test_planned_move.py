@@ -18,7 +18,9 @@ POLICY = Policy()
 GROWS = Spec(command=("torchrun",), sizes=(1, 2))
 
 
-def cluster(waited_s: float, *, saved: bool = False, storage: bool = True, drained: bool = False) -> World:
+def cluster(
+    waited_s: float, *, saved: bool = False, storage: bool = True, unsaved: str = "", drained: bool = False
+) -> World:
     """One node at work and one that has come; or two, one of which is drained."""
     told = status(
         max_step=10,
@@ -26,6 +28,7 @@ def cluster(waited_s: float, *, saved: bool = False, storage: bool = True, drain
         stepped_s=NOW - 80,
         paused=True,
         storage=storage,
+        unsaved=unsaved,
         durable_steps=(Step(10),) if saved else (),
     )
     members = ("a", "b") if drained else ("a",)
@@ -52,6 +55,8 @@ def test_the_state_is_waited_for(drained: bool) -> None:
         (SAVE_S + 1, {}, late),
         (in_place_s - 1, {"storage": False}, Move.WAIT),
         (in_place_s + 1, {"storage": False}, late),
+        (in_place_s - 1, {"unsaved": "it has a lambda"}, Move.WAIT),
+        (in_place_s + 1, {"unsaved": "it has a lambda"}, late),
     ):
         judged = cluster(waited_s, drained=drained, **what)  # type: ignore[arg-type]
         assert planned_move.move(judged, NOW, POLICY)[0] is expected, (waited_s, what)

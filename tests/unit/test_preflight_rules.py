@@ -74,7 +74,7 @@ def test_too_little_free_memory_is_reported() -> None:
         (DiskReading(place="/run", error="read-only"), ("/run cannot be used (read-only)",)),
         (
             DiskReading(place="/run", free_bytes=2048 * MIB, mb_per_s=99.0),
-            ("/run does 99 MB/s, and preflight.disk_mb_per_s requires 100",),
+            ("/run reaches 99 MB/s, and preflight.disk_mb_per_s requires 100",),
         ),
     ],
 )  # fmt: skip

@@ -80,7 +80,7 @@ def test_nothing_is_kept_and_nothing_runs_unless_somebody_wants_it(tmp_path: Pat
     assert threading.active_count() == threads
     output.finish()
     assert (output.handed, output.paths, [*tmp_path.iterdir()]) == ((), [], [])
-    with pytest.raises(UsageError, match=r"not kept in .*--set agent\.rank_log_mb=64"):
+    with pytest.raises(UsageError, match=r"contains no output of ranks.*--set agent\.rank_log_mb=64"):
         logs.logs(RunDirectory(tmp_path), None, None, 1, follow=False)
 
 
@@ -107,6 +107,29 @@ def test_the_last_lines_of_the_newest_generation_are_shown(run: RunDirectory, ca
         logs.logs(run, 5, None, 1, follow=False)
     with pytest.raises(UsageError, match="no incident 3"):
         logs.logs(run, None, "3", 1, follow=False)
+
+
+def test_files_that_the_agent_removes_meanwhile_are_left_out(
+    run: RunDirectory, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = logs._logs(run)
+    monkeypatch.setattr(logs, "_logs", lambda _: [*found, logs.RankLog(2, 2, run.root / "gone")])
+    logs.logs(run, None, None, 1, follow=True)
+    assert capfdbinary.readouterr().out.endswith(b" torn\n==> generation 2, rank 2 <==\n")
+
+
+def test_the_output_of_nodes_whose_directories_lie_beside_this_one_is_shown_too(
+    tmp_path: Path, capfdbinary: Any
+) -> None:
+    for rank in (0, 1):
+        folder = tmp_path / f"nodes/{rank}-host/logs/ranks/generation-0001"
+        folder.mkdir(parents=True)
+        (folder / f"rank-{rank:05d}.log").write_bytes(b"a\n")
+        (tmp_path / f"nodes/{rank}-host/job").write_text("one job")
+        Journal(tmp_path / f"nodes/{rank}-host/journal.jsonl").write("start", 1.0)
+    logs.logs(RunDirectory(tmp_path / "nodes/0-host"), None, None, 1, follow=False)
+    shown = capfdbinary.readouterr().out
+    assert shown == b"==> generation 1, rank 0 <==\na\n==> generation 1, rank 1 <==\na\n"
 
 
 def test_what_is_appended_is_followed_across_the_two_halves_of_a_file(run: RunDirectory) -> None:
@@ -192,9 +215,17 @@ def test_all_files_together_have_a_limit_and_a_disk_that_is_nearly_full_gets_no_
     logs.begin(1, 0)
     for line in (b"one\n", b"two\n", b"three\n", b"four\n"):
         logs.keep(0, line)
-    gap = b"\n[mt-resilient: output is missing here: less than 5 % of the disk was free]\n"
+    gap = b"\n[mt-resilient: output is missing here: less than 5 % of the disk and less than 10 GB were free]\n"
     assert kept(logs, tmp_path) == b"one\n" + gap + b"four\n"
     assert sorted(each.name[-1] for each in tmp_path.iterdir()) == ["1", "8", "9"], "the oldest goes"
+
+
+@pytest.mark.parametrize(("free", "blocks", "full"), [(4, 100, True), (6, 100, False), (4_000_000, 100_000_000, False)])
+def test_a_disk_is_nearly_full_if_a_small_share_and_few_bytes_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, blocks: int, full: bool
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_blocks=blocks, f_frsize=4096))
+    assert rank_logs._full(tmp_path) is full
 
 
 RANK = """

@@ -121,12 +121,21 @@ def test_the_first_steps_of_a_life_are_measured_by_those_of_the_one_before() -> 
     assert rank.heard().warmup_s == 41
     rank.hearing.begin(tells=False)  # a life that does not come so far says nothing
     assert rank.heard().warmup_s == 41
+    rank.hearing.begin(tells=False, warmup_s=200)
+    assert rank.heard().warmup_s == 41, "what this agent has seen itself goes before what others tell"
+    new = Rank()
+    new.hearing.begin(tells=False, warmup_s=200)
+    assert new.heard().warmup_s == 200
 
 
-def test_whether_a_script_tells_its_steps_is_known_once_it_has() -> None:
+def test_whether_a_script_tells_its_steps_is_known_once_its_loop_has_begun() -> None:
     rank = Rank()
     assert not rank.heard().tells
     rank.page.tells = 1
+    assert rank.heard().tells
+    rank.page.tells = 0  # it is called in another way than known ones
+    assert not rank.heard().tells
+    rank.page.built_ns = 1
     assert rank.heard().tells
     rank.page.clear(2)
     rank.hearing.begin(tells=False)
@@ -134,3 +143,13 @@ def test_whether_a_script_tells_its_steps_is_known_once_it_has() -> None:
     other = Rank()
     other.hearing.begin(tells=True)
     assert other.heard().tells
+
+
+def test_steps_are_expected_of_a_rank_that_another_one_waits_for_before_its_loop() -> None:
+    pages = [Page(memoryview(bytearray(PAGE_BYTES))) for _ in range(2)]
+    hearing = Hearing(warmup_steps=3)
+    hearing.begin(tells=False)
+    pages[0].tells = 1
+    assert [each.tells for each in hearing.listen(pages, [0, 1], 1.0).values()] == [True, True]
+    pages[0].tells = 0
+    assert [each.tells for each in hearing.listen(pages, [0, 1], 2.0).values()] == [False, False]

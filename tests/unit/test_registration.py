@@ -22,10 +22,10 @@ from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, NodeId, Step
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Entry, Store
 from mt_resilient.resilience.store.seat import Seat
 
+from ..memory_store import MemoryStore
 from .worlds import incident
 
 KEYS = Keys("job")
@@ -294,7 +294,7 @@ def test_other_arguments_of_the_script_are_named_and_need_a_switch(store: Store,
     third(store, phase)
     more = launched("train.py", "--steps", "200", "--fast")
     difference = "--steps is 200 here, and 100 there; --fast is given here, and absent there"
-    with pytest.raises(UsageError, match=f"another command: {difference}; nothing.* say --changed-arguments"):
+    with pytest.raises(UsageError, match=f"another command: {difference}; nothing.* add --changed-arguments"):
         again(store, tmp_path, more)
     said: list[str] = []
     assert again(store, tmp_path, more, said).command == more.command

@@ -65,12 +65,13 @@ def test_every_node_can_read_it_and_none_newer(tiers: list[tuple[set[int], set[i
     ("said", "onset", "step", "why"),
     [
         (
-            {"memory_steps": (7, 8), "agreed_steps": (7, 8)},
+            {"memory_steps": (7, 8), "agreed_steps": (7, 8), "compared": 3},
             8,
             7,
             "the newest before step 8 at which the replicas agreed",
         ),
-        ({"memory_steps": (6, 7), "agreed_steps": (6,)}, 8, 6, "replicas agreed"),
+        ({"memory_steps": (6, 7), "agreed_steps": (6,), "compared": 3}, 8, 6, "replicas agreed"),
+        ({"memory_steps": (6, 7), "agreed_steps": (6,)}, 8, 6, "step 6 from memory, the newest before step 8"),
         ({"memory_steps": (7,), "durable_steps": (5,), "agreed_steps": (5,)}, 8, 5, "step 5 from disk"),
         ({"memory_steps": (7,), "durable_steps": (5,), "certified_steps": (5,)}, 8, 5, "step 5 from disk"),
         ({"memory_steps": (6, 7)}, 8, 7, "whether its replicas agreed is not known"),

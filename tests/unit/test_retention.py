@@ -70,7 +70,7 @@ def test_which_snapshots_stay(policy: dict[str, float], protected: tuple[int, ..
         ({"keep": 3}, "3 newer snapshots exist"),
         ({"keep": 1, "keep_every_steps": 1000}, "an earlier snapshot of the same 1000 steps stays"),
         ({"keep": 1, "keep_every_steps": 1, "max_age_h": 0.5}, "it is more than 0.5 h old"),
-        ({"keep": 1, "keep_every_steps": 1, "max_bytes": 150_000_000}, "150.0 MB are kept"),
+        ({"keep": 1, "keep_every_steps": 1, "max_bytes": 150_000_000}, "with it, the snapshots would exceed 150.0 MB"),
     ],
 )
 def test_each_deletion_has_a_reason(policy: dict[str, float], why: str) -> None:
@@ -159,8 +159,11 @@ def test_later_times_and_stricter_limits_never_delete_less(
         ({"keep_every_steps": -1}, "snapshots.keep_every_steps is -1; it must be at least 0"),
         ({"max_bytes": -5}, "snapshots.max_bytes is -5; it must be at least 0"),
         ({"max_age_h": -0.5}, r"snapshots.max_age_h is -0.5; it is 0 \(no limit\) or more"),
-        ({"max_age_h": 24}, "snapshots.max_age_h limits what is kept beside the newest 3, and that is nothing: set"),
-        ({"max_bytes": 10**12, "keep": 5}, "snapshots.max_bytes limits what is kept beside the newest 5"),
+        (
+            {"max_age_h": 24},
+            "snapshots.max_age_h limits the snapshots older than the newest 3, and none of them is kept: set",
+        ),
+        ({"max_bytes": 10**12, "keep": 5}, "snapshots.max_bytes limits the snapshots older than the newest 5"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, float], sentence: str) -> None:

@@ -1,6 +1,7 @@
 """What the ranks do about a step that is wrong, the first time and each time again."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,17 @@ R, E, S = Remedy.REPLAY, Remedy.REPLAY_EARLIER, Remedy.SKIP
 def test_the_rungs_of_a_loss_that_has_diverged(past: list[Remedy], expected: Answer) -> None:
     turns = [turn(1000, remedy) for remedy in past]
     assert answer(found(1000), turns, POLICY, skippable=True) == expected
+
+
+def test_the_remedies_end_if_harder_data_comes_sooner_by_what_was_left_out() -> None:
+    turns: list[Turn] = []
+    data = 4001  # the first harder batch's step
+    for _ in range(6):
+        remedy = answer(found(data), turns, POLICY, skippable=True)
+        window = remedy.window(Step(data), Step(max(0, remedy.at_most)), ())
+        turns.append(replace(turn(data, remedy.remedy), window=window))
+        data -= remedy.before
+    assert [each.remedy for each in turns] == [R, E, S, S, S, Remedy.CONTINUE]
 
 
 @pytest.mark.parametrize(

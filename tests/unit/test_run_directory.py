@@ -1,5 +1,7 @@
 """The run directory: one agent at a time, and a sentence for what keeps it from being used."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.run_directory import RunDirectory, command_again, writable
+from mt_resilient.agent.run_directory import MARK, RunDirectory, command_again, writable
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.report.journal import Journal
@@ -50,6 +52,23 @@ def test_the_lock_refuses_a_second_agent_until_the_first_has_released_it(run: Ru
     following.release()  # nothing is left to release
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK], ids=errno.errorcode.get)
+def test_a_file_system_without_locks_is_named(run: RunDirectory, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as Lustre without `-o flock`."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(
+        MachineError,
+        match=f"{run.root} cannot be locked .*; nothing was started. .*another one on a local disk with --run-dir",
+    ):
+        run.take()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_dead_agent_does_not_count_although_a_process_has_its_number(run: RunDirectory) -> None:
     """Its parent has not yet waited for it, or another process has the number now."""
     run.take()
@@ -85,6 +104,18 @@ def owned(root: Path, snapshots: Path) -> RunDirectory:
         directory.mkdir(parents=True, exist_ok=True)
     run.own(Files(snapshots))
     return run
+
+
+def test_of_two_jobs_that_begin_in_one_place_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one looks for a mark before the first one writes it."""
+    shared, there = tmp_path / "shared", Files.there
+    owned(tmp_path / "a", shared)
+    monkeypatch.setattr(Files, "there", lambda place, name: name != MARK and there(place, name))
+    with pytest.raises(UsageError, match="another job's"):
+        owned(tmp_path / "b", shared)
+    assert [path.name for path in shared.iterdir()] == [MARK]
 
 
 def test_a_place_for_snapshots_belongs_to_one_job_permanently(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, function: Any, lenient: bool
         assert isinstance(found, Record)
         assert found.args == (f"touch {marker}",)
     else:
-        with pytest.raises(SnapshotError, match=r"^it: it names '.*', which .* has no use for; nothing in it was run$"):
+        with pytest.raises(
+            SnapshotError, match=r"^it: it names '.*', which does not belong in .*; nothing in it was run$"
+        ):
             safe_unpickle.read(hostile, "it", KNOWN)
     assert not marker.exists()
 
@@ -64,10 +66,10 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path, function: Any, lenient: bool
         (b"I" + b"9" * 100_000 + b"\n.", "not readable"),  # a number as text
         (b"\x80\x02]q\x00(h\x00h\x00h\x00s.", "key"),
         (b"\x80\x02)\x85" + b"2\x86" * 60 + b"}q\x00h\x00\x93.", "not readable"),
-        (b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s.", "key that is no name"),  # its hash would take 2^60 steps
+        (b"\x80\x02})" + b"2\x86" * 60 + b"K\x01s.", "key that is not a name"),  # its hash would take 2^60 steps
         (b"\x80\x02(K\x01K\x02l.", "not readable"),
-        (b"\x80\x02cargparse\nNamespace\n}b.", "no object"),  # a state for the class itself
-        (b"\x80\x02K\x01)R.", "no class"),
+        (b"\x80\x02cargparse\nNamespace\n}b.", "not an object"),  # a state for the class itself
+        (b"\x80\x02K\x01)R.", "not a class"),
         (b"\x80\x02K\x01.trailing", ""),
         (b"\x80\x02", "not readable"),
         (b"", "not readable"),

@@ -1,10 +1,11 @@
 """What the environment says about this node: Slurm, Kubernetes, torchrun's options, and ours above all."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from mt_resilient.agent.launch.scheduler_env import Place, labels, place
+from mt_resilient.agent.launch.scheduler_env import Place, labels, place, task
 from mt_resilient.agent.launch.torchrun import Launch
 from mt_resilient.resilience.errors import UsageError
 
@@ -22,6 +23,8 @@ STEP = {
 BATCH = {name: value for name, value in STEP.items() if not name.startswith(("SLURM_STEP", "SLURM_LOCAL"))}
 """As a batch script has it, on the first of four nodes."""
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+LOOP = {**STEP, "SLURM_STEP_NUM_NODES": "1"}
+"""As `srun -N1 -n1 -w gpu-17` gives it, in a loop over the nodes."""
 HOST = "gpt-3"
 NONE: dict[str, str] = {}
 
@@ -30,11 +33,11 @@ def asked(node: str = "", nodes: str = "", spares: int = 0, job: str = "") -> Pl
     return Place(node=node, nodes=nodes, spares=spares, job=job)
 
 
-def torchrun(said: Mapping[str, str]) -> Launch:
-    return Launch(program=("torchrun",), python="python", options=(), ranks=8, script=("train.py",), **said)  # type: ignore[arg-type]
+def torchrun(said: Mapping[str, Any]) -> Launch:
+    return Launch(program=("torchrun",), python="python", options=(), ranks=8, script=("train.py",), **said)
 
 
-def told(options: Place, said: Mapping[str, str], environ: Mapping[str, str]) -> tuple[str, str, int, str]:
+def told(options: Place, said: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str, str, int, str]:
     found = place(options, torchrun(said), environ, HOST)
     return found.node, found.nodes, found.spares, found.job
 
@@ -64,6 +67,17 @@ def told(options: Place, said: Mapping[str, str], environ: Mapping[str, str]) ->
         (asked(), NONE, {**STEP, "SLURM_ARRAY_JOB_ID": "47", "SLURM_ARRAY_TASK_ID": "9"}, ("gpu-17", "4", 0, "slurm-47-9")),
         (asked(nodes="1"), NONE, BATCH, ("gpu-17", "1", 0, "slurm-4711")),
         (asked(), NONE, {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, ("gpu-17", "1", 0, "slurm-4711")),
+        # a loop starts a torchrun on each node
+        (asked(), {"nodes": "4", "master": "gpu-16"}, LOOP, ("gpu-17", "4", 0, "")),
+        (asked(), {"nodes": "2:4", "master": "gpu-16"}, LOOP, ("gpu-17", "2:4", 0, "")),
+        (asked(), {"nodes": "4", "master": "gpu-16"}, BATCH, ("gpu-17", "4", 0, "")),
+        (asked(job="j"), {"nodes": "4", "master": "gpu-16"}, LOOP, ("gpu-17", "4", 0, "j")),
+        (asked(nodes="4"), {"nodes": "4", "master": "gpu-16"}, LOOP, ("gpu-17", "4", 0, "slurm-4711")),
+        (asked(), {"nodes": "4", "master": "gpu-16"}, STEP, ("gpu-17", "4", 0, "slurm-4711")),
+        # a training on each node, or in each task
+        (asked(), {"alone": True}, STEP, ("gpu-17", "1", 0, "slurm-4711")),
+        (asked(), {"alone": True, "nodes": "1"}, {**STEP, "SLURM_LOCALID": "1"}, ("gpu-17", "1", 0, "slurm-4711")),
+        (asked(), {"alone": True}, BATCH, ("gpu-17", "1", 0, "slurm-4711")),
         # Kubernetes
         (asked(nodes="4"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, (HOST, "4", 0, "gpt")),
         (asked("m-9"), NONE, {**POD, "JOB_COMPLETION_INDEX": "3"}, ("m-9", "", 0, "gpt")),
@@ -74,7 +88,7 @@ def told(options: Place, said: Mapping[str, str], environ: Mapping[str, str]) ->
     ],
 )  # fmt: skip
 def test_own_options_precede_torchrun_s_and_these_the_scheduler_s(
-    options: Place, said: dict[str, str], environ: dict[str, str], expected: tuple[str, str, int, str]
+    options: Place, said: dict[str, Any], environ: dict[str, str], expected: tuple[str, str, int, str]
 ) -> None:
     assert told(options, said, environ) == expected
 
@@ -86,6 +100,8 @@ def test_own_options_precede_torchrun_s_and_these_the_scheduler_s(
         (asked(), {"nodes": "6"}, STEP, "--nnodes 6; nothing was started. Ask for more nodes"),
         (asked(spares=2), {"nodes": "3"}, STEP, "says --nnodes 3 and --spares 2; nothing was started. Say --spares 1"),
         (asked(), {"nodes": "2:3"}, STEP, "--nnodes 2:3"),
+        (asked(), {"nodes": "4"}, LOOP, "runs this on 1 nodes, but the command says --nnodes 4"),
+        (asked(), {"nodes": "2", "master": "gpu-16"}, STEP, "runs this on 4 nodes, but the command says --nnodes 2"),
         (asked(), {"nodes": "all"}, STEP, "--nodes all is not valid: write a number"),
         (asked(spares=4), NONE, STEP, "--spares 4: Slurm runs this on 4 nodes, so that none is left to train"),
         (asked(), NONE, BATCH, "given this job 4 nodes, but mt-resilient runs on only one of them"),
@@ -94,7 +110,7 @@ def test_own_options_precede_torchrun_s_and_these_the_scheduler_s(
     ],
 )  # fmt: skip
 def test_contradictions_are_refused_with_one_sentence(
-    options: Place, said: dict[str, str], environ: dict[str, str], sentence: str
+    options: Place, said: dict[str, Any], environ: dict[str, str], sentence: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         told(options, said, environ)
@@ -104,6 +120,12 @@ def test_contradictions_are_refused_with_one_sentence(
 
 def test_a_pod_s_host_name_gives_the_name_of_its_pytorchjob() -> None:
     assert place(asked(), torchrun(NONE), {**POD, "PET_NNODES": "2"}, "x-worker-0") == Place(node="x-worker-0", job="x")
+
+
+def test_a_task_has_a_number_only_among_others() -> None:
+    assert task({**STEP, "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}) == "3"
+    assert task({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}) == task({}) == ""
+    assert task({**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}) == "", "an interactive shell"
 
 
 @pytest.mark.parametrize(

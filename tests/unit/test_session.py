@@ -1,5 +1,7 @@
 """A session outside of `mt-resilient run`."""
 
+import weakref
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -19,7 +21,7 @@ def test_a_loop_runs_as_if_it_were_not_there_and_is_complete_when_all_steps_are_
 
 
 def test_a_session_pauses_only_for_an_evaluation_or_a_checkpoint() -> None:
-    with pytest.raises(UsageError, match="not for 'lunch'"), Session().pausing("lunch"):
+    with pytest.raises(UsageError, match="not 'lunch'"), Session().pausing("lunch"):
         pass
 
 
@@ -106,3 +108,10 @@ def test_epochs_are_known_only_of_batches_whose_number_is_known() -> None:
 
 def test_steps_begin_after_those_of_the_script_s_own_checkpoint() -> None:
     assert [*Session().steps(5, start=3)] == [3, 4]
+
+
+def test_the_script_alone_holds_its_batch() -> None:
+    for _, batch in Session().batches(lambda: map(torch.zeros, (2, 3)), epochs=2):
+        gone = weakref.ref(batch)
+        del batch
+        assert gone() is None

@@ -47,3 +47,44 @@ def test_without_the_agent_s_python_a_torchrun_runs_as_without_us(
         environ["PYTHONPATH"] = f"{tmp_path}/old:{tmp_path}"
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("the user has one\ntorchrun runs\n", "")
+
+
+RANK = {"MT_RESILIENT_HANDOFF": "{}", "TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (["setsid", "--wait"], 1),
+        (["timeout", "60"], 0),
+        (["env", *(f"{n}={v}" for n, v in RANK.items()), "setsid", "--fork", "--wait"], 0),
+    ],
+    ids=["a rank", "a child of a rank", "a child of a rank, in its own session"],
+)
+def test_only_a_rank_says_that_its_python_lacks_us(before: list[str], said: int, tmp_path: Path) -> None:
+    """A rank's child processes may be any programs: what reads their stderr expects nothing of ours."""
+    text = (Path(SITE) / "sitecustomize.py").read_text()
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules['mt_resilient'] = None\n{text}")
+    command = [
+        *before,
+        "env",
+        *(f"{name}={value}" for name, value in RANK.items()),
+        sys.executable,
+        "-c",
+        "print('runs')",
+    ]
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr.count("cannot be attached")) == ("runs\n", said), done.stderr
+    assert bool(done.stderr) == bool(said)
+
+
+def test_a_child_of_a_rank_is_ready_for_a_loop_without_our_imports() -> None:
+    """They take 0.1 s of each program in Python that a rank starts."""
+    told = "import sys; print(type(sys.meta_path[0]).__name__, *[n for n in sys.modules if n.startswith('mt_resilient.resilience.')])"
+    root = Path(SITE).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", told], env={**RANK, "PYTHONPATH": f"{SITE}:{root}"}, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("LoopFinder mt_resilient.resilience.clock\n", "")

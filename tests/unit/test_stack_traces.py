@@ -3,9 +3,11 @@
 import faulthandler
 import threading
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
+from mt_resilient.agent.monitor import stack_sampler
 from mt_resilient.resilience.detect.stack_traces import Frame, locate, parse
 from mt_resilient.resilience.model.signals import Place
 
@@ -231,3 +233,14 @@ def test_what_this_python_writes_is_understood(tmp_path: Path) -> None:
         stack = parse(file.read())[threading.main_thread().ident or 0]
     assert stack[0].file == __file__
     assert stack[0].function == "test_what_this_python_writes_is_understood"
+
+
+def test_while_one_read_of_the_disk_hangs_no_further_one_is_waited_for() -> None:
+    goes_on = threading.Event()
+    assert stack_sampler._soon(lambda: str(goes_on.wait(30))) == ""
+    began_s = monotonic()
+    assert [stack_sampler._soon(lambda: "read") for _ in range(8)] == [""] * 8
+    assert monotonic() - began_s < 0.4
+    goes_on.set()
+    stack_sampler._reading[0].join(10)
+    assert stack_sampler._soon(lambda: "read") == "read"

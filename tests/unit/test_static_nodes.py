@@ -1,14 +1,24 @@
 """Several nodes whose torchruns name a master: which of them runs etcd, and what all are called."""
 
+import socket
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mt_resilient.agent.join.identity import ControlPolicy
-from mt_resilient.agent.join.static_nodes import static
+from mt_resilient.agent.join.static_nodes import reachable, static
 from mt_resilient.agent.launch.torchrun import Launch
+from mt_resilient.agent.run_choice import next_directory
+from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.agent.shared_run import heir
+from mt_resilient.checkpoint.backend import paths
+from mt_resilient.checkpoint.backend.filesystem import Files
+from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.membership.rank_assignment import NodesPolicy
+from mt_resilient.resilience.report.journal import Journal
 
 LAUNCH = Launch(program=("torchrun",), python="python", options=(), ranks=8, script=("/x/pretrain_gpt.py",))
 MASTER = {"master": "gpu-01", "port": 14388, "node_rank": "0"}
@@ -34,6 +44,37 @@ def test_the_first_node_or_the_one_with_the_masters_address_runs_etcd(
     assert found.below == f"nodes/{node}"
 
 
+@pytest.mark.parametrize(("timeout_s", "wait_s"), [(0, 900.0), (1800, 1800)])
+def test_a_node_waits_for_the_master_as_long_as_torchrun_would(timeout_s: int, wait_s: float) -> None:
+    found = static(replace(LAUNCH, **MASTER, timeout_s=timeout_s), HERE, NodesPolicy(number="2"))
+    assert found is not None
+    assert found.wait_s == wait_s
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "own"),
+    [
+        ("gpu-01", "10.0.0.7", ("10.0.0.7", False)),
+        ("127.0.0.1", "127.0.0.1", ("127.0.0.1", False)),
+        ("localhost", "127.0.0.1", ("127.0.0.1", False)),
+        ("gpu-01", "127.0.1.1", ("10.0.0.7", True)),
+    ],
+)
+def test_a_master_whose_name_is_a_loopback_address_only_on_itself_is_reached_by_the_others(
+    host: str, resolved: str, own: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Routed(socket.socket):
+        def connect(self, address: object) -> None:
+            pass
+
+        def getsockname(self) -> tuple[str, int]:
+            return "10.0.0.7", 0
+
+    monkeypatch.setattr(socket, "gethostbyname", {host: resolved}.__getitem__)
+    monkeypatch.setattr(socket, "socket", Routed)
+    assert reachable(host) == own
+
+
 @pytest.mark.parametrize(
     ("said", "control", "nodes"),
     [
@@ -46,3 +87,55 @@ def test_one_node_an_etcd_that_is_given_and_no_master_are_as_before(
     said: dict[str, Any], control: ControlPolicy, nodes: str
 ) -> None:
     assert static(replace(LAUNCH, **said), control, NodesPolicy(number=nodes)) is None
+
+
+def started(whole: Path, node: str, launch: str, *arguments: str) -> tuple[str, ExitStack]:
+    """Do what one node's agent does with the run directory at its start. Return the job's identity, and what ends the agent."""
+    run, closing = RunDirectory(whole / "nodes" / node), ExitStack()
+    run.take()
+    closing.callback(run.release)
+    try:
+        adopts = heir(whole, run, launch, arguments, closing)
+        run.own(Files(whole / paths.SNAPSHOTS), launch, whole if adopts else None)
+    except UsageError:
+        closing.close()
+        raise
+    Journal(run.journal).write("start", 0.0, arguments=list(arguments))
+    return run.identity, closing
+
+
+def test_nodes_that_were_not_there_before_continue_a_job_that_is_submitted_again(tmp_path: Path) -> None:
+    """Slurm gives each submission another number, and perhaps other hosts."""
+    first = [started(tmp_path, node, "slurm-1", "a") for node in ("0-h1", "1-h2")]
+    for _, agent in first:
+        agent.close()
+    again = [started(tmp_path, node, "slurm-2", "a") for node in ("0-h1", "1-h3", "2-h2")]
+    assert len({identity for identity, _ in (*first, *again)}) == 1
+    for _, agent in again:
+        agent.close()
+
+
+@pytest.mark.parametrize("launch", ["slurm-1", "slurm-2"])
+def test_a_new_node_with_other_arguments_is_refused_with_the_difference(launch: str, tmp_path: Path) -> None:
+    started(tmp_path, "0-h1", "slurm-1", "a")[1].close()
+    with pytest.raises(UsageError, match=r"belongs to another command: .*nothing was started.*--changed-arguments"):
+        started(tmp_path, "0-h4", launch, "b")
+
+
+def test_a_node_does_not_adopt_the_snapshots_of_a_launch_that_runs(tmp_path: Path) -> None:
+    agents = [started(tmp_path, node, "slurm-1", "a")[1] for node in ("0-h1", "1-h2")]
+    with pytest.raises(UsageError, match="another job's"):
+        started(tmp_path, "0-h3", "slurm-2", "a")
+    for agent in agents:
+        agent.close()
+    started(tmp_path, "0-h3", "slurm-2", "a")[1].close()
+
+
+def test_a_new_node_chooses_the_run_directory_as_the_other_nodes_do(tmp_path: Path) -> None:
+    base, new = tmp_path / "train", "nodes/1-h3"
+    assert next_directory(base, ["a"], new) == base
+    started(base, "0-h1", "slurm-1", "a")[1].close()
+    assert next_directory(base, ["a"], new) == base
+    assert next_directory(base, ["b"], new) == tmp_path / "train.2"
+    RunDirectory(base / "nodes" / "0-h1").finished.touch()
+    assert next_directory(base, ["a"], new) == next_directory(base, ["a"], "nodes/0-h1") == tmp_path / "train.2"

@@ -145,6 +145,15 @@ def test_an_exit_tells_how_and_what_was_said() -> None:
     )
 
 
+def test_of_several_tracebacks_the_first_in_time_is_kept() -> None:
+    board = pages()
+    for page in board:
+        page.say_farewell(error="ValueError: no", traceback=f"Traceback of {page.rank}")
+    watched = group(1, 1)
+    watched.ranks[1].ended_s = NOW - 0.5
+    assert [gone.traceback for gone in exits(watched, board)] == ["", f"Traceback of {board[1].rank}"]
+
+
 @pytest.mark.parametrize(("phase", "started"), [(RankPhase.RESTORING, False), (RankPhase.FINISHED, True)])
 def test_who_fails_behind_the_last_step_has_not_failed_at_the_start(phase: RankPhase, started: bool) -> None:
     (gone,) = exits(group(1, "alive"), pages(phase=phase, step=-1))
@@ -156,6 +165,25 @@ def test_a_rank_can_name_its_own_end() -> None:
     board[0].say_farewell(error="it is torn", kind="snapshot", step=7, path="/a")
     (gone,) = exits(group(1, "alive"), board)
     assert (gone.kind, gone.step, gone.started) == ("snapshot", 7, False)
+
+
+@pytest.mark.parametrize(("by_launcher", "gone"), [(True, [4]), (False, [4, 5])])
+def test_want_of_memory_is_no_reason_of_a_rank_that_the_launcher_ended(by_launcher: bool, gone: list[int]) -> None:
+    """The kernel killed a worker of rank 4's data loader. It only counts its kills, in a container."""
+    board, watched = pages(), group(1, -9)
+    watched.ranks[1].out_of_memory = True
+    if by_launcher:
+        board[1].say_seen(101, None)
+    assert [found.rank for found in exits(watched, board)] == gone
+
+
+def test_a_script_that_catches_the_error_that_ends_its_rank_has_failed() -> None:
+    board = pages()
+    board[0].say_farewell(error="loss NaN", kind="non_finite", step=7, caught=True)
+    (gone,) = exits(group(0, "alive"), board)
+    assert (gone.rank, gone.code, gone.kind) == (4, 1, "non_finite")
+    board[0].say_farewell(error="loss NaN", kind="non_finite", step=7)
+    assert exits(group(0, "alive"), board) == (), "its own exit hook may have decided for 0"
 
 
 def test_one_that_left_a_word_raised_even_if_the_kernel_does_not_tell() -> None:

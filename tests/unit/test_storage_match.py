@@ -9,9 +9,10 @@ from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.resilience.errors import UsageError
 from mt_resilient.resilience.model.types import NodeId
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.protocol import Put
 from mt_resilient.resilience.store.seat import Seat
+
+from ..memory_store import MemoryStore
 
 KEYS = Keys("job")
 

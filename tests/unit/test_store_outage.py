@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mt_resilient.agent.join.static_nodes import WAIT_S
 from mt_resilient.agent.loop.store_outage import EMPTIED_S, Outage
 from mt_resilient.resilience.errors import MachineError, StoreUnavailable
 from mt_resilient.resilience.ipc.board_layout import PAGE_BYTES, Page
@@ -17,9 +19,9 @@ from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Generation, NodeId, RankPhase
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
 from mt_resilient.resilience.store.seat import Seat
 
+from ..memory_store import MemoryStore
 from .worlds import record
 
 KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), sizes=(2,), run="aaaaaaaa")
@@ -28,7 +30,7 @@ KEYS, SPEC = Keys("job"), Spec(command=("torchrun", "train.py"), sizes=(2,), run
 class Seen:
     """The outage, what was said, and what etcd knows."""
 
-    def __init__(self, group: Any = None, spec: Spec = SPEC) -> None:
+    def __init__(self, group: Any = None, spec: Spec = SPEC, hosted: bool = False) -> None:
         self.said: list[str] = []
         self.mended = 0
         self.store = MemoryStore(lambda: 0.0)
@@ -42,7 +44,14 @@ class Seen:
         )
         self.full = ""
         self.outage = Outage(
-            self.node, telling, self.mend, lambda: self.full, Seat(self.store, KEYS, NodeId("a")), spec, "secret"
+            self.node,
+            telling,
+            self.mend,
+            lambda: self.full,
+            Seat(self.store, KEYS, NodeId("a")),
+            spec,
+            "secret",
+            hosted,
         )
 
     def mend(self) -> None:
@@ -56,8 +65,22 @@ class Seen:
         )
 
 
-def group(generation: int, fenced: bool = False) -> Any:
-    return SimpleNamespace(generation=generation, fenced=fenced)
+def group(generation: int, fenced: bool = False, pids: tuple[int, ...] = (7,)) -> Any:
+    return SimpleNamespace(generation=generation, fenced=fenced, living=lambda: set(pids))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosted", "exits"),
+    [(None, True, True), (group(1, pids=()), True, True), (group(1), True, False), (None, False, False)],
+)
+def test_an_agent_without_ranks_does_not_wait_for_ever_for_another_node_s_etcd(
+    ranks: Any, hosted: bool, exits: bool
+) -> None:
+    seen = Seen(ranks, hosted=hosted)
+    for now_s in (1000.0, 1000.0 + WAIT_S):
+        seen.outage.lasts(StoreUnavailable("etcd did not answer"), now_s)
+    with pytest.raises(StoreUnavailable, match="again on all nodes") if exits else nullcontext():
+        seen.outage.lasts(StoreUnavailable("etcd did not answer"), 1001.0 + WAIT_S)
 
 
 FIFTH, SIXTH = record(number=5), record(number=6)
@@ -118,7 +141,7 @@ def test_once_it_knows_again_the_time_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("fenced_soon", "expected"),
     [
-        (False, "training continues, but no fault can be recovered from until etcd is back"),
+        (False, "training continues, but no dead or hung rank is restarted until etcd is back"),
         (True, "training continues until this agent's lease expires. Then the agent ends its ranks"),
     ],
 )
@@ -209,7 +232,7 @@ def test_a_full_disk_is_named_and_that_the_training_is_through_is_told_once() ->
     seen.outage.over(5.0)
     full = f"etcd does not answer, and {seen.full}"
     assert seen.said == [
-        f"{full}; training continues, but no fault can be recovered from until etcd is back",
+        f"{full}; training continues, but no dead or hung rank is restarted until etcd is back",
         f"{full}; the training has reached its end, and the job ends once etcd is back",
         "etcd answers again, after 4.00 s",
     ]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mt_resilient.resilience.inprocess.fallback import RescuePolicy
-from mt_resilient.resilience.inprocess.loss_level import Level, Outcome, Watch
+from mt_resilient.resilience.inprocess.loss_level import Level, Low, Outcome, Watch
 from mt_resilient.resilience.inprocess.loss_spike import Figure, Finding, SpikePolicy
 from mt_resilient.resilience.inprocess.rewind_ladder import Answer
 from mt_resilient.resilience.inprocess.tally import (
@@ -110,7 +110,19 @@ def test_what_is_known_of_the_losses_comes_back_from_its_numbers() -> None:
     watch = Watch(Step(3), Step(5), 1.5, 0.25)
     for level in (
         LEVEL._replace(now=0.0),
-        Level(7.5, 16, 2.5, 0.1, 2.6, Step(9), 3.5, watch, Outcome.BACK, (Step(1), Step(2))),
+        Level(
+            7.5,
+            16,
+            2.5,
+            2.6,
+            0.3,
+            Step(9),
+            3.5,
+            (Low(2.4, 0.1), Low(2.5, 0.2)),
+            watch,
+            Outcome.BACK,
+            (Step(1), Step(2)),
+        ),
     ):
         assert Level.of(level.numbers()) == level
 

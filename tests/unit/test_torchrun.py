@@ -1,6 +1,5 @@
 """The wrapped command: every spelling torchrun takes, and a sentence for each that cannot be kept alive."""
 
-import os
 import socket
 import sys
 from dataclasses import replace
@@ -15,7 +14,6 @@ from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.membership.rank_assignment import sizes
 
 NOBODY: dict[str, str] = {}
-GPUS = {"CUDA_VISIBLE_DEVICES": "4,5"}
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +59,6 @@ def knows(found: Launch, **expected: object) -> None:
         (["--nnodes", "1", "--nproc-per-node", "4"], {}, 4),
         (["--nnodes=1:1", "--nproc-per-node", "4"], {}, 4),
         (["--nproc-per-node", "2", "--nproc-per-node", "4"], {}, 4),  # the last one counts, as with torchrun
-        (["--nproc-per-node", "gpu"], {"CUDA_VISIBLE_DEVICES": "0,2,3"}, 3),
-        (["--nproc-per-node", "gpu"], {"MUSA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0,2,3"}, 2),
-        (["--nproc-per-node", "auto"], {"MUSA_VISIBLE_DEVICES": "5"}, 1),
-        (["--nproc-per-node", "cpu"], {}, os.cpu_count()),
         ([], {"PET_NPROC_PER_NODE": "5", "PET_NNODES": "1"}, 5),
         (["--nproc-per-node=2"], {"PET_NPROC_PER_NODE": "5"}, 2),
     ],
@@ -105,10 +99,16 @@ def test_torchrun_gets_its_options_as_they_were_written_except_those_of_the_rend
 @pytest.mark.parametrize(
     ("words", "environ", "expected"),
     [
-        (["train.py"], {}, {"nodes": "", "own_programs": False, "rank_python": ""}),
-        (["--nnodes=2:4", "train.py"], {}, {"nodes": "2:4"}),
+        (["train.py"], {}, {"nodes": "", "alone": False, "own_programs": False, "rank_python": ""}),
+        (["--nnodes=2:4", "train.py"], {}, {"nodes": "2:4", "alone": False}),
+        (["--nnodes=1", "train.py"], {}, {"nodes": "1", "alone": True}),
+        (["--standalone", "train.py"], {}, {"nodes": "", "alone": True}),
+        (["train.py"], {"PET_STANDALONE": "1"}, {"nodes": "", "alone": True}),
+        (["--standalone", "--nnodes", "2", "train.py"], {}, {"nodes": "2", "alone": False}),
         (["train.py"], {"PET_NNODES": "2"}, {"nodes": "2"}),
-        (["--master-port=29511", "train.py"], {}, {"port": 29511}),
+        (["--master-port=29511", "train.py"], {}, {"port": 29511, "timeout_s": 0}),
+        (["--rdzv-conf", "rank=0,timeout=1800", "train.py"], {}, {"timeout_s": 1800}),
+        (["--rdzv-conf=join_timeout=60", "train.py"], {}, {"timeout_s": 0}),
         (["train.py"], {"PET_MASTER_PORT": "29511"}, {"port": 29511}),
         (
             ["-m", "package.train"],
@@ -169,12 +169,12 @@ def test_the_warm_process_does_not_get_a_rank_that_the_agent_s_own_environment_h
 
 
 def test_torchrun_s_arguments_for_a_generation() -> None:
-    understood = torchrun(
-        "--standalone", "--nproc_per_node", "gpu", "--role=trainer", "train.py", "--lr", "1", environ=GPUS
-    )
+    understood = torchrun("--standalone", "--nproc_per_node", "gpu", "--role=trainer", "train.py", "--lr", "1")
+    knows(understood, ranks=0, counts="gpu")
+    understood = replace(understood, ranks=2)
     meeting = {"nodes": 3, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 12345, "run": "1f"}
     first = ["--nnodes=3", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=12345", "--max-restarts=0"]
-    # Two ranks: the number that was understood, however it was spelled.
+    # Two ranks: the number that was counted.
     rest = ["--nproc-per-node=2", "--rdzv-id=1f", "--role=trainer", "train.py", "--lr", "1"]
     assert understood.arguments(**meeting) == [*first, *rest]
     assert "--rdzv-id=gpt" in torchrun("--rdzv_id", "gpt", "train.py").arguments(**meeting)
@@ -189,6 +189,7 @@ def test_torchrun_s_arguments_for_a_generation() -> None:
         (("--tensor-model-parallel-size", "8"), 8),
         (("--tensor-model-parallel-size=3",), 3),
         (("--tensor-model-parallel-size", "8", "--tensor-model-parallel-size", "2"), 0),
+        (("--tensor-model-parallel-size=8", "--tensor-model-parallel-size", "2"), 0),
         (("--tensor-model-parallel-size",), 0),
         (("--tensor-model-parallel-size", "0"), 0),
     ],
@@ -200,7 +201,7 @@ def test_tensor_parallel_groups_that_span_two_nodes_are_found(words: tuple[str, 
 def test_the_arguments_are_understood_as_the_same_launch() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
     again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1, run="1f"))
-    assert again == replace(once, nodes="1", port=1, rdzv_id="1f", master="x", node_rank="0")
+    assert again == replace(once, nodes="1", alone=True, port=1, rdzv_id="1f", master="x", node_rank="0")
 
 
 def test_a_script_may_be_a_folder_that_python_can_run(place: Path) -> None:
@@ -395,7 +396,7 @@ def test_the_torchrun_beside_our_own_interpreter_is_found(place: Path, monkeypat
         (["torchrun", "x" * 5000], "is not there"),
         (["torchrun", "--nproc-per-node"], "option --nproc-per-node needs a value"),
         (["torchrun", "--lr", "1", "train.py"], "--lr is no option of torchrun"),
-        (["torchrun", "--nproc-per-node", "many", "train.py"], "--nproc-per-node many: give the number"),
+        (["torchrun", "--nproc-per-node", "2x", "train.py"], "--nproc-per-node 2x: give the number"),
         (["torchrun", "--nproc-per-node", "0", "train.py"], "--nproc-per-node 0: give the number"),
         (["torchrun", "--nproc-per-node", "-1", "train.py"], "--nproc-per-node -1: give the number"),
     ],

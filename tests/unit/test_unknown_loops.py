@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mt_resilient.training.attach import import_hook
-from mt_resilient.training.loops import megatron_alike, megatron_entry
+from mt_resilient.training.loops import hooks, megatron_alike, megatron_entry
 from mt_resilient.training.loops.megatron import BOUNDARY, CALCULATOR, FLOPS
 from mt_resilient.training.loops.megatron_bridge import wrap as wrap_bridge
 
@@ -180,25 +180,28 @@ def test_the_import_of_a_module_without_the_expected_names_is_not_disturbed() ->
 
 
 @pytest.mark.parametrize("name", ["iteration", "num_floating_point_operations_so_far", "train_iters", "get_args"])
-def test_arguments_of_another_version_are_left_alone(name: str) -> None:
-    """What is known only when `train` is called: then it is called as it stands."""
+def test_arguments_of_another_version_are_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known only when `train` is called: then it is called as it stands, and the agent expects no steps any more."""
+    page = SimpleNamespace(tells=0)
+    monkeypatch.setattr(hooks, "attach", lambda trains: SimpleNamespace(page=page))
     module = loop(MODERN)
     assert told(module) == []
+    assert page.tells == 1
     if name == "get_args":
         module.ARGS = SimpleNamespace(**vars(module.ARGS))
         del module.ARGS.num_floating_point_operations_so_far
     else:
         lacks = SimpleNamespace(**vars(module.ARGS))
         delattr(lacks, name)
-        loops_own, module.ARGS.count = module.ARGS, 0
+        loops_own = module.ARGS
 
         def get_args() -> Any:
-            """The hooks ask first."""
-            loops_own.count += 1
-            return lacks if loops_own.count <= 1 else loops_own
+            """The hooks ask from elsewhere."""
+            return loops_own if sys._getframe(1).f_globals is vars(module) else lacks
 
         module.get_args = get_args
     assert module.pretrain(None) == 4
+    assert page.tells == 0
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_what_moves_on_and_cannot_be_kept_is_named(made: Callable[[], Any], capf
     life = Life(model=Net(made, float))
     life.snapshot()
     life.snapshot()
-    assert capfd.readouterr().err.count("model.held is not kept, and a recovery goes on with another value") == 1
+    assert capfd.readouterr().err.count("model.held is not kept, and a recovery continues with another value") == 1
 
 
 class Cloud:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,16 @@ from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog, commit
 from mt_resilient.cli import main
-from mt_resilient.resilience.errors import MachineError, SnapshotError, UsageError
+from mt_resilient.resilience.errors import MachineError, SnapshotError, StoreUnavailable, UsageError
 from mt_resilient.resilience.model.generation import RewindOrder
 from mt_resilient.resilience.model.request import Answer, Request, Wish
 from mt_resilient.resilience.model.state_machine import Phase
 from mt_resilient.resilience.model.types import Step
 from mt_resilient.resilience.store.codec import dumps, loads
 from mt_resilient.resilience.store.keys import Keys
-from mt_resilient.resilience.store.memory import MemoryStore
+from mt_resilient.resilience.store.protocol import Compare, Operation, Put
 
+from ..memory_store import MemoryStore
 from .worlds import A, record, status, world
 
 RUN = "5f0c91aa"
@@ -44,7 +46,7 @@ def run(tmp_path: Path) -> RunDirectory:
     commit.mark(root / paths.SNAPSHOTS / name(30), paths.ORDERED)
     for step in (30, 40):
         commit.leave(root / paths.SNAPSHOTS / name(step), "an order went back to step 20", 1e9)
-    commit.reject(root / paths.SNAPSHOTS / name(50), "a checksum does not match")
+    commit.reject(root / paths.SNAPSHOTS / name(50), "a checksum does not match", 0.0)
     return RunDirectory(tmp_path)
 
 
@@ -98,7 +100,9 @@ def test_what_is_kept_is_removed_only_after_that_was_undone(
 ) -> None:
     assert command(run, "keep", "30") == 0
     assert command(run, "rm", "10", "30") == 2
-    assert f"{name(30)} is kept; first: mt-resilient snapshots keep {name(30)} --undo" in capfd.readouterr().err
+    assert (
+        f"{name(30)} is kept. First undo that: mt-resilient snapshots keep {name(30)} --undo" in capfd.readouterr().err
+    )
     assert steps(run) == [10, 20, 30, 40, 50]
     assert command(run, "keep", name(30), "--undo") == 0
     assert command(run, "rm", "10", str(Path(run.root) / paths.SNAPSHOTS / name(30)), "50") == 0
@@ -161,21 +165,21 @@ def test_what_must_not_be_used_is_refused(run: RunDirectory, where: str, sentenc
 @pytest.mark.parametrize(
     ("step", "left", "reached", "said"),
     [
-        (20, "", 20, ["this sets aside no snapshot on disk"]),
+        (20, "", 20, ["this order sets aside no snapshot on disk"]),
         (
             10,
             "",
             25,
             [
-                f"this sets aside the snapshot of step 20. To come back: mt-resilient rewind --to {name(20)} --run-dir ",
-                "the training is at step 25, and no snapshot newer than step 20 is on disk: nothing brings that back",
+                f"this order sets aside the snapshot of step 20. To come back: mt-resilient rewind --to {name(20)} --run-dir ",
+                "the training is at step 25, and no snapshot newer than step 20 is on disk: those steps cannot be restored",
             ],
         ),
         (
             40,
             name(40),
             20,
-            ["this sets aside no snapshot on disk", "the training is at step 20, and no snapshot of it is on"],
+            ["this order sets aside no snapshot on disk", "the training is at step 20, and no snapshot of it is on"],
         ),
     ],
 )
@@ -192,12 +196,18 @@ class Answering(MemoryStore):
     """Answers each order at once."""
 
     code = 0
+    lost = 0
+    """How many more answers to writes are lost."""
 
-    def put(self, key: str, value: bytes, lease: int = 0) -> None:
-        super().put(key, value, lease)
-        super().put(
-            Keys("job").answer(loads(Request, value).id), dumps(Answer(sentence="so be it", exit_code=self.code))
-        )
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        made = super().transact(compares, operations)
+        if self.lost:
+            self.lost -= 1
+            raise StoreUnavailable("no answer within 2 s")
+        (asked,) = self.range(Keys("job").requests).values()
+        answer = Answer(sentence="so be it", exit_code=self.code)
+        super().transact([], [Put(Keys("job").answer(loads(Request, asked.value).id), dumps(answer))])
+        return made
 
     def close(self) -> None:
         pass
@@ -216,11 +226,32 @@ def test_what_an_order_names_for_coming_back_is_protected_unless_the_order_is_re
     assert back.there(paths.ORDERED) == marked
 
 
+def test_an_order_that_etcd_takes_without_an_answer_is_not_given_twice(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Answering(lambda: 0.0)
+    store.lost = 3
+    monkeypatch.setattr(send_request, "EtcdStore", lambda *_, **__: store)
+    monkeypatch.setattr(send_request, "sleep", lambda _: None)
+    monkeypatch.setattr(RunDirectory, "agent", lambda _: {"job": "job", "endpoints": [], "pid": 1})
+    assert send_request.order(run, Request(kind=Wish.REWIND, step=Step(10), skip=5)) == 0
+    assert capsys.readouterr().out == "so be it\n"
+    assert len(store.range(Keys("job").requests)) == 1, "a write that is made later must find the key"
+    store.lost = 100
+    monkeypatch.setattr(send_request, "sleep", interrupted)
+    assert send_request.order(run, Request(kind=Wish.PAUSE)) == 130
+    assert "not known whether the order has arrived" in capsys.readouterr().out
+
+
+def interrupted(_: float) -> None:
+    raise KeyboardInterrupt
+
+
 def test_coming_back_sets_aside_nothing_of_that_lineage(run: RunDirectory) -> None:
     """Also not what an earlier order has come back to."""
     commit.take_back(run.kept() / paths.SNAPSHOTS / name(30))
     told, _ = rewind_notice.notice(Step(40), Attempt.parse(name(40)), catalog.look(run.kept()), Step(40), run)
-    assert told[0] == "this sets aside no snapshot on disk"
+    assert told[0] == "this order sets aside no snapshot on disk"
 
 
 AGENT = {"phase": Phase.RUN, "resume_step": Step(10)}
@@ -300,7 +331,9 @@ def test_a_waiting_order_says_once_what_delays_it(
     event = {"event": "failed", "step": 9, "reason": "no space left. Free some."}
     run.journal.write_text(json.dumps({"kind": "drain", "at_s": 5.0, "event": event}) + "\n")
     asked = Request(kind=Wish.REWIND, id="2", step=Step(10), at_s=6.0)
-    send_request._wait(run, Answering(lambda: 0.0), Keys("job"), asked, 1)
+    sending = send_request.Sending(Answering(lambda: 0.0), Keys("job"), asked)
+    sending.arrived = True
+    send_request._wait(run, sending, 1)
     assert capsys.readouterr().err.splitlines() == [
         send_request.UNDER_WAY,
         "first, the job carries out an earlier order: snapshot, ordered by alice",

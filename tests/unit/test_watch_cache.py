@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from mt_resilient.resilience.store import watch_cache
-from mt_resilient.resilience.store.memory import MemoryStore, MemoryWatch
 from mt_resilient.resilience.store.protocol import Change, Listing
 from mt_resilient.resilience.store.watch_cache import Mirror
+
+from ..memory_store import MemoryStore, MemoryWatch
 
 EACH_S = 0.03
 

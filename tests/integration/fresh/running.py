@@ -24,7 +24,7 @@ from ...harness import BIN, environment
 SCRIPTS = Path(__file__).parent
 PLAIN, COLD, WARM = "torchrun", "cold", "warm"
 _BUDGETS = ("recovery.same_failure_at_start=99", "recovery.max_without_progress=99", "recovery.failed_starts=99")
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 
 
 def an_odd_parent() -> None:
@@ -121,7 +121,7 @@ class Run:
     def launches(self) -> list[str]:
         """How each life behind the first one was started."""
         started = re.findall(
-            r"^mt-resilient \S+ generation (\d+): .* starts? from [^,\n]*(?:, (\w+))?", self.said, re.M
+            r"^mt-resilient (?:[\d-]+ )?\S+ generation (\d+): .* starts? from [^,\n]*(?:, (\w+))?", self.said, re.M
         )
         return [how for number, how in started if number != "1"]
 

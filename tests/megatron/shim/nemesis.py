@@ -157,7 +157,7 @@ def forget_tensors(module: Any) -> None:
     @functools.wraps(restore)
     def restore_and_forget(self: Any, kept: Any) -> None:
         restore(self, kept)
-        for name, before in self.forgotten.items():
+        for name, before in getattr(self, "forgotten", {}).items():  # absent if another layout's state is restored
             self.tensors()[name].data.copy_(before)
 
     module.Modules.prepare, module.Modules.restore = prepare_and_note, restore_and_forget

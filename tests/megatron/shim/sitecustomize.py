@@ -27,10 +27,10 @@ def load(name, directory):
 def install_shim():
     imports = load("after_import", EXAMPLE)
     load("nemesis", HERE)
+    load("cpu_shim_megatron", EXAMPLE)  # what is missing without Transformer Engine is missing on a GPU too
     if not os.path.exists("/dev/nvidiactl"):
         shim = load("cpu_shim", EXAMPLE)
         load("cpu_shim_gloo", EXAMPLE)
-        load("cpu_shim_megatron", EXAMPLE)
         imports.after_import("torch")(lambda torch: shim.install())
     imports.watch()
 

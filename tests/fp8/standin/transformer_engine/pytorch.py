@@ -1,5 +1,5 @@
-"""Delayed scaling as Transformer Engine does it, on CPUs: the same state under the same names (2.x), numbers rounded to torch's float8
-types.
+"""Delayed scaling as Transformer Engine does it: the same state under the same names (2.x), with torch's float8 types and products of
+matrices, on CPUs and GPUs.
 
     fp8_meta["scaling_fwd"].scale, .amax_history      of input and weight; "scaling_bwd": of the gradient
     FP8GlobalStateManager.global_amax_buffer          views of the first rows of all histories
@@ -80,29 +80,38 @@ def fp8_autocast(enabled=True, fp8_recipe=None):
         FP8GlobalStateManager.update("scaling_fwd")
 
 
-def rounded(value, state, at, direction):
-    """Note the maximum of the value, and round it to float8 with the scale of earlier maxima."""
+def quantized(value, state, at, direction):
+    """Note the maximum of the value. Return it in float8, with the scale of earlier maxima, and the inverse of that scale."""
     torch.maximum(state.amax_history[0, at], value.detach().abs().max(), out=state.amax_history[0, at])
     most = torch.finfo(TYPES[direction]).max
-    return (value * state.scale[at]).clamp(-most, most).to(TYPES[direction]).float() / state.scale[at]
+    return (value * state.scale[at]).clamp(-most, most).to(TYPES[direction]), 1 / state.scale[at]
+
+
+def product(one, other):
+    """Return one @ other.t(), both in float8 with the inverse of their scale. The sides must be multiples of 16."""
+    (a, scale_a), (b, scale_b) = one, other
+    columns = b.contiguous().t()
+    return torch._scaled_mm(a.contiguous(), columns, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, inputs, weight, module):
         forward = module.fp8_meta["scaling_fwd"]
-        inputs, ctx.module = rounded(inputs, forward, 0, "scaling_fwd"), module
-        weight = weight.dequantize() if isinstance(weight, Float8Tensor) else rounded(weight, forward, 1, "scaling_fwd")
-        ctx.save_for_backward(inputs, weight)
-        return inputs @ weight.t()
+        inputs, ctx.module = quantized(inputs, forward, 0, "scaling_fwd"), module
+        in_fp8 = isinstance(weight, Float8Tensor)
+        weight = weight.numbers() if in_fp8 else quantized(weight, forward, 1, "scaling_fwd")
+        ctx.save_for_backward(*inputs, *weight)
+        return product(inputs, weight)
 
     @staticmethod
     def backward(ctx, grad):
-        inputs, weight = ctx.saved_tensors
-        grad = rounded(grad, ctx.module.fp8_meta["scaling_bwd"], 0, "scaling_bwd")
+        inputs, inputs_scale, weight, weight_scale = ctx.saved_tensors
+        grad, scale = quantized(grad, ctx.module.fp8_meta["scaling_bwd"], 0, "scaling_bwd")
         if ctx.module.ends_backward:
             FP8GlobalStateManager.update("scaling_bwd")
-        return grad @ weight, grad.t() @ inputs, None
+        into = product((grad, scale), (weight.t(), weight_scale))
+        return into, product((grad.t(), scale), (inputs.t(), inputs_scale)), None
 
 
 class Linear(torch.nn.Module):
@@ -181,7 +190,8 @@ class Operation(torch.nn.Module):
         if self._fp8_metas is None:
             return inputs
         state = self._fp8_metas["forward"]["scaling_fwd"]
-        inputs = rounded(inputs, state, 0, "scaling_fwd")
+        numbers, inverse = quantized(inputs, state, 0, "scaling_fwd")
+        inputs = numbers.float() * inverse
         state.scale.copy_(448 / state.amax_history.max(0).values)
         return inputs
 
@@ -241,6 +251,9 @@ class Float8Tensor(torch.Tensor):
         self._data.copy_((value.detach() * scale).clamp(-most, most).to(torch.float8_e4m3fn).view(torch.uint8))
         self._scale_inv.copy_((1 / scale).reshape(1))
         self._transpose_invalid = True
+
+    def numbers(self):
+        return self._data.view(torch.float8_e4m3fn), self._scale_inv.squeeze()
 
     def dequantize(self):
         return self._data.view(torch.float8_e4m3fn).float() * self._scale_inv
