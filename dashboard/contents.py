@@ -1,4 +1,4 @@
-"""What the page and the report show of one job, as JSON; and the files of which they are made."""
+"""The data of one job that the page and the report show, as JSON; and the files that the page and the report consist of."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..agent.cli.run_reader import RunReader
 from ..resilience.clock import wall_s
 from ..resilience.report import page_view, time_ledger
 from ..resilience.text.formatting import printable
+from ..resilience.text.secrets import hidden
 
 HERE = Path(__file__).parent / "static"
 FILES = {
@@ -35,12 +36,12 @@ def summary(reader: RunReader) -> dict[str, Any]:
 
 
 def details(reader: RunReader, since_s: float) -> dict[str, Any]:
-    """Return the rest. since_s: from when on the curve is wanted."""
+    """Return everything that `summary` does not contain. since_s: the wall-clock time at which the curve begins."""
     now, start, incidents = wall_s(), reader.last.get("start", {}), reader.incidents
     back = time_ledger.came_back(incidents)
     return {
         "now": now,
-        "command": printable(" ".join(start.get("command", ()))),
+        "command": printable(" ".join(hidden(start.get("command", ())))),
         "from_s": reader.lives[0]["from_s"] if reader.lives else now,
         "until_s": now if reader.alive else max((life["until_s"] for life in reader.lives), default=now),
         "curve": page_view.curve(reader.progress, since_s),

@@ -1,5 +1,6 @@
-"""Runs Debian's Prometheus for the page, where the user names none. It keeps its data in the run directory, and finds the agents in a file
-that a thread renews: the agents here, and through their /sd/own those of their jobs' other nodes."""
+"""Runs Debian's Prometheus for the page, if the user names none. This Prometheus keeps its data in the run directory, and finds the agents
+in a file that a thread of the dashboard updates. The file names the agents on this machine, and, from their /sd/own, the agents on the
+other nodes of their jobs."""
 
 from __future__ import annotations
 
@@ -36,10 +37,10 @@ scrape_configs:
 @contextmanager
 def running(given: Sequence[Path]) -> Iterator[tuple[str, str]]:
     """Run a Prometheus for these run directories, or folders of them, within the block. Yield its address, and a sentence about it. The
-    address is empty if there is none."""
+    address is empty if no Prometheus runs."""
     program = shutil.which("prometheus")
     folder = ([*given] or [Path("mt-runs")])[0].absolute() / FOLDER
-    alone = "the page is drawn from the journals alone"
+    alone = "the page shows only what is in the journals"
     if program is None:
         yield "", f"no Prometheus is named (--prometheus URL) or installed here (Debian: prometheus): {alone}"
         return
@@ -111,7 +112,7 @@ def _write(folder: Path, given: Sequence[Path]) -> None:
 
 
 def _targets(given: Sequence[Path]) -> list[Target]:
-    """Return the agents of all jobs that have an agent here, as Prometheus' files of targets have them."""
+    """Return the agents of all jobs that have an agent on this machine, in the format of Prometheus' target files."""
     found: list[Target] = []
     with suppress(UsageError):
         for root in run_roots(given):

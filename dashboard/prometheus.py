@@ -1,4 +1,4 @@
-"""Asks a Prometheus for the panels of the declaration."""
+"""Queries a Prometheus for the data of all panels (`resilience/report/panels.py`)."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def opened(url: str, timeout_s: float) -> Any:
-    """Return the answer of a GET. Ask a server of this machine without the proxy of the environment, which does not reach it."""
+    """Return the answer of a GET request. The environment's proxy is not used for a server on this machine, because the proxy cannot reach
+    it."""
     here = urllib.parse.urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
     return (_DIRECT.open if here else urllib.request.urlopen)(url, timeout=timeout_s)
 
 
 def silent(address: str) -> str:
-    """Return a sentence if no Prometheus answers at `address`; empty: one does."""
+    """Return a sentence if no Prometheus answers at `address`; empty: a Prometheus answers."""
     try:
         opened(f"{address}/-/ready", _DEADLINE_S).close()
     except (OSError, HTTPException, ValueError) as error:
-        return f"no Prometheus answers at {address} now ({error}): its panels come when it does. The rest is drawn from the journals"
+        return f"no Prometheus answers at {address} now ({error}). The page shows its panels once it answers; the rest is from the journals"
     return ""
 
 
 def panels(address: str, job: str, since_s: float, now: float) -> dict[str, Any]:
-    """Return each panel with its series since `since_s`, or the reason for which there are none. Times are wall-clock seconds."""
+    """Return each panel with its series since `since_s`, or the reason why there are no panels. Times are wall-clock seconds."""
     span_s = max(60, int(now - since_s))
     asked: dict[str, Any] = {"start": now - span_s, "end": now, "step": max(5, span_s // _POINTS)}
     found = []

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..agent.cli.explain import time_of
+from ..agent.cli.explain import zoned
 from ..agent.cli.run_reader import RunReader
 from ..agent.run_directory import RunDirectory
 from ..resilience.errors import MachineError
@@ -18,7 +18,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 def report(directory: RunDirectory, target: Path | None) -> int:
-    """Write the report of the job and print where. target: the file; None: `report.html` in the run directory. Raises MachineError."""
+    """Write the report of the job, and print its path. target: the file; None: `report.html` in the run directory. Raises MachineError."""
     reader = RunReader([directory])
     reader.look()
     place = target or directory.root / "report.html"
@@ -37,7 +37,7 @@ def report(directory: RunDirectory, target: Path | None) -> int:
 def _page(reader: RunReader) -> str:
     told = {"run": 0, **summary(reader), **details(reader, 0.0), "prometheus": ""}
     told["now"] = told["until_s"]
-    stories = {number: page_view.story(number, each, time_of(each.at_s)) for number, each in reader.incidents.items()}
+    stories = {number: page_view.story(number, each, zoned(each.at_s)) for number, each in reader.incidents.items()}
     script = {name: path.read_text() for name, path in FILES.items()}
     parts = {
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
@@ -59,5 +59,5 @@ def _page(reader: RunReader) -> str:
 
 
 def _embedded(told: dict[str, Any], stories: dict[str, Any]) -> str:
-    """Return JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element that contains it."""
     return json.dumps({"told": told, "stories": stories}).replace("<", "\\u003c")

@@ -1,16 +1,18 @@
-"""Serves the page and its data: starlette answers, uvicorn listens. Both are kept well, small, and typed. The page asks for nothing that is
-not here: plotly's script comes with its wheel."""
+"""Serves the page and its data with starlette and uvicorn, which are small, typed and well maintained. The page loads nothing from other
+servers: plotly's script is part of its wheel."""
 
 from __future__ import annotations
 
 import hmac
 import secrets
+import signal
 import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from errno import EADDRINUSE
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -24,7 +26,7 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..agent.cli.explain import run_roots, time_of
+from ..agent.cli.explain import run_roots, zoned
 from ..agent.cli.run_reader import RunReader, by_job
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, UsageError
@@ -34,7 +36,7 @@ from . import local_prometheus, prometheus
 from .contents import FILES, HERE, details, summary
 
 NONE = "none"
-"""The word for `--prometheus` that asks for no Prometheus at all."""
+"""The value of `--prometheus` that means: no Prometheus."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT = 9465
 _COOKIE = "mt-resilient-token"
@@ -47,8 +49,8 @@ _HEADERS = {
 
 
 class Guard:
-    """Admits requests with the token. Without a token, it admits only requests that name this machine, so no other page of the browser can
-    ask."""
+    """Admits requests that have the token. Without a token, admits only requests whose address names this machine, so no other web page in
+    the browser can send requests."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token
@@ -84,29 +86,31 @@ class Guard:
 
 class Runs:
     def __init__(self, given: Sequence[Path], address: str) -> None:
-        """given: run directories, or folders of them. address: of a Prometheus; empty: none."""
+        """given: run directories, or folders of them. address: address of a Prometheus; empty: none."""
         self._given, self._address = given, address
         self._readers: list[RunReader] = []
         self._lock = Lock()
         self._list()  # long journals take seconds, and a visitor should not wait for them
 
     def _list(self) -> list[dict[str, Any]]:
-        """Return what is known of each job, those that are new included."""
-        with self._lock, suppress(UsageError):  # all have been deleted
+        """Return the summary of each job, new jobs included."""
+        with self._lock, suppress(UsageError):  # raised if all run directories have been deleted
             known = [each.root for reader in self._readers for each in reader.directories]
             roots = dict.fromkeys((*known, *run_roots(self._given)))
             for fresh in by_job([*roots]) if len(roots) > len(known) else ():
                 mine = {each.root for each in fresh.directories}
                 told = [{each.root for each in reader.directories} for reader in self._readers]
                 at = next((at for at, others in enumerate(told) if others & mine), len(told))
-                if at == len(told) or told[at] != mine:  # numbers of jobs stay: pages have them in their address
+                if (
+                    at == len(told) or told[at] != mine
+                ):  # a job keeps its number, because pages have it in their address
                     self._readers[at : at + 1] = [fresh]
         return [self._listed(number, reader) for number, reader in enumerate(self._readers)]
 
     def _listed(self, number: int, reader: RunReader) -> dict[str, Any]:
         try:
             return self._summary(number, reader)
-        except Exception as error:  # what one journal holds must not hide the other jobs
+        except Exception as error:  # an unreadable journal must not hide the other jobs
             why = f"Cannot be read: {type(error).__name__}, {error}"
             state: dict[str, Any] = {
                 "mood": "warn",
@@ -146,7 +150,7 @@ class Runs:
         found = self._of(request).incidents.get(number)
         if found is None:
             raise HTTPException(404, "there is no such incident")
-        return JSONResponse(page_view.story(number, found, time_of(found.at_s)))
+        return JSONResponse(page_view.story(number, found, zoned(found.at_s)))
 
     def panels(self, request: Request) -> JSONResponse:
         reader = self._of(request)
@@ -155,7 +159,7 @@ class Runs:
 
 
 def _since(request: Request) -> float:
-    """Return the wall-clock time from which on the curve is wanted; 0: from its beginning."""
+    """Return the wall-clock time at which the requested curve begins; 0: the beginning of the training."""
     span = request.query_params.get("span", "")
     return wall_s() - int(span) if span.isdecimal() and 0 < len(span.lstrip("0")) < 10 else 0.0
 
@@ -169,8 +173,8 @@ def _file(request: Request) -> FileResponse:
 
 
 def application(given: Sequence[Path], address: str, token: str) -> Starlette:
-    """Return the page's application. given: run directories, or folders of them. address: of a Prometheus, or empty. token: what a visitor
-    must know, or empty."""
+    """Return the page's application. given: run directories, or folders of them. address: address of a Prometheus, or empty. token: the
+    token that a visitor must give, or empty."""
     runs = Runs(given, address)
     routes = [
         Route("/", lambda request: FileResponse(HERE / "page.html")),
@@ -189,7 +193,7 @@ def serve(given: Sequence[Path], host: str, port: int | None, address: str) -> i
     `address` is none, and MachineError if the dashboard cannot listen."""
     roots = run_roots(given)
     if address not in ("", NONE) and not address.startswith(("http://", "https://")):
-        raise UsageError(f"--prometheus {address} is no address; give http://HOST:PORT, or none")
+        raise UsageError(f"--prometheus {address} is not an address; give http://HOST:PORT, or none")
     token = "" if host in LOOPBACK else secrets.token_urlsafe(16)
     listening = _listening(host, range(PORT, PORT + 16) if port is None else (port,))
     if address == NONE:
@@ -198,6 +202,7 @@ def serve(given: Sequence[Path], host: str, port: int | None, address: str) -> i
         source = nullcontext((address, prometheus.silent(address)))
     else:
         source = local_prometheus.running(given)
+    signal.signal(signal.SIGTERM, _leave)
     with source as (asked, about):
         return _run(application(given, asked, token), len(roots), (host, listening), token, about)
 
@@ -207,7 +212,7 @@ def _listening(host: str, ports: Sequence[int]) -> socket.socket:
     for port in ports:
         try:
             return socket.create_server((host, port), family=family)
-        except (OSError, OverflowError) as error:  # Overflow: there is no such port
+        except (OSError, OverflowError) as error:  # OverflowError: the port's number is too large
             why = error
             if getattr(error, "errno", 0) != EADDRINUSE:
                 break
@@ -228,7 +233,15 @@ def _run(page: Starlette, roots: int, at: tuple[str, socket.socket], token: str,
     if about:
         print(about, flush=True)
     if token:
-        print("a person who has this address can read what the journals say; nothing is encrypted", flush=True)
-    config = uvicorn.Config(page, log_level="warning", access_log=False)
-    uvicorn.Server(config).run(sockets=[listening])
-    return 0
+        print("anyone who has this address can read what is in the journals; nothing is encrypted", flush=True)
+    server = uvicorn.Server(uvicorn.Config(page, log_level="warning", access_log=False))
+    # This thread and those that it starts are daemons, so at the end nothing waits for a request that still waits for a Prometheus.
+    serving = Thread(target=server.run, kwargs={"sockets": [listening]}, name="uvicorn", daemon=True)
+    serving.start()
+    serving.join()
+    return 0 if server.started else 1
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End by an exception, so that the Prometheus that this command has started ends too."""
+    raise SystemExit(128 + number)

@@ -1,7 +1,7 @@
 """Run the demonstration of `scripts/demo`: a real Megatron-Core training that faults do not change by a bit.
 
-The training first runs undisturbed, under plain torchrun. Then the same training runs under `mt-resilient run`. It gets a NaN, loses a
-rank, and loses all its processes. At the end, the SHA-256 of both final states are compared.
+The training first runs undisturbed, under plain torchrun. The same training then runs under `mt-resilient run`, gets a NaN, loses a rank,
+and loses all its processes. At the end, the SHA-256 of both final states are compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Makes docs/img/dashboard-*.png: trains the example of the README, puts a NaN in, kills a rank, and photographs the page with Chromium.
+"""Creates docs/img/dashboard-*.png: trains the README's example, puts a NaN into a batch, kills a rank, and takes screenshots of the page
+with Chromium.
 
 .venv/bin/python scripts/dashboard_pictures.py [DIR]    DIR: a new directory for the job, deleted at the end (default: a temporary one)
 """
@@ -34,14 +35,22 @@ PICTURES = (
     ("prometheus-dark", 1280, 1000, "h-asked"),
     ("further-phone", 390, 1330, "risk"),
 )
-"""Name, width and height in pixels, and what is scrolled to; for the incidents, one is opened, too. `all`: the list of the jobs."""
+"""For each picture: its name, its width and height in pixels, and the element to scroll to. For the incidents, one incident is also opened.
+`all`: the list of the jobs."""
 
 
 def wait(true: Callable[[], bool]) -> None:
     until = time.monotonic() + 500
     while not true():
-        assert time.monotonic() < until, "the job does not go on; look into its directory"
+        assert time.monotonic() < until, "the job makes no progress; look into its directory"
         time.sleep(0.5)
+
+
+def kill_rank(run: Path) -> None:
+    words = [str(BIN / "mt-resilient"), "status", "--json", "--run-dir", str(run)]
+    status = subprocess.run(words, capture_output=True, check=True)
+    (node,) = json.loads(status.stdout)["nodes"].values()
+    os.kill(node["pids"][1], signal.SIGKILL)
 
 
 def photograph(address: str) -> None:
@@ -111,9 +120,7 @@ def main() -> None:
         page = begin([*ours, "dashboard", str(place), "--port", "0"], stdout=subprocess.PIPE)
         wait(lambda: told("recovered (rung 1") and told("the warm process is ready"))
         time.sleep(20)
-        status = subprocess.run([*ours, "status", "--json", "--run-dir", str(run)], capture_output=True, check=True)
-        (node,) = json.loads(status.stdout)["nodes"].values()
-        os.kill(node["pids"][1], signal.SIGKILL)
+        kill_rank(run)
         wait(lambda: told("recovered (rung 2"))
         time.sleep(60)
         assert page.stdout

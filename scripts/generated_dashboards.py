@@ -1,10 +1,12 @@
-"""Makes Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules, and schemas from types."""
+"""Creates Grafana's dashboard, Prometheus' rules and docs/metrics.md from the declarations of panels and rules, and docs/schemas/ from
+types."""
 
 import json
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import msgspec
@@ -54,7 +56,10 @@ def grafana() -> str:
     )
     for panel in PANELS:
         board = board.with_panel(_grafana_panel(panel, source))
-    return JSONEncoder(sort_keys=True, indent=2).encode(board.build()) + "\n"
+    made = board.build()
+    for each in made.panels or ():
+        each.options = each.options or {}  # Grafana's schema has no null there
+    return JSONEncoder(sort_keys=True, indent=2).encode(made) + "\n"
 
 
 def _grafana_panel(panel: Panel, source: DataSourceRef) -> object:
@@ -72,13 +77,15 @@ def _grafana_panel(panel: Panel, source: DataSourceRef) -> object:
         made = made.thresholds(_Built(ThresholdsConfig(mode=ThresholdsMode.ABSOLUTE, steps=steps)))
     if panel.key == "state":
         made = made.text_mode("name").override_by_regexp(".*training", [DynamicConfigValue("color", _colour("green"))])
-    for query, legend in panel.queries:
-        made = made.with_target(prometheus.Dataquery().expr(query).legend_format(legend).datasource(source))
+    for name, (query, legend) in zip(ascii_uppercase, panel.queries, strict=False):
+        made = made.with_target(
+            prometheus.Dataquery().ref_id(name).expr(query).legend_format(legend).datasource(source)
+        )
     return made
 
 
 class _Built:
-    """A value where the library wants a builder of it."""
+    """Wraps a value for places where the library expects a builder."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -113,24 +120,26 @@ def page() -> str:
 
 def _page() -> Iterator[str]:
     yield "# Metrics, panels and alerts\n"
-    yield "`scripts/dashboards` makes this page from `metrics.py`, `panels.py` and `alert_rules.py` in `resilience/report/`.\n"
-    yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. If another program has that"
-    yield "port, such as another job's agent, it takes the next free one and says so. Each metric has a label `job`."
-    yield "So Prometheus must scrape with `honor_labels: true`; [examples/prometheus](../examples/prometheus/prometheus.yml) has a"
+    yield "`scripts/dashboards` creates this page from `metrics.py`, `panels.py` and `alert_rules.py` in `resilience/report/`.\n"
+    yield "The agent serves `/metrics` on port 9464, on every address of the machine and without a password. If another program uses that"
+    yield "port, such as another job's agent, the agent takes the next free port and says so. Each metric has a label `job`,"
+    yield "so Prometheus must scrape with `honor_labels: true`; [examples/prometheus](../examples/prometheus/prometheus.yml) has a"
     yield "configuration. A scrape of the OpenMetrics format gets the number and the generation of an incident as exemplars.\n"
-    yield "On the same port, `/sd` answers Prometheus' HTTP service discovery with the agents of all nodes of the job. It adds those of"
-    yield "each other job that has an agent on this machine at a port from 9464 to 9479:\n"
+    yield "On the same port, `/sd` answers Prometheus' HTTP service discovery with the agents of all nodes of the job. If other jobs have"
+    yield "an agent on this machine at a port from 9464 to 9479, the answer also contains the agents of those jobs:\n"
     yield "```yaml\nscrape_configs:\n  - job_name: mt-resilient\n    honor_labels: true\n    http_sd_configs:"
     yield "      - url: http://gpu-01:9464/sd\n      - url: http://gpu-02:9464/sd\n```\n"
-    yield "One address suffices while that node's agent runs; name two or more, so that the others are found without it. Each target has"
-    yield "the label `node`, and `__meta_mt_resilient_job` for your relabelling. `/sd/own` answers with the job's own agents only. While"
-    yield "etcd does not answer, both answer 503, and Prometheus keeps the targets that it has.\n"
+    yield "One address suffices while that node's agent runs. Name two or more addresses, so that Prometheus finds the other agents without"
+    yield "it. Each target that `/sd` names has the label `node`, and `__meta_mt_resilient_job` for your relabelling. `/sd/own` answers"
+    yield "with the job's own agents only. While the job's etcd does not answer, `/sd` and `/sd/own` answer 503, and Prometheus keeps the"
+    yield "targets that it has. If another job's agent or etcd does not answer, `/sd` returns the agents of that job that it knew last.\n"
     yield "## What a Prometheus needs\n"
-    yield "An agent of eight ranks has 404 series: 39 kB an answer, 3.3 kB in gzip. Measured with 2,000 such agents, 818,000 series: 2.0 GB"
-    yield "of memory, which is 2.4 kB a series, 9.5 bytes of write-ahead log a sample, and 4.3 ms of a core a scrape"
-    yield "(`benchmarks/scrape.py`, Debian's Prometheus, two busy cores, three scrapes of each agent). For 10,000 agents, 4.1 million"
-    yield "series, that comes to 10 GB of memory, 3 cores at an interval of 15 s, and less than one at 60 s. These last figures are"
-    yield "computed, not measured: on the two cores, a Prometheus did not keep up with 10,000 agents a minute.\n"
+    yield "An agent of eight ranks has 404 series. One answer has 39 kB, or 3.3 kB in gzip. A Prometheus that scraped 2,000 such agents"
+    yield "(818,000 series) needed 2.0 GB of memory, which is 2.4 kB for each series. Prometheus also needed 9.5 bytes of write-ahead log"
+    yield "for each sample, and 4.3 ms of a core for each scrape (`benchmarks/scrape.py`, Debian's Prometheus, two busy cores, three"
+    yield "scrapes of each agent). For 10,000 agents (4.1 million series), it would need 10 GB of memory, 3 cores at an interval of 15 s,"
+    yield "and less than one core at 60 s. The figures for 10,000 agents are computed, not measured: on the two cores, a Prometheus did not"
+    yield "keep up with 10,000 agents a minute.\n"
     yield "## Metrics\n\n| metric | type | what |\n|---|---|---|"
     metrics = Metrics("job")
     metrics.leads(
@@ -143,14 +152,15 @@ def _page() -> Iterator[str]:
         shown = f"{{{','.join(labels)}}}" if labels else ""
         name = family.name + "_total" * (family.type == "counter")
         yield f"| `{name}{shown}` | {family.type} | {family.documentation} |"
-    yield "\n## Panels\n\n[grafana.json](../examples/grafana/grafana.json) has them for Grafana: Dashboards, New, Import.\n"
+    yield "\n## Panels\n\n[grafana.json](../examples/grafana/grafana.json) contains these panels. To import it into Grafana:"
+    yield "Dashboards, New, Import.\n"
     yield "| panel | question | PromQL |\n|---|---|---|"
     for panel in PANELS:
         queries = "<br>".join(f"`{query}`".replace("|", "\\|") for query, _ in panel.queries)
         yield f"| {panel.title} | {panel.question} | {queries} |"
-    yield "\n## Alerts\n\n[rules.yml](../examples/prometheus/rules.yml) has them for Prometheus. `page`: look now."
-    yield "`ticket`: look in the morning. A job whose agents are all gone raises MtResilientGone, and so does a job that has finished:"
-    yield "Prometheus cannot tell one from the other. The alert ends by itself two hours after the last scrape.\n"
+    yield "\n## Alerts\n\n[rules.yml](../examples/prometheus/rules.yml) contains these alerts for Prometheus. `page`: look now."
+    yield "`ticket`: look in the morning. MtResilientGone fires if all agents of a job are gone, also for a finished job, because"
+    yield "Prometheus cannot tell the two apart. The alert ends by itself two hours after the last scrape.\n"
     yield "| alert | severity | when, and for how long |\n|---|---|---|"
     for rule in RULES:
         yield f"| [{rule.name}](runbooks/{rule.slug}.md) | {rule.severity} | `{rule.expr}`, {rule.lasts} |"
@@ -161,7 +171,7 @@ def schema(shape: Any) -> str:
 
 
 def _or_null(part: Any) -> Any:
-    """Let each number with a fraction be null: JSON has no NaN."""
+    """Allow null for each floating-point number, because JSON has no NaN."""
     if isinstance(part, list):
         return [_or_null(each) for each in part]
     if not isinstance(part, dict):

@@ -12,9 +12,10 @@ const SPENT = { stall: "snapshots and checks between steps", detect: "noticing t
 const count = ({ results }) => Object.entries(results).map(([what, n]) => `${number(n)} ${what}`).join(", ");
 const number = n => n.toLocaleString("en");
 const again = n => `${number(n)} step${n === 1 ? "" : "s"} computed again`;
-const clock = s => { const d = when(s), two = n => String(n).padStart(2, "0");
-  const day = `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
-  return `${day === new Date().toISOString().slice(0, 10) ? "" : day + " "}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
+const two = n => String(n).padStart(2, "0");
+const day = d => `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
+const clock = s => { const d = when(s);
+  return `${day(d) === day(new Date()) ? "" : day(d) + " "}${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`; };
 const took = s => s >= 7200 ? `${(s / 3600).toFixed(1)} h` : s >= 120 ? `${(s / 60).toFixed(1)} min` : s >= 1 ? `${s.toFixed(1)} s` : `${Math.round(s * 1000)} ms`;
 const kind = result => result.split(" ")[0];
 const colour = result => ({ recovered: ink("good"), not: ink("bad"), did: ink("bad"), came: ink("bad"), stopped: ink("bad"), reported: ink("other") })[kind(result)] ?? ink("warn");
@@ -71,7 +72,7 @@ function fill(table, rows) {
 
 function command(words) {
   const whole = make("code");
-  whole.append(...words.split(" ").flatMap((word, at) => [at ? " " : "", make("span", word)])); // no line ends behind a hyphen
+  whole.append(...words.split(" ").flatMap((word, at) => [at ? " " : "", word.length > 20 ? word : make("span", word)])); // no line ends behind the hyphens of an option
   return whole;
 }
 
@@ -95,8 +96,9 @@ function showState(state, now) {
 }
 
 function showCosts(costs) {
+  const lost = Object.entries(costs.spent).filter(([where]) => where !== "training").sort((a, b) => b[1] - a[1]).map(([where, s]) => [SPENT[where] ?? where, s]);
   const figures = [
-    ["effective", `${(100 * costs.effective).toFixed(1)} %`, `useful training time: ${took(costs.trained_s)} of ${took(costs.counted_s)}, starts included`.replace(/(\d) /g, "$1\u00a0")],
+    ["effective", `${(100 * costs.effective).toFixed(1)} %`, `useful training time: ${took(costs.trained_s)} of ${took(costs.counted_s)}${lost[0] ? `; most of the rest: ${lost[0][0]}, ${took(lost[0][1])}` : ""}`.replace(/(\d) /g, "$1\u00a0")],
     ["incidents", number(costs.incidents), `incident${costs.incidents === 1 ? "" : "s"}${costs.incidents ? `: ${count(costs)}` : ""}`],
     ["lost_steps", number(costs.lost_steps), `step${costs.lost_steps === 1 ? "" : "s"} computed again${costs.results.open ? " or to compute again" : ""}`],
     ["lost_s", took(costs.lost_s), costs.lost_s ? "lost to incidents, until now" : "lost to incidents"],
@@ -108,7 +110,6 @@ function showCosts(costs) {
   }));
   const total = Object.values(costs.spent).reduce((sum, each) => sum + each, 0) || 1;
   const share = s => s / total < .001 ? "< 0.1 %" : `${(100 * s / total).toFixed(s / total < .1 ? 1 : 0)} %`;
-  const lost = Object.entries(costs.spent).filter(([where]) => where !== "training").sort((a, b) => b[1] - a[1]).map(([where, s]) => [SPENT[where] ?? where, s]);
   fill("spent-table", Object.entries(costs.spent).sort((a, b) => b[1] - a[1]).map(([where, s]) => [SPENT[where] ?? where, s.toFixed(1), share(s)]));
   $("spent").setAttribute("aria-label", `Where the rest of the time went: ${lost.map(([where, s]) => `${where} ${took(s)}`).join(", ") || "nowhere"}`);
   const shown = lost.slice(0, 8).reverse();
@@ -137,8 +138,12 @@ async function showCurve({ curve, incidents, now }) {
   chart.on?.("plotly_click", ({ points }) => { for (const { customdata } of points) if (customdata) toggle(customdata, true); });
 }
 
+let listed = "";
 function showIncidents(incidents) {
   const newest = [...incidents].reverse(), shown = all ? newest : newest.slice(0, FIRST);
+  const fresh = JSON.stringify([run, newest.length, shown]);
+  if (fresh === listed) return; // a button that is replaced between mousedown and mouseup gets no click
+  listed = fresh;
   $("none").hidden = newest.length > 0;
   $("incidents").hidden = newest.length === 0;
   $("more").hidden = shown.length === newest.length;

@@ -15,7 +15,7 @@ from mt_resilient import Session
 
 
 class Pictures(Dataset):
-    """Pictures computed from their index, with a small random change at each load. So the workers draw random numbers."""
+    """Pictures computed from their index, with a small random change at each load, so the loader's workers draw random numbers."""
 
     def __init__(self, count: int) -> None:
         self.count = count

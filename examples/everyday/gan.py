@@ -1,4 +1,4 @@
-"""Two models and two optimizers that are trained in turn: torchrun --nproc-per-node 2 gan.py"""
+"""Two models and two optimizers that are trained alternately: torchrun --nproc-per-node 2 gan.py"""
 
 import torch
 from common import arguments, batch, begin, finish

@@ -17,7 +17,7 @@ EPOCH = 10
 class Regression(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.network = network(dropout=0.0)  # Lightning's checkpoints leave out random generators, so no dropout
+        self.network = network(dropout=0.0)  # Lightning's checkpoints don't contain random generators, so no dropout
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
         inputs, targets = batch

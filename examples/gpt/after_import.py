@@ -3,8 +3,8 @@
     @after_import("megatron.core.jit")
     def change(module): ...
 
-`watch()` starts the hook. Other import hooks on the same modules keep working, in either order. This file imports none of those modules
-itself.
+`watch()` starts the hook. Other import hooks on the same modules keep working, in either order. This file imports none of the changed
+modules itself.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def apply(name: str, module: ModuleType) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds no module itself. It asks all *other* finders, and extends the loader that they return."""
+    """Finds no module itself, but asks all *other* finders, and extends the loader that they return."""
 
     def __init__(self) -> None:
         self._asking: set[str] = set()
@@ -76,6 +76,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def watch() -> None:
-    """Start to watch imports. It may be called twice. Modules that are already imported stay unchanged."""
+    """Start to watch imports. A second call does no harm. Modules that are already imported stay unchanged."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -4,8 +4,9 @@ Moore Threads maps torch.cuda to torch.musa with a similar patch. Call `install(
 Modules of Megatron that are already imported are patched in place. `install()` reads no rank or other fact about its process, so processes
 forked later may become any rank.
 
-Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` leaves some out. Such runs showed that all patches are
-needed. Patches for gloo's limits are in `cpu_shim_gloo.py`, patches of Megatron's own modules in `cpu_shim_megatron.py`.
+Each patch is a named function with its reason. `MCORE_CPU_SHIM_SKIP=name,name` skips the named patches. Runs without single patches showed
+that all patches are needed. Patches for gloo's limits are in `cpu_shim_gloo.py`, patches of Megatron's own modules in
+`cpu_shim_megatron.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ patch = after_import.into(PATCHES)
 
 
 def install() -> None:
-    """Map torch.cuda to the CPU in this process. It may be called twice."""
+    """Map torch.cuda to the CPU in this process. A second call does no harm."""
     import torch
     import torch.distributed
 
@@ -160,14 +161,16 @@ def rng(torch: Any) -> None:
     cuda.set_rng_state_all = lambda states: put(states[0])
     cuda.initial_seed = torch.initial_seed
     cuda.default_generators = Generators((torch.default_generator,))
-    logging.getLogger("megatron.core.tensor_parallel.random").addFilter(  # it warns of the sharing at every fork
+    logging.getLogger(
+        "megatron.core.tensor_parallel.random"
+    ).addFilter(  # this logger warns of the sharing at every fork
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
 
 
 @patch
 def loader_rng(torch: Any) -> None:
-    """Give loaders a generator of their own. Otherwise iter(DataLoader) would draw a seed from the CPU generator, which dropout uses
+    """Give loaders a generator of their own. A loader without a generator would draw its seed from the CPU generator, which dropout uses
     here."""
     from torch.utils.data import DataLoader
 

@@ -50,8 +50,8 @@ def uneven_collectives(torch: Any) -> None:
 
 @patch
 def isend_owns_buffer(torch: Any) -> None:
-    """Let isend send a copy. The interleaved pipeline frees an activation while isend still reads it. That is harmless with NCCL's
-    allocator, but gloo sends NaN."""
+    """Let isend send a copy. The interleaved pipeline frees an activation while isend still reads it: NCCL's allocator makes this harmless,
+    but gloo sends NaN."""
     from torch.distributed import distributed_c10d as c10d
 
     isend = c10d.isend

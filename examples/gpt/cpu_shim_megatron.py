@@ -18,8 +18,8 @@ def moe_without_te(module: Any) -> None:
 
 @after_import("megatron.core.transformer.dot_product_attention")
 def latent_attention_without_te(module: Any) -> None:
-    """Let the attention of plain torch have heads of another width for values than for queries and keys, as multi-latent attention wants
-    it. Only Transformer Engine's attention has these two arguments."""
+    """Let the attention of plain torch have another head width for values than for queries and keys, as multi-latent attention needs. Only
+    Transformer Engine's attention has these two arguments."""
     attention = module.DotProductAttention
     init, forward = attention.__init__, attention.forward
     if "k_channels" in inspect.signature(init).parameters:
@@ -41,7 +41,7 @@ def adam_of_torch_can_load(module: Any) -> None:
     """Let DistributedOptimizer load a checkpoint over torch's own Adam, whose state exists only after the first step.
 
     Without this patch, state_dict() asserts that there is one `step`. load_state_dict() gives all parameters the same step tensor, which
-    then grows by n_params in each step. And the fresh optimizer's 0 overwrites the restored step.
+    then grows by n_params in each step. Finally, the 0 of the fresh optimizer overwrites the restored step.
     """
     import torch
 
@@ -84,8 +84,8 @@ def adam_of_torch_can_load(module: Any) -> None:
 
 @after_import("megatron.core.transformer.torch_norm")
 def torch_norm_under_sequence_parallel(module: Any) -> None:
-    """Allow WrappedTorchNorm with sequence parallelism, which it asserts to be off. It needs only the mark that finalize_model_grads uses
-    for its reduction."""
+    """Allow WrappedTorchNorm with sequence parallelism, although it asserts that sequence parallelism is off. The norm needs only the mark
+    that finalize_model_grads uses for its reduction."""
     new = module.WrappedTorchNorm.__new__
 
     def __new__(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,14 +101,14 @@ def torch_norm_under_sequence_parallel(module: Any) -> None:
 
 @after_import("megatron.core.dist_checkpointing.validation")
 def old_names_of_numpy(module: Any) -> None:
-    """Restore np.product, which Megatron up to 0.12 calls in saving, and which numpy 2 no longer has."""
+    """Restore np.product, which numpy 2 no longer has. Megatron up to 0.12 calls it when it saves."""
     if not hasattr(module.np, "product"):
         module.np.product = module.np.prod
 
 
 @after_import("megatron.core.dist_checkpointing.strategies.filesystem_async")
 def old_writer_on_new_torch(module: Any) -> None:
-    """Adapt the writer of Megatron up to 0.12. It calls torch's private _write_item with the arguments of an older torch."""
+    """Adapt the writer of Megatron up to 0.12, which calls torch's private _write_item with the arguments of an older torch."""
     from torch.distributed.checkpoint import filesystem
 
     if "serialization_format" in inspect.getsource(module):

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 4 examples/gpt/pretrain.py --tp 2
     mt-resilient run -- torchrun --standalone --nproc-per-node 4 examples/gpt/pretrain.py --tp 2
 
-The script runs on GPUs with NCCL or MCCL, and on CPUs with gloo (`accelerator.py`). A sample depends only on its index. So the number of
-the step is enough to continue, on any number of ranks.
+The script runs on GPUs with NCCL or MCCL, and on CPUs with gloo (`accelerator.py`). A sample depends only on its index. So the step's
+number is all that a restart needs to continue, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import accelerator  # import this before anything of Megatron
+import accelerator  # import this before any module of Megatron
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core.distributed import finalize_model_grads
@@ -47,13 +47,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--poison-gradient",
         metavar="STEP:RANK",
-        help="for demonstrations: at that step, put NaN into one element of one gradient of that rank, once",
+        help="for demonstrations: at this step, put NaN into one element of one gradient of this rank, once",
     )
     parser.add_argument(
         "--poison-marker",
         metavar="DIRECTORY",
         default=".",
-        help="folder for the file that records that this has happened",
+        help="folder for the file that records that --poison-gradient has happened",
     )
     return parser.parse_args()
 
@@ -81,8 +81,8 @@ def poison_once(args: argparse.Namespace, model: Any, number: int) -> None:
 def make_train_step(
     args: argparse.Namespace, device: torch.device, model: Any, optimizer: Any, scheduler: Any
 ) -> Callable[[int], Any]:
-    """Return a function that computes one step. It takes the batch's number, and returns the mean loss (None except on the last stage) and
-    the gradient norm."""
+    """Return a function that computes one step. The function takes the batch's number, and returns the mean loss (None except on the last
+    stage) and the gradient norm."""
     forward_backward = get_forward_backward_func()
     replicas, replica = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
     micro_batches = args.gbs // (args.mbs * replicas)

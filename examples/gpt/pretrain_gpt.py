@@ -1,7 +1,7 @@
 """Train GPT models with Megatron's own loop (`megatron.training.pretrain`, 0.16 and 0.17) on mock data, as Megatron-LM's pretrain_gpt.py
 does. Megatron's switches choose the model: dense, mixture of experts, multi-latent attention, multi-token prediction.
 
-`examples/llama3/train.sh` and the scripts beside it start this file. Nothing here knows of mt_resilient.
+`examples/llama3/train.sh` and the other models' `train.sh` start this file. It contains nothing about mt_resilient.
 """
 
 from functools import partial

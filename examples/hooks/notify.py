@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Sends an incident to Slack, Feishu or PagerDuty, in the shape that each of them wants. Needs nothing but Python.
+"""Sends an incident to Slack, Feishu or PagerDuty, in the format that each of these services requires. Needs nothing but Python.
 
     export WEBHOOK=https://hooks.slack.com/services/…
     mt-resilient run --set "hooks.on_incident=python3 examples/hooks/notify.py slack" -- torchrun …
 
-WEBHOOK is the address of the webhook. For PagerDuty (Events API v2), it is https://events.pagerduty.com/v2/enqueue, and ROUTING_KEY
-is the key of the service. mt-resilient gives the event on stdin (docs/operations.md); if this program fails, it is run again.
+WEBHOOK is the address of the webhook. For PagerDuty (Events API v2), it is https://events.pagerduty.com/v2/enqueue, and ROUTING_KEY is the
+key of the service. mt-resilient passes the event on stdin (docs/operations.md). If this program fails, mt-resilient runs it again.
 """
 
 import json
@@ -24,7 +24,7 @@ def feishu(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def pagerduty(event: dict[str, Any]) -> dict[str, Any]:
-    """An incident that is over and needs nobody resolves the alert that it has raised."""
+    """Return PagerDuty's event. If the incident is over and nobody has to act, the event resolves the alert that the incident raised."""
     incident = event["incident"]
     needs_nobody = incident["needs"]["act"] == "nothing"
     return {
@@ -52,7 +52,7 @@ def main() -> int:
     with urllib.request.urlopen(asked, timeout=20) as answer:
         said = answer.read(2000).decode(errors="replace")
     print(said)
-    # Feishu answers 200 to what it refuses, with a code that is not 0.
+    # If Feishu refuses a message, it answers with HTTP status 200 and a `code` that is not 0.
     refused = sys.argv[1] == "feishu" and json.loads(said).get("code", 0) != 0
     return int(refused)
 
