@@ -16,6 +16,8 @@ from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.etcd.access import Papers
 
+from ..open_files import open_files
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
@@ -60,13 +62,12 @@ def test_a_file_system_without_locks_is_named(run: RunDirectory, number: int, mo
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    before = os.listdir("/proc/self/fd")
     with pytest.raises(
         MachineError,
         match=f"{run.root} cannot be locked .*; nothing was started. .*another one on a local disk with --run-dir",
     ):
         run.take()
-    assert os.listdir("/proc/self/fd") == before
+    assert not [name for name in open_files() if name.startswith(str(run.root))]
 
 
 def test_a_dead_agent_does_not_count_although_a_process_has_its_number(run: RunDirectory) -> None:

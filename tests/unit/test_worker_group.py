@@ -14,6 +14,8 @@ from mt_resilient.agent.ranks import exit_codes, worker_group
 from mt_resilient.agent.ranks.exit_codes import born, exit_code, open_pidfd
 from mt_resilient.agent.ranks.worker_group import Watched, WorkerGroup
 
+from ..open_files import open_files
+
 
 @pytest.fixture
 def two() -> Iterator[tuple[int, int]]:
@@ -85,14 +87,22 @@ def test_a_rank_is_watched_without_a_thread_if_none_can_start(
     def failing(*_: object) -> None:
         raise error
 
+    pipes: list[int] = []
+
+    def pipe(flags: int) -> tuple[int, int]:
+        both = made(flags)
+        pipes.append(os.fstat(both[0]).st_ino)
+        return both
+
+    made = os.pipe2
     where, name = (exit_codes.os, "pipe2") if error is OSError else (exit_codes.threading.Thread, "start")
+    monkeypatch.setattr(exit_codes.os, "pipe2", pipe)
     monkeypatch.setattr(where, name, failing)
-    before = len(os.listdir("/proc/self/fd"))
     group = WorkerGroup(1, Watched(two[0], -1), "cold")
     group.adopt(0, two[1])
     assert group.living_fds() == [group.ranks[0].pidfd]
     os.close(group.ranks[0].pidfd)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() & {f"pipe:[{inode}]" for inode in pipes}
 
 
 def test_a_thread_that_ends_while_its_rank_lives_is_heard_once(two: tuple[int, int]) -> None:
