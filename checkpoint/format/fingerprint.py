@@ -45,6 +45,12 @@ def gather(words: Sequence[Tensor]) -> NDArray[np.uint64]:
     return torch.stack([word if alike else word.cpu() for word in words]).cpu().numpy().view(np.uint64)
 
 
+def differing(words: Sequence[tuple[int, Tensor]], expected: NDArray[np.uint64]) -> set[int]:
+    """Return the indices of the fingerprints `words` that are not as expected."""
+    found = gather([word for _, word in words]) if words else ()
+    return {index for (index, _), word in zip(words, found, strict=True) if word != expected[index]}
+
+
 def on_device(flat: Tensor) -> Tensor:
     """Return the fingerprint of the bytes `flat` as one int64 on the same device. Does not wait for the device."""
     import torch

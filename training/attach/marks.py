@@ -3,11 +3,11 @@ does nothing in a process in which the script has opened no such log."""
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ..state.live_instances import live_instances
 from .rank_stderr import say
 
 AGAIN, WORDS = "mt_resilient/steps_again", "mt_resilient/recovery"
@@ -46,10 +46,6 @@ def _mark(what: str, reached: int, resumed: int) -> None:
 
 def _writers() -> Iterator[Any]:
     """Yield TensorBoard's writers that are open in this process."""
-    kinds = [getattr(sys.modules.get("torch.utils.tensorboard.writer"), "SummaryWriter", None)]
-    while kinds:
-        kind = kinds.pop()
-        if isinstance(kind, type):
-            kinds += kind.__subclasses__()
-            instances = [each for each in gc.get_referrers(kind) if type(each) is kind]
-            yield from (each for each in instances if getattr(each, "file_writer", None) is not None)
+    kind = getattr(sys.modules.get("torch.utils.tensorboard.writer"), "SummaryWriter", None)
+    writers = live_instances(kind) if isinstance(kind, type) else []
+    return (each for each in writers if getattr(each, "file_writer", None) is not None)

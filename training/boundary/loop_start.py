@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ..attach import marks
 from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
 from ..snapshot.snapshots import Tape
+from ..state.live_instances import live_instances
 from ..state.modules.module_source import Modules
 from ..state.optimizers.nested_optimizers import held_by, state_of
 from ..state.optimizers.optimizers import Optimizers
@@ -106,17 +106,17 @@ def tell_of_what_is_missing(at: Attachment, sources: Collection[Source]) -> list
     start has named all such objects."""
     if at.handoff.resume_step >= 0:
         return []
-    objects = gc.get_objects()
+    found = live_instances(DistributedDataParallel, Optimizer, LRScheduler)
     models = [source for source in sources if isinstance(source, Modules)]
-    wrappers = [each for each in objects if issubclass(type(each), DistributedDataParallel)]
-    strangers = [*_strangers([each for each in objects if issubclass(type(each), Optimizer)], models, sources)]
+    wrappers = [each for each in found if isinstance(each, DistributedDataParallel)]
+    strangers = [*_strangers([each for each in found if isinstance(each, Optimizer)], models, sources)]
     for optimizer in strangers:
         tell(
             at,
             f"the Session was not given the optimizer {type(optimizer).__name__}, which has stepped parameters of its model. If the loop "
             "uses it, a recovery continues with a fresh one, and gives other results. Then give it: Session(…, optimizer=optimizer)",
         )
-    forgotten = [*_forgotten([each for each in objects if issubclass(type(each), LRScheduler)], sources)]
+    forgotten = [*_forgotten([each for each in found if isinstance(each, LRScheduler)], sources)]
     for scheduler in forgotten:
         tell(
             at,

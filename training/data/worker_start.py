@@ -13,7 +13,6 @@ loader for an evaluation.
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ..state.live_instances import live_instances
 from ..state.tensors.in_place import Nested
 from .loader_state import Own
 
@@ -126,7 +126,7 @@ class Started:
             elif loader._iterator is None:
                 self._owed.add(key)
         if self._owed and self._there is None:
-            self._there = [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), DataLoader)]
+            self._there = [*map(weakref.ref, live_instances(DataLoader))]
 
     def _live(self) -> Iterator[tuple[_Key, Any]]:
         for key, reference in self._known.items():

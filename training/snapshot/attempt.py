@@ -28,6 +28,9 @@ class Job:
     """Copies of tensors that the forward pass writes, each with the index of its piece."""
     late: Iterable[tuple[int, Copy]]
     """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
+    proving: bool
+    """Whether the loop's stream waits for the fingerprints of the late copies. So they are those of the boundary, even if the script writes
+    the tensors immediately afterwards."""
     checked: list[torch.Tensor]
     """Tensors that must not contain NaN or Inf: trained parameters."""
     still: list[int] = field(default_factory=list)
@@ -36,6 +39,8 @@ class Job:
     """Fingerprints by index, of those of them that have not changed so far and are copied late."""
     found: dict[int, int] = field(default_factory=dict)
     """Fingerprints of `still`, once all copies have arrived."""
+    overtaken: set[int] = field(default_factory=set)
+    """Indices of the late copies that the script wrote while they were copied, such as in the replay of a graph."""
     begun_s: float = field(default_factory=monotonic_s)
     waits: list[tuple[Any, Any]] = field(default_factory=list)
     """Two events of the loop's stream for each wait for the copies: one before it and one after it. The loop's thread waits until the
@@ -60,9 +65,9 @@ class Job:
 
     @property
     def moved(self) -> set[int]:
-        """Return the indices of the parameters that were copied late and have changed. The script may have written them while they were
-        copied."""
-        return {index for index, word in self.expected.items() if self.found.get(index, word) != word}
+        """Return the indices of the tensors that were copied late although the script writes them outside its optimizers' steps."""
+        changed = {index for index, word in self.expected.items() if self.found.get(index, word) != word}
+        return changed | self.overtaken
 
     @property
     def coming(self) -> bool:

@@ -4,6 +4,7 @@ immediately, and waits only before it would overwrite a tensor whose copy is not
     boundary:  tensors that the forward pass writes are copied first, and the loop's stream waits for this small copy
     thread:    all other tensors: fingerprints on the device and copies; when the copies have arrived, the slot is staged
     optimizer: its first step after the boundary waits, on the device, until nothing reads the state any more (through a hook of torch)
+    proof:     fingerprints before and after the copies; if they differ, the script has written the tensor meanwhile
 
 Only the optimizer's wait delays the loop. If a step takes longer than its snapshot, the copies are complete before the optimizer steps. If
 a step is shorter, the part whose copies would be too late is first copied within the device (`detour.py`).
@@ -78,7 +79,7 @@ class Offload:
         self._under_way: list[Job] = []
         self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
         self.captured = False
-        """Whether an optimizer's step was captured into a graph."""
+        """Whether an optimizer's step was captured into a graph. No hook runs when the graph is replayed."""
         register_optimizer_step_pre_hook(self._before_update)
         for work in (self._carry, self._make_room):
             threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True).start()
@@ -111,9 +112,11 @@ class Offload:
         """Start to copy `job`, whose slot is claimed. The state is complete at this point of the loop's stream."""
         job.begun = self._module.Event()
         job.begun.record(self._module.current_stream(self.device))
-        if job.early:
+        if job.proving:
+            job.late = list(job.late)
+        if job.early or job.proving:
             with torch.no_grad():
-                self._look(job, job.early)
+                job.words += self._look(job, [*job.early, *(job.late if job.proving else ())])
                 self._send(job, job.early, paced=False)
             for stream in (self._stream, self._reading):
                 self._after(stream, self._module.current_stream(self.device))
@@ -167,9 +170,8 @@ class Offload:
             self._stream.synchronize()  # after this, nothing reads the slot
 
     def _before_update(self, *_: Any) -> None:
-        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more. If the step becomes part of a
-        graph, no hook runs when the graph is replayed: from then on, the loop's stream waits for all copies of a snapshot."""
-        if self._captures():
+        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more."""
+        if self._captures():  # a wait for a copy can't be part of a graph
             self.finish()
             self.captured = True
             return
@@ -191,11 +193,11 @@ class Offload:
         event.record(before)
         stream.wait_event(event)
 
-    def _look(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> None:
-        """Take fingerprints on the device that has the state."""
+    def _look(self, job: Job, copies: Sequence[tuple[int, Copy]]) -> list[tuple[int, torch.Tensor]]:
+        """Take fingerprints on the device that has the state. Return them by index."""
         with self._module.stream(self._reading):
             self._reading.wait_event(job.begun)
-            job.words += [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
+            return [(index, fingerprint.on_device(flat(source))) for index, (source, _) in copies]
 
     def _send(self, job: Job, copies: Sequence[tuple[int, Copy]], *, paced: bool = True) -> None:
         """Copy to the host. paced: copy strip by strip, and wait for each batch of strips to arrive before the next."""
@@ -236,7 +238,7 @@ class Offload:
                 job.over.set()
 
     def _carry_one(self, job: Job) -> None:
-        late = list(job.late)
+        late, job.late = list(job.late), ()
         sizes = [source.nbytes for _, (source, _) in late]
         self._learn(job, sum(sizes))
         away = self._detour.divide(sizes, lambda: device.memory(self._module, self.device))
@@ -246,10 +248,13 @@ class Offload:
             except torch.OutOfMemoryError:  # less is free than the runtime says
                 self._detour.refused()
                 kept, away = [], [False] * len(late)
-            self._look(job, late)
+            words = [] if job.proving else self._look(job, late)
             with self._module.stream(self._reading):
                 found = sums(job.checked)
-            self._send(job, [copy for copy, far in zip(late, away, strict=True) if not far])
+            direct = [copy for copy, far in zip(late, away, strict=True) if not far]
+            self._send(job, direct)
+            self._after(self._stream, self._reading)
+            again = self._look(job, direct + kept)
             self._after(self._reading, self._stream)
             job.read = self._module.Event()
             job.read.record(self._stream)
@@ -261,11 +266,13 @@ class Offload:
             job.took_s = monotonic_s() - job.begun_s
             job.sources.clear()  # nothing here keeps the model after the training
             job.checked.clear()
+            job.words += words
             with self._module.stream(self._reading):
                 if job.words:
                     job.view.fingerprints[[index for index, _ in job.words]] = fingerprint.gather(
                         [word for _, word in job.words]
                     )
+                job.overtaken = fingerprint.differing(again, job.view.fingerprints)
                 job.finite = finite(found)
             job.found = {index: int(job.view.fingerprints[index]) for index in job.still}
         job.conclude()

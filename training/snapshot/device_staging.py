@@ -25,6 +25,10 @@ Sides: TypeAlias = tuple[tuple[Piece, ...], list[int], list[int], list[int], lis
 """A layout's pieces, then four lists of indices: pieces on the CPU, pieces that the forward pass writes, pieces that only the optimizer
 writes, and parameters that no optimizer steps."""
 
+_PROVING = 3
+"""The first snapshots of a process, and those after a capture, which prove that nothing is written while it is copied. Each proof costs the
+loop a few milliseconds: one kernel for each tensor, which reads it."""
+
 
 class HandingOver:
     def __init__(self, stager: Stager, sources: Mapping[str, Source]) -> None:
@@ -36,7 +40,12 @@ class HandingOver:
         """The tensors that the forward pass writes in each model, as of the last division into `_sides`."""
         self._still: dict[str, int | None] = {}
         """Fingerprints of the parameters that no optimizer steps, by name; None: the parameter has changed."""
-        self._last: tuple[Job, tuple[Piece, ...]] | None = None
+        self._proving = _PROVING
+        """The number of further snapshots that show whether the script writes tensors while they are copied."""
+        self._free: set[str] = set()
+        """The names of tensors that the script writes at any time, also while they are copied."""
+        self._begun: list[tuple[Job, tuple[Piece, ...]]] = []
+        """Snapshots from which nothing was learned yet."""
 
     def begin(
         self, offload: Offload, slot: Slot, view: View, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any]
@@ -45,15 +54,18 @@ class HandingOver:
         pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
         written = [(model.gathered, model.buffers) for model, _ in models]
-        if offload.captured and self._hooked:
-            self._hooked, self._sides = False, ((), [], [], [], [])
+        if offload.captured:
+            offload.captured, self._proving = False, _PROVING
         self._learn()
         if self._sides[0] is not layout.pieces or self._written != written:
             self._written = written
             self._sides = self._divided(leaves, layout, state, offload.device)
         _, here, early, late, still = self._sides
+        away = {*early, *late, *still}
+        still, late = ([i for i in some if layout.pieces[i].name not in self._free] for some in (still, late))
         known = {index: word for index in still if (word := self._still.get(layout.pieces[index].name)) is not None}
-        early, late = sorted({*early, *still} - {*known}), sorted([*late, *known])
+        late = sorted([*late, *known])
+        early = sorted(away - {*late})
         self._stager.stage(leaves, layout, view, here)
         self._stager.runs(layout, view.memory)  # fill the gaps with zeros, whatever they contained before
         strips = offload.plan(layout)
@@ -63,22 +75,29 @@ class HandingOver:
             view=view,
             early=[(index, (leaves[index], strips[index])) for index in early],
             late=((index, (leaves[index], strips[index])) for index in late),
+            proving=self._proving > 0,
             checked=[tensor for tensor in judged if tensor.device == offload.device],
             still=still,
             expected=known,
         )
-        self._last = job, layout.pieces
+        self._begun.append((job, layout.pieces))
+        self._proving = max(0, self._proving - 1)
         offload.start(job)
         return job
 
     def _learn(self) -> None:
-        """Learn from the last snapshot which of the parameters that no optimizer steps stay the same."""
-        if self._last is None:
-            return
-        job, pieces = self._last
-        for index, word in job.found.items():
-            name = pieces[index].name
-            self._still[name] = word if self._still.get(name, word) == word else None
+        """Learn from complete snapshots which of the parameters that no optimizer steps stay the same, and which tensors the script writes
+        at any time."""
+        for job, pieces in self._begun:
+            if not job.over.is_set():
+                continue
+            for index, word in job.found.items():
+                name = pieces[index].name
+                self._still[name] = word if self._still.get(name, word) == word else None
+            if job.overtaken:
+                self._free |= {pieces[index].name for index in job.overtaken}
+                self._proving = _PROVING
+        self._begun = [each for each in self._begun if not each[0].over.is_set()]
 
     def _divided(self, leaves: Sequence[Any], layout: Layout, state: Mapping[str, Any], where: torch.device) -> Sides:
         """Return the layout's pieces, divided. where: the device to offload. Tensors elsewhere are copied like tensors on the CPU."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .live_instances import live_instances
 from .tensors.in_place import Nested
 
 _COUNTED = {
@@ -72,5 +73,4 @@ def _counted(thing: Any) -> tuple[str, ...]:
 
 def _others(known: Collection[int]) -> list[Any]:
     kinds = tuple(_kinds())
-    objects = gc.get_objects() if kinds else ()
-    return [thing for thing in objects if issubclass(type(thing), kinds) and id(thing) not in known]
+    return [thing for thing in live_instances(*kinds) if id(thing) not in known] if kinds else []
