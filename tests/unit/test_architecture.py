@@ -36,7 +36,7 @@ ORDER = {
     ),
     "checkpoint": ("format arena backend buddy slabs durable"),
     "training": (
-        "device device_check code_flow attach warm state/tensors state/values state/modules state/optimizers state data variables "
+        "device device_check live_instances code_flow attach warm state/tensors state/values state/modules state/optimizers state data variables "
         "snapshot boundary loops session"
     ),
     "formats": (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torch import nn, optim
 
-from mt_resilient.training.state.live_instances import live_instances
+from mt_resilient.training.live_instances import live_instances
 
 
 class Own(optim.SGD):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ..state.live_instances import live_instances
+from ..live_instances import live_instances
 from .rank_stderr import say
 
 AGAIN, WORDS = "mt_resilient/steps_again", "mt_resilient/recovery"

@@ -19,8 +19,8 @@ from ...resilience.text import formatting
 from ..attach import marks
 from ..attach.attach import Attachment
 from ..attach.rank_stderr import say
+from ..live_instances import live_instances
 from ..snapshot.snapshots import Tape
-from ..state.live_instances import live_instances
 from ..state.modules.module_source import Modules
 from ..state.optimizers.nested_optimizers import held_by, state_of
 from ..state.optimizers.optimizers import Optimizers

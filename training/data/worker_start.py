@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..state.live_instances import live_instances
+from ..live_instances import live_instances
 from ..state.tensors.in_place import Nested
 from .loader_state import Own
 

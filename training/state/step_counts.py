@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .live_instances import live_instances
+from ..live_instances import live_instances
 from .tensors.in_place import Nested
 
 _COUNTED = {
