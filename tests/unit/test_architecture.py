@@ -36,8 +36,8 @@ ORDER = {
     ),
     "checkpoint": ("format arena backend buddy slabs durable"),
     "training": (
-        "device device_check live_instances code_flow attach warm state/tensors state/values state/modules state/optimizers state data variables "
-        "snapshot boundary loops session"
+        "device device_check live_instances code_flow attach warm state/tensors state/values state/modules state/optimizers state data "
+        "variables snapshot boundary loops session"
     ),
     "formats": (
         "safe_unpickle torch_zip dcp_reader dcp_names megatron_names dcp_export safetensors_files export "
