@@ -183,6 +183,9 @@ def device_results(place: Path, kind: str, seconds: float) -> list[Result]:
         took[ours] += found
         figures = ", ".join(f"{name} {1000 * one:.1f} ms" for name, one in summary(found).items())
         say(f"  {'with it' if ours else 'without'}: {figures} ({len(found)} steps)")
+        longest = sorted(enumerate(found, WARM_UP_STEPS + 1), key=lambda step: -step[1])[:8]
+        say("    longest: " + ", ".join(f"step {number} {1000 * one:.0f} ms" for number, one in sorted(longest)))
+        say(f"    mean of the second half: {1000 * statistics.mean(found[len(found) // 2 :]):.2f} ms")
     ours, peer = summary(took[True]), summary(took[False])
     return [
         Result(

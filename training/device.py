@@ -114,6 +114,22 @@ def captures(kind: str) -> Callable[[Any], bool] | None:
     return captured
 
 
+def contexts(kind: str) -> Callable[[], list[int]] | None:
+    """Return a function that returns the numbers of the devices on which this process has a context, and that creates none. Return None if
+    the driver has no such call."""
+    function = _call(
+        kind, f"{kind[:2]}DevicePrimaryCtxGetState", f"/lib{kind}.so", (ctypes.c_int, *[ctypes.c_void_p] * 2)
+    )
+    if function is None:
+        return None
+
+    def present(number: int) -> bool:
+        flags, active = ctypes.c_uint(), ctypes.c_int()
+        return function(number, ctypes.byref(flags), ctypes.byref(active)) == 0 and active.value == 1
+
+    return lambda: [number for number in range(module(kind).device_count()) if present(number)]
+
+
 def address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
@@ -146,19 +162,21 @@ def _runtime(kind: str) -> Any:
 
 
 def _runtime_call(kind: str, name: str, types: Sequence[Any]) -> Any:
-    """Return a function of the runtime, whose arguments have these types. If torch does not bind it, take it from the library that torch
-    has loaded. Other threads run during its calls."""
-    shown = getattr(_runtime(kind), f"{kind}{name}", None)
+    return _call(kind, f"{kind}{name}", f"/lib{kind}rt", types)
+
+
+def _call(kind: str, name: str, file: str, types: Sequence[Any]) -> Any:
+    """Return a function of the runtime or the driver, whose arguments have these types. If torch does not bind it, take it from the library
+    that torch has loaded, whose path contains `file`. Other threads run during its calls."""
+    shown = getattr(_runtime(kind), name, None)
     if shown is not None:
         return shown
     mapped = {
-        line.split()[-1]
-        for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
-        if f"/lib{kind}rt" in line
+        line.split()[-1] for line in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines() if file in line
     }
     for library in sorted(mapped):
         with suppress(OSError, AttributeError):
-            function = getattr(ctypes.CDLL(library), f"{kind}{name}")
+            function = getattr(ctypes.CDLL(library), name)
             function.argtypes, function.restype = types, ctypes.c_int
             return function
     return None

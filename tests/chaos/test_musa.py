@@ -39,6 +39,26 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
     assert (rewind.rung, restart.rung, restart.launch) == (1, 2, "warm")
 
 
+def test_a_restarted_rank_registers_its_slot_before_the_session_and_the_bits_are_equal(tmp_path: Path) -> None:
+    path = on_musa()
+    script = [str(MUSA / "train.py"), str(STEPS), str(tmp_path / "marker")]
+    plain = subprocess.run(
+        ["torchrun", "--standalone", "--nproc-per-node", "2", *script],
+        env=environment(PYTHONPATH=path),
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
+    job = Job(tmp_path, ["--nproc-per-node", "2", *script], PYTHONPATH=path, HOLDS="20")
+    job.until_said("the warm process is ready")
+    job.kill_rank(1)
+    assert job.finish() == 0, job.said()
+    assert [incident.launch for incident in job.faults()] == ["warm"]
+    told = sorted(line for line in job.printed().splitlines() if line.endswith("slots prepared"))
+    assert told == [f"rank {rank} finds {slots} slots prepared" for rank in range(2) for slots in range(2)]
+    assert digest_of(job.printed()) == digest_of(plain.stdout), plain.stderr[-3000:]
+
+
 @pytest.mark.timing
 def test_a_rank_whose_kernel_never_ends_is_named_although_it_spins(tmp_path: Path) -> None:
     """It polls its device, so its processor is busy. `hang.busy_s` would leave it alone for half an hour."""

@@ -385,6 +385,38 @@ assert page.snapshots > 5
     )
 
 
+def test_a_slot_that_was_registered_before_the_session_is_restored_with_the_same_bits():
+    """The next ranks, in the same process: only the stand-in's memory and the arena are those of before."""
+    run("""
+import dataclasses
+from mt_resilient.training.snapshot import early_memory
+before = tape(model=model, optimizer=optimizer)
+before.record(1, Wanted.NOWHERE)
+before.finish()
+before.settle(agreed(Held.WHOLE))
+for each in before._offload._pinned.values():
+    each.wait(1)
+expected = bits()
+step()
+page.pid, again = os.getpid(), dataclasses.replace(before._at, handoff=dataclasses.replace(handoff, resume_step=1))
+calls, really = [], torch_musa.Runtime.musaHostRegister
+torch_musa.Runtime.musaHostRegister = lambda *memory: (calls.append(memory), really(*memory))[1]
+early_memory.begin(again)
+(memory,) = early_memory._pinned.values()
+memory.wait(1)
+after = Tape(again, {"model": source_of("model", model), "optimizer": source_of("optimizer", optimizer)}, Pace(1))
+assert memory in after._offload._pinned.values() and not early_memory._pinned and not early_memory._arenas
+assert len(calls) == 1, calls
+after.go_back(1)
+assert same(bits(), expected)
+assert len(calls) == 1, "nothing is registered twice"
+step()
+after.record(2, Wanted.NOWHERE, patience_s=10)
+after.finish()
+assert after.held[0] is Held.WHOLE
+""")
+
+
 @pytest.mark.parametrize(
     "state",
     ["nn.Sequential(nn.Linear(33, 65), nn.Linear(65, 3)).double().to('musa')", "nn.Linear(700, 3000).to('musa')"],

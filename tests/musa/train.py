@@ -1,6 +1,6 @@
 """A loop of one's own on a MUSA device, with the stand-in for torch_musa: dropout on the device, gradients added up over ADDED steps and
 averaged over the ranks. With EVALUATES_S, it only computes the loss, and its fourth step takes so much longer. With ENDLESS, a
-kernel on rank 1 never ends, once."""
+kernel on rank 1 never ends, once. With HOLDS, it waits at that step for the file GATE, and says how much memory waits for its Session."""
 
 import hashlib
 import os
@@ -13,6 +13,7 @@ import torch_musa  # noqa: F401  (brings torch.musa)
 from torch import distributed, nn
 
 from mt_resilient import Session
+from mt_resilient.training.snapshot import early_memory
 
 steps, marker = int(sys.argv[1]), Path(sys.argv[2])
 ADDED, evaluates_s = 3, float(os.environ.get("EVALUATES_S", "0"))
@@ -27,9 +28,13 @@ for parameter in model.parameters():
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 
+if "HOLDS" in os.environ:
+    print(f"rank {rank} finds {len(early_memory._pinned)} slots prepared", flush=True)
 session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in session.steps(steps):
     time.sleep(0.01 + (evaluates_s if step == 3 else 0))
+    while str(step) == os.environ.get("HOLDS") and not os.path.exists(os.environ["GATE"]):
+        time.sleep(0.02)
     generator = torch.Generator().manual_seed(step * world + rank)
     inputs = torch.randn(32, 16, generator=generator)
     loss = nn.functional.mse_loss(model(inputs.to(device)), inputs.sin().sum(1, keepdim=True).to(device))

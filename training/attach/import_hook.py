@@ -23,6 +23,8 @@ LOOPS = {
     "megatron.bridge.training.pretrain": "mt_resilient.training.loops.megatron_bridge",
 }
 """Module of a training loop → this program's module whose `wrap(module)` installs the hooks."""
+_EARLY = "mt_resilient.training.snapshot.early_memory"
+"""Loaded only if the warm process has imported it with the script's loop."""
 
 
 def activate() -> None:
@@ -47,6 +49,8 @@ def _attach() -> None:
     if attached and attached.handoff.generation > 1:  # each generation's own torchrun counts from 0
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attached.handoff.generation - 1)
     os.environ.update(attached.handoff.variables if attached else {})
+    if attached and attached.handoff.resume_step >= 0 and _EARLY in sys.modules:
+        sys.modules[_EARLY].begin(attached)
 
 
 def _turn_a_deaf_ear() -> None:

@@ -34,6 +34,7 @@ from ...resilience.errors import MachineError
 from ...resilience.inprocess.tally import Held
 from .. import device
 from ..state.tensors.finite_check import finite, sums
+from . import early_memory
 from .attempt import Copy, Job
 from .detour import Detour
 from .pinned_memory import PIECE_BYTES, Pinned
@@ -62,7 +63,7 @@ class Offload:
         self._stream, self._reading = self._module.Stream(where), self._module.Stream(where)
         """Streams for the copies, and for the kernels that read the state meanwhile. On one stream, kernels would delay later copies."""
         self._transfer = Transfer(kind, PIECE_BYTES)
-        self._pinned = {slot: Pinned(kind, slot) for slot in arena.slots}
+        self._pinned = {slot: early_memory.pinned(kind, slot) for slot in arena.slots}
         self._detour = Detour()
         self._before: Job | None = None
         """The last snapshot. `_detour` does not yet know how long the optimizer waited for it."""
@@ -129,8 +130,8 @@ class Offload:
         return self._under_way
 
     def finish(self) -> None:
-        """Wait until the copies of all jobs have arrived."""
-        for job in self.under_way():
+        """Wait until the copies of all jobs have arrived. Any thread may call this."""
+        for job in [*self._under_way]:
             job.over.wait()
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
@@ -289,8 +290,10 @@ class Offload:
             device.allow_capture(self.device.type)  # registering memory would break a capture in the loop's thread
         while True:
             wanted, table_bytes, chosen, considerate = self._rooms.get()
+            # While copies run, a registration delays each of them, and so the optimizer, which waits for them.
+            quiet = self.finish if considerate else None
             for pinned in chosen:
                 try:
-                    pinned.prepare(wanted, table_bytes, considerate=considerate)
+                    pinned.prepare(wanted, table_bytes, quiet)
                 except MachineError:  # the next snapshot requests memory again
                     self._again = self.starved = True

@@ -8,6 +8,7 @@ yet. A large state takes seconds, so a thread does this work (`device_copy.py`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from ...checkpoint.arena.slot import Slot, image_offset
 from ...checkpoint.arena.slot_header import Header
@@ -17,6 +18,9 @@ from .. import device
 
 PIECE_BYTES = 16 * STRIDE_BYTES
 """The bytes registered in one call, counted from the image's start. No chunk lies in two pieces, because a copy must not cross pieces."""
+_REST = 3.0
+"""How many times as long as it takes to register a piece the thread rests after it. The loop can't launch kernels while the runtime
+registers memory. A loop that launches kernels all the time thus takes a third longer, and other loops less."""
 
 
 class Pinned:
@@ -25,6 +29,7 @@ class Pinned:
     def __init__(self, kind: str, slot: Slot) -> None:
         """kind: the device type."""
         self._kind, self._slot = kind, slot
+        self._preparing = threading.Lock()
         self._memory: memoryview | None = None
         self._pieces: list[memoryview | None] = []
         """The registered pieces. None stands for a piece that the runtime refused to register."""
@@ -34,18 +39,24 @@ class Pinned:
         self._head_bytes = 0
         """The number of bytes before the image."""
 
-    def prepare(self, wanted: Header, table_bytes: int, *, considerate: bool) -> None:
-        """Allocate memory for such a snapshot and register it. considerate: take longer, with pauses, because the loop can't launch kernels
-        while the runtime registers memory. Raises MachineError if there is too little memory."""
+    def prepare(self, wanted: Header, table_bytes: int, quiet: Callable[[], None] | None = None) -> None:
+        """Allocate memory for such a snapshot and register it. quiet: called before each piece, and returns when registering it disturbs no
+        copies; None: the loop waits for this memory, so do not pause. Raises MachineError if there is too little memory."""
         try:
-            self._prepare(wanted, table_bytes, considerate)
+            with self._preparing:
+                self._prepare(wanted, table_bytes, quiet)
         except BaseException:
             with self._turn:
                 self._failed = True
                 self._turn.notify_all()
             raise
 
-    def _prepare(self, wanted: Header, table_bytes: int, considerate: bool) -> None:
+    def release(self) -> None:
+        """Unregister the memory."""
+        with self._preparing:
+            self._release()
+
+    def _prepare(self, wanted: Header, table_bytes: int, quiet: Callable[[], None] | None) -> None:
         head_bytes, memory = self._slot.reserve(wanted, table_bytes)
         if self._memory is None or device.address(memory) != device.address(self._memory):
             self._release()
@@ -55,14 +66,16 @@ class Pinned:
             return  # register nothing again, because copies may be running
         for start in range(self._ready_bytes // PIECE_BYTES * PIECE_BYTES, len(memory), PIECE_BYTES):
             piece = memory[start : start + PIECE_BYTES]
-            if considerate:
+            if quiet:
                 device.populate(piece)
+                quiet()
             began_s = monotonic_s()
             self._replace(start // PIECE_BYTES, piece)
-            sleep(monotonic_s() - began_s if considerate else 0.0)
+            took_s = monotonic_s() - began_s
             with self._turn:
                 self._ready_bytes = start + len(piece)
                 self._turn.notify_all()
+            sleep(_REST * took_s if quiet else 0.0)
 
     def ready(self, wanted: Header, table_bytes: int) -> bool:
         """Whether this slot can store such a snapshot immediately."""

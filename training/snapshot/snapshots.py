@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from ...checkpoint.arena.arena import RankArena, Slot, State
+from ...checkpoint.arena.arena import Slot, State
 from ...checkpoint.arena.fill import fill
 from ...checkpoint.arena.slot import table_of
 from ...checkpoint.arena.slot_header import Header
@@ -30,6 +30,7 @@ from ..state.optimizers.optimizers import Optimizers
 from ..state.rng import Alone, Randomness, generator_devices
 from ..state.sources import Modules, Source, collected, parameters_finite, shard_again, tensors_of
 from ..state.values.value_source import Packed
+from . import early_memory
 from .attempt import Attempt
 from .device_copy import Offload
 from .device_staging import HandingOver
@@ -48,7 +49,7 @@ class Tape:
         """pace: gets the measured costs of recording."""
         self._at, self._pace = attachment, pace
         handoff = attachment.handoff
-        self._arena = RankArena(handoff.arena[attachment.local_rank], handoff.arena[0][0], handoff.reach_steps)
+        self._arena = early_memory.arena(attachment)
         self.reachable = Reachable(self._arena, handoff.snapshots, handoff.unusable)
         self._stager = Stager()
         models = {name: source for name, source in sources.items() if isinstance(source, Modules)}

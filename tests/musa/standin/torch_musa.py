@@ -212,6 +212,11 @@ class Runtime:
     def musaStreamIsCapturing(stream: int, status: Any) -> int:
         return 0
 
+    @staticmethod
+    def muDevicePrimaryCtxGetState(device: int, flags: Any, active: Any) -> int:
+        active._obj.value = int(_used_in == os.getpid())
+        return 0
+
 
 _used_in = 0
 """Process in which the device was first used: as on hardware, a child of that one may not use it."""
@@ -250,11 +255,25 @@ class MusaTensor(torch.Tensor):
         return self.raw.data_ptr()
 
 
+_queued_calls: list[Callable[[], Any]] = []
+"""What is called when the device is first used."""
+
+
+def _lazy_call(call: Callable[[], Any]) -> None:
+    if _used_in == os.getpid():
+        call()
+    else:
+        _queued_calls.append(call)
+
+
 def _use() -> None:
     global _used_in
-    _used_in = _used_in or os.getpid()
+    first, _used_in = not _used_in, _used_in or os.getpid()
     if _used_in != os.getpid():
         raise RuntimeError("Cannot re-initialize MUSA in forked subprocess")
+    if first:
+        for call in _queued_calls:
+            call()
 
 
 def _on_musa(device: Any) -> bool:
@@ -351,6 +370,7 @@ def _module() -> types.ModuleType:
         is_initialized=lambda: _used_in == os.getpid(),
         _is_in_bad_fork=lambda: _used_in not in (0, os.getpid()),
         _lazy_init=lambda: None,
+        _lazy_call=_lazy_call,
         device_count=lambda: 1,
         get_device_name=lambda device=None: "stand-in",
         current_device=lambda: 0,
