@@ -13,6 +13,8 @@ import torch
 
 _PORTABLE = 1
 """Flag of cudaHostRegister and musaHostRegister: pinned for every context."""
+_NON_BLOCKING = 1
+"""Flag of cudaStreamCreateWithFlags: the stream does not wait for the default stream."""
 _TO_DEVICE, _TO_HOST = 1, 2
 """The kinds of copies of cudaMemcpy and musaMemcpy."""
 _RELAXED = 2
@@ -72,6 +74,18 @@ def populate(memory: memoryview) -> None:
     """Map all pages of the memory with one call, if the kernel supports it (5.14). Mapping them one by one takes ten times as long. Other
     threads run meanwhile."""
     _LIBC.madvise(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), _POPULATE_WRITE)
+
+
+def own_stream(kind: str, where: torch.device) -> Any:
+    """Return a new stream that nothing else uses. torch's `Stream` takes one of 32 streams in turn, so it may be a stream of the script, of
+    NCCL, or of a capture (https://github.com/pytorch/pytorch/issues/185836). If the runtime has no such call, return torch's."""
+    create = _runtime_call(kind, "StreamCreateWithFlags", (ctypes.c_void_p, ctypes.c_uint))
+    runtime, handle = module(kind), ctypes.c_void_p()
+    if create is not None and hasattr(runtime, "ExternalStream"):
+        with runtime.device(where):
+            if create(ctypes.byref(handle), _NON_BLOCKING) == 0:
+                return runtime.ExternalStream(handle.value, device=where)
+    return runtime.Stream(where)
 
 
 def copy_rows(kind: str) -> CopyRows | None:

@@ -72,7 +72,7 @@ def _xor(words: Tensor) -> Tensor:
 
     if words.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=words.device)
-    if hasattr(torch, "hash_tensor"):
+    if hasattr(torch, "hash_tensor") and words.device.type in ("cpu", "cuda"):
         return torch.hash_tensor(words).view(torch.int64)
     while words.numel() > 1:
         if words.numel() > _FOLD:
@@ -87,4 +87,4 @@ def _xor(words: Tensor) -> Tensor:
             if words.numel() % 2:
                 folded[0] ^= words[-1]
             words = folded
-    return words[0]
+    return words[0].clone()  # never a view of the tensor itself, which may change

@@ -4,9 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.optim import SGD
 
-from mt_resilient.training.snapshot import device_copy
+from mt_resilient.training.snapshot import device_copy, slot_memory
 from mt_resilient.training.snapshot.device_copy import Offload
+from mt_resilient.training.snapshot.slot_memory import SlotMemory
 
 MODEL, WITH_OPTIMIZER, WITH_GRADIENTS = (number << 30 for number in (2, 6, 8))
 
@@ -25,15 +28,15 @@ MODEL, WITH_OPTIMIZER, WITH_GRADIENTS = (number << 30 for number in (2, 6, 8))
 def test_a_large_state_gets_memory_once_it_no_longer_grows(
     monkeypatch: pytest.MonkeyPatch, sizes: list[int], stride: int, requested: list[int]
 ) -> None:
-    monkeypatch.setattr(device_copy, "_FIRST_S", 0.0)
+    monkeypatch.setattr(slot_memory, "_FIRST_S", 0.0)
     found: list[int] = []
-    offload: Any = SimpleNamespace(
-        _largest_bytes=0, _prepared=(0, 0), _again=False, _pinned={}, under_way=list,
+    memory: Any = SimpleNamespace(
+        _largest_bytes=0, _prepared=(0, 0), _again=False, pinned={},
         _rooms=SimpleNamespace(put=lambda request: found.append(request[0].image.memory_bytes)),
     )  # fmt: skip
     for size in sizes:
         wanted: Any = SimpleNamespace(image=SimpleNamespace(memory_bytes=size), pieces=1)
-        Offload.room(offload, wanted, 100, stride)
+        SlotMemory.ready(memory, wanted, 100, stride)
     assert found == requested
 
 
@@ -49,8 +52,10 @@ def test_the_device_is_asked_how_long_it_waits_from_before_the_host_does(read: s
     stream = SimpleNamespace(wait_event=lambda event: said.append(event))
     job = SimpleNamespace(issued=SimpleNamespace(wait=lambda: said.append("issued")), read=read, waits=[])
     module = SimpleNamespace(Event=event, current_stream=lambda where: stream)
-    offload: Any = SimpleNamespace(_module=module, device=None, under_way=lambda: [job], _captures=lambda: False)
-    Offload._before_update(offload)
+    offload: Any = SimpleNamespace(
+        _module=module, device=None, under_way=lambda: [job], _captures=lambda: False, stepped=set()
+    )
+    Offload._before_update(offload, SGD([torch.zeros(1)]))
     assert said == ["before", "issued", *(("read", "after") if read else ())]
     assert len(job.waits) == (read is not None)
 

@@ -26,10 +26,10 @@ class Job:
     view: View
     early: list[tuple[int, Copy]]
     """Copies of tensors that the forward pass writes, each with the index of its piece."""
-    late: Iterable[tuple[int, Copy]]
-    """Copies of tensors that only the optimizer writes. The copying thread iterates over them."""
-    proving: bool
-    """Whether the loop's stream waits for the fingerprints of the late copies. So they are those of the boundary, even if the script writes
+    late: list[tuple[int, Copy]]
+    """Copies of tensors that only the optimizer writes."""
+    proven: list[tuple[int, Copy]]
+    """Those of them for whose fingerprints the loop's stream waits. So they are the fingerprints of the boundary, even if the script writes
     the tensors immediately afterwards."""
     checked: list[torch.Tensor]
     """Tensors that must not contain NaN or Inf: trained parameters."""
@@ -45,6 +45,8 @@ class Job:
     waits: list[tuple[Any, Any]] = field(default_factory=list)
     """Two events of the loop's stream for each wait for the copies: one before it and one after it. The loop's thread waits until the
     copies are in the device's queues. After that, the loop's stream waits for the copies."""
+    stops: list[tuple[Any, Any]] = field(default_factory=list)
+    """Two such events of the wait at the boundary: for early copies and for fingerprints."""
     held: Held = Held.UNDER_WAY
     given_up: bool = False
     finite: bool = True
@@ -77,7 +79,11 @@ class Job:
     def waited_s(self) -> float:
         """Return for how many seconds the device idled before optimizers' steps because of the copies. Waits that the loop's stream has not
         completed yet do not count."""
-        return sum(before.elapsed_time(after) for before, after in self.waits if after.query()) / 1000
+        return _between_s(self.waits)
+
+    def delayed_s(self) -> float:
+        """Return `waited_s`, and the seconds for which the device idled at the boundary."""
+        return _between_s([*self.waits, *self.stops])
 
     def give_up(self) -> None:
         """Abandon the snapshot because one rank has missed it. From now on the slot can't become staged. The slot's state tells whether it
@@ -94,6 +100,10 @@ class Job:
             else:
                 self.slot.free()
                 self.held = Held.MISSED
+
+
+def _between_s(events: Iterable[tuple[Any, Any]]) -> float:
+    return sum(before.elapsed_time(after) for before, after in events if after.query()) / 1000
 
 
 @dataclass

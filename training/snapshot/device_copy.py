@@ -24,32 +24,24 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ...checkpoint.arena.arena import RankArena, Slot, View
 from ...checkpoint.arena.fill import arrived, fill
-from ...checkpoint.arena.slot import image_offset
 from ...checkpoint.arena.slot_header import Header
 from ...checkpoint.arena.staging import flat
 from ...checkpoint.format import fingerprint
 from ...checkpoint.format.tensor_table import Layout
-from ...resilience.clock import monotonic_s, sleep
-from ...resilience.errors import MachineError
+from ...resilience.clock import monotonic_s
 from ...resilience.inprocess.tally import Held
 from .. import device
 from ..state.tensors.finite_check import finite, sums
-from . import early_memory
 from .attempt import Copy, Job
 from .detour import Detour
-from .pinned_memory import PIECE_BYTES, Pinned
+from .pinned_memory import PIECE_BYTES
+from .slot_memory import SlotMemory
 from .strided_copy import Strip, Transfer
 
-_FIRST_S = 0.5
-"""Seconds that the first snapshot waits for its memory. With a large state, this is not long enough, and the rank misses the snapshot."""
-_LOOK_S = 0.005
-"""Seconds between two checks whether memory is ready."""
 _STRIP_BYTES = 32 << 20
 """The copying thread queues copies until they exceed this many bytes, and then waits until they have arrived. While a copy to the host is
 always queued, an H100 begins no other work: a loop with 97 ms of work took 214 ms while 6.45 GB were copied, and 99 ms if no copy was
 queued behind another."""
-_LARGE_BYTES = 1 << 30
-"""The least size of a state whose memory takes longer than a step to prepare."""
 _LOOK_BYTES = 256 << 20
 """The bytes copied to the device before another stream takes their fingerprints. A device takes fingerprints fifty times as fast as it
 receives bytes."""
@@ -60,68 +52,48 @@ class Offload:
         """where: the device of the models. The script may not have made it the current one."""
         kind = where.type
         self._module, self.device = device.module(kind), where
-        self._stream, self._reading = self._module.Stream(where), self._module.Stream(where)
+        self._stream, self._reading = device.own_stream(kind, where), device.own_stream(kind, where)
         """Streams for the copies, and for the kernels that read the state meanwhile. On one stream, kernels would delay later copies."""
         self._transfer = Transfer(kind, PIECE_BYTES)
-        self._pinned = {slot: early_memory.pinned(kind, slot) for slot in arena.slots}
         self._detour = Detour()
         self._before: Job | None = None
         """The last snapshot. `_detour` does not yet know how long the optimizer waited for it."""
         self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
-        self._largest_bytes = 0
-        """The bytes of the largest snapshot's image so far."""
-        self._prepared = (0, 0)
-        """The bytes of the largest image for which memory was requested, and the bytes that precede the image in its slot."""
-        self._again = False
-        """Whether the last request for memory failed."""
-        self.starved = False
-        """Whether there was too little memory for a slot."""
         self._under_way: list[Job] = []
         self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
-        self.captured = False
-        """Whether an optimizer's step was captured into a graph. No hook runs when the graph is replayed."""
+        self.stepped: set[int] = set()
+        """The ids of the optimizers that have waited for copies since the last snapshot."""
         register_optimizer_step_pre_hook(self._before_update)
-        for work in (self._carry, self._make_room):
-            threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True).start()
+        self.memory = SlotMemory(where, arena.slots, self.finish)
+        threading.Thread(target=self._carry, name="mt-resilient_carry", daemon=True).start()
 
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
     def room(self, wanted: Header, table_bytes: int, stride: int) -> list[Slot]:
-        """Return the slots that can store such a snapshot now. A thread prepares missing memory meanwhile. If the state has just grown,
-        wait up to `_FIRST_S`: the memory of a small state is ready before the step ends. A large state gets memory only once it has stopped
-        growing: it grows by the optimizer's state in the first step, and shrinks by the gradients in the second.
-
-        stride: the number of steps between two snapshots. With a stride of more than 1, a large state gets memory at once."""
-        until_s = 0.0
-        asked = (wanted.image.memory_bytes, image_offset(table_bytes, wanted.pieces))
-        steady = stride > 1 or asked[0] < _LARGE_BYTES or asked[0] <= self._largest_bytes
-        self._largest_bytes = max(self._largest_bytes, asked[0])
-        larger = steady and (asked[0] > self._prepared[0] or asked[1] > self._prepared[1])
-        if larger or self._again:
-            self._prepared, self._again = asked, False
-            self._rooms.put((wanted, table_bytes, list(self._pinned.values()), True))
-            until_s = monotonic_s() + _FIRST_S if larger else 0.0
-        while True:
-            busy = {job.slot for job in self.under_way()}
-            ready = [slot for slot, pinned in self._pinned.items() if pinned.ready(wanted, table_bytes)]
-            if ready or monotonic_s() > until_s:
-                return [slot for slot in ready if slot not in busy]
-            sleep(_LOOK_S)
+        """Return the slots that can store such a snapshot now, as `SlotMemory.ready` does, except those whose copies run."""
+        ready = self.memory.ready(wanted, table_bytes, stride)
+        busy = {job.slot for job in self.under_way()}
+        return [slot for slot in ready if slot not in busy]
 
     def start(self, job: Job) -> None:
         """Start to copy `job`, whose slot is claimed. The state is complete at this point of the loop's stream."""
-        job.begun = self._module.Event()
-        job.begun.record(self._module.current_stream(self.device))
-        if job.proving:
-            job.late = list(job.late)
-        if job.early or job.proving:
+        loop = self._module.current_stream(self.device)
+        job.begun, before, after = self._module.Event(), *_timing(self._module)
+        job.begun.record(loop)
+        try:
             with torch.no_grad():
-                job.words += self._look(job, [*job.early, *(job.late if job.proving else ())])
+                job.words += self._look(job, [*job.early, *job.proven])
                 self._send(job, job.early, paced=False)
+        except torch.OutOfMemoryError:
+            self._abandon(job)
+            return
+        if job.words:
+            before.record(loop)
             for stream in (self._stream, self._reading):
-                self._after(stream, self._module.current_stream(self.device))
-            job.early.clear()  # the loop may free these tensors, such as gradients, before the next snapshot
+                self._after(stream, loop)
+            after.record(loop)
+            job.stops.append((before, after))
+        job.early.clear()  # the loop may free these tensors, such as gradients, before the next snapshot
         self._under_way.append(job)
         self._jobs.put(job)
 
@@ -141,8 +113,8 @@ class Offload:
     def fill(self, slot: Slot, view: View, layout: Layout, into: Mapping[str, torch.Tensor]) -> None:
         """Fill tensors from a slot, as `fill.fill` does. Copy each tensor as soon as its memory is registered, and take fingerprints
         meanwhile."""
-        pinned, image, plan = self._pinned[slot], view.header.image, self.plan(layout)
-        self._rooms.put((view.header, view.header.table_bytes, [pinned], False))
+        image, plan = view.header.image, self.plan(layout)
+        pinned = self.memory.prepare(slot, view.header)
         here = {name: tensor for name, tensor in into.items() if tensor.device != self.device}
         away = [number for number, piece in enumerate(layout.pieces) if piece.name not in here]
         words: list[torch.Tensor] = []
@@ -170,15 +142,16 @@ class Offload:
         finally:
             self._stream.synchronize()  # after this, nothing reads the slot
 
-    def _before_update(self, *_: Any) -> None:
-        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more."""
-        if self._captures():  # a wait for a copy can't be part of a graph
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more. If the step becomes part of a
+        graph, no hook runs when the graph is replayed."""
+        if self._captures():
             self.finish()
-            self.captured = True
             return
+        self.stepped.add(id(optimizer))
         for job in self.under_way():
             stream = self._module.current_stream(self.device)
-            before, after = (self._module.Event(enable_timing=True) for _ in range(2))
+            before, after = _timing(self._module)
             before.record(stream)  # if the device still has work, the wait of this thread costs nothing
             job.issued.wait()
             if job.read is not None:
@@ -207,9 +180,10 @@ class Offload:
             self._stream.wait_event(job.begun)
             memory, stride = job.view.memory, job.view.header.image.stride_bytes
             for _, (source, some) in copies:
-                job.sources.append(flat(source))
+                job.sources.append(source)
+                content = flat(source)
                 for strip in some:
-                    self._transfer.down(job.sources[-1], memory, stride, [strip], self._stream)
+                    self._transfer.down(content, memory, stride, [strip], self._stream)
                     new_bytes += strip.width * strip.rows
                     if paced and new_bytes > _STRIP_BYTES:
                         arrived, new_bytes = self._module.Event(blocking=True), 0
@@ -232,14 +206,21 @@ class Offload:
                 self._carry_one(job)
             except Exception:  # an error of the device, which the loop gets as well
                 traceback.print_exc()
-                job.slot.free()
-                job.held = Held.MISSED
+                self._abandon(job)
             finally:
                 job.issued.set()
                 job.over.set()
 
+    def _abandon(self, job: Job) -> None:
+        with suppress(Exception):
+            self._stream.synchronize()  # after this, nothing writes to the slot
+        job.slot.free()
+        job.held = Held.MISSED
+        job.issued.set()
+        job.over.set()
+
     def _carry_one(self, job: Job) -> None:
-        late, job.late = list(job.late), ()
+        late, job.late = job.late, []
         sizes = [source.nbytes for _, (source, _) in late]
         self._learn(job, sum(sizes))
         away = self._detour.divide(sizes, lambda: device.memory(self._module, self.device))
@@ -249,24 +230,26 @@ class Offload:
             except torch.OutOfMemoryError:  # less is free than the runtime says
                 self._detour.refused()
                 kept, away = [], [False] * len(late)
-            words = [] if job.proving else self._look(job, late)
+            proven = {index for index, _ in job.proven}
+            words = self._look(job, [copy for copy in late if copy[0] not in proven])
             with self._module.stream(self._reading):
                 found = sums(job.checked)
             direct = [copy for copy, far in zip(late, away, strict=True) if not far]
             self._send(job, direct)
             self._after(self._stream, self._reading)
-            again = self._look(job, direct + kept)
+            again = self._look(job, direct)
             self._after(self._reading, self._stream)
             job.read = self._module.Event()
             job.read.record(self._stream)
             job.issued.set()
+            again += self._look(job, kept)
             self._send(job, kept)
             arrived = self._module.Event(blocking=True)
             arrived.record(self._stream)
             arrived.synchronize()
             job.took_s = monotonic_s() - job.begun_s
-            job.sources.clear()  # nothing here keeps the model after the training
-            job.checked.clear()
+            for each in (job.sources, job.checked, job.proven):
+                each.clear()  # nothing here keeps the model after the training
             job.words += words
             with self._module.stream(self._reading):
                 if job.words:
@@ -284,16 +267,7 @@ class Offload:
             self._reading.wait_event(job.begun)
             return [(index, (flat(source).clone(), some)) for index, (source, some) in copies]
 
-    def _make_room(self) -> None:
-        self._module.set_device(self.device)
-        with suppress(Exception):
-            device.allow_capture(self.device.type)  # registering memory would break a capture in the loop's thread
-        while True:
-            wanted, table_bytes, chosen, considerate = self._rooms.get()
-            # While copies run, a registration delays each of them, and so the optimizer, which waits for them.
-            quiet = self.finish if considerate else None
-            for pinned in chosen:
-                try:
-                    pinned.prepare(wanted, table_bytes, quiet)
-                except MachineError:  # the next snapshot requests memory again
-                    self._again = self.starved = True
+
+def _timing(runtime: Any) -> tuple[Any, Any]:
+    """Return two events of which one can tell the time between them."""
+    return runtime.Event(enable_timing=True), runtime.Event(enable_timing=True)

@@ -104,7 +104,7 @@ class Tape:
                     self._keep_the_last_one()
                 self._arena.seal(attempt.step, live=held is Held.IN_PLACE)
                 if attempt.job is not None:
-                    self._pace.waited(attempt.job.waited_s())
+                    self._pace.waited(attempt.job.delayed_s())
                 continue
             if attempt.job is not None:
                 attempt.job.give_up()
@@ -216,9 +216,9 @@ class Tape:
         except MachineError:
             self._at.page.starved += 1
             claimed = None
-        if self._offload is not None and self._offload.starved and claimed is None:
+        if self._offload is not None and self._offload.memory.starved and claimed is None:
             self._at.page.starved += 1
-            self._offload.starved = False
+            self._offload.memory.starved = False
         if claimed is None:
             return False
         slot, view = claimed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -100,6 +100,13 @@ class Optimizers:
     def stepped(self) -> list[torch.Tensor]:
         """Return the parameters in the optimizers' groups."""
         return [parameter for _, _, inner in self.parts() for _, parameter in parameters_of(inner)]
+
+    def all_in(self, ids: Collection[int]) -> bool:
+        """Whether `ids` has an optimizer of each wrapper: the wrapper, the torch optimizer in it, or one nested in that."""
+        found = {name.partition(".")[0]: False for name, _, _ in self.parts()}
+        for name, wrapper, inner in self.parts():
+            found[name.partition(".")[0]] |= id(wrapper) in ids or id(inner) in ids
+        return all(found.values())
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
         """Return the tensors in `collected` that only an optimizer's step writes: the optimizer's copies of the parameters, and its
