@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..membership import buddy_sources
 from ..model.cluster_state import World, once, once_said
-from ..model.generation import RewindOrder
+from ..model.generation import RewindOrder, Source
 from ..model.node import AckKind, NodeStatus
 from ..model.state_machine import Phase
 from ..model.types import NodeId, Step
@@ -31,10 +32,14 @@ def said(world: World) -> list[NodeStatus]:
     """Return the members' statuses. `memory_steps` includes the steps that a member can fetch from another node's memory. The list excludes
     steps for which the member's own memory holds other ranks' parts."""
     own, lent = buddy_sources.own(world), buddy_sources.fetchable(world)
-    told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
-    return [
-        s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
-    ]
+    told = ((world.status[n], own.get(n, ()), lent.get(n, {})) for n in world.members if n in world.status)
+    return [s if s.memory_steps == kept and not had else _with(s, kept, had) for s, kept, had in told]
+
+
+def _with(status: NodeStatus, kept: tuple[Step, ...], lent: Mapping[Step, Source]) -> NodeStatus:
+    """Return the status of a node whose memory holds `kept`, and the steps that it can fetch."""
+    courses = [(source.generation, source.rewinds) for source in lent.values()]
+    return replace(status, memory_steps=(*lent, *kept), courses=(*courses, *(status.courses if kept else ())))
 
 
 def onset(world: World) -> Step:
