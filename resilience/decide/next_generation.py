@@ -55,11 +55,8 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
         back = order is not None and there is not None and order.left != ""
         lent = {} if back else buddy_sources.fetchable(world)
-        sources = {
-            n: source
-            for n, found in lent.items()
-            if (source := found.get(point.step)) and (source.generation, source.rewinds) == point.course
-        }
+        chosen = (*point.course, point.step)
+        sources = {n: found[chosen] for n, found in lent.items() if chosen in found}
         done = () if back else _turns(world)
         record = replace(record, resume_step=point.step, resume_course=point.course, turns=done, **where)  # type: ignore[arg-type]
         record = replace(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 from ..membership import buddy_sources
 from ..model.cluster_state import World, once, once_said
-from ..model.generation import RewindOrder, Source
+from ..model.generation import RewindOrder
 from ..model.node import AckKind, NodeStatus
+from ..model.signals import Snapshot
 from ..model.state_machine import Phase
 from ..model.types import NodeId, Step
 from .restart_history import bound, skipped_to, unreadable
@@ -36,10 +37,10 @@ def said(world: World) -> list[NodeStatus]:
     return [s if s.memory_steps == kept and not had else _with(s, kept, had) for s, kept, had in told]
 
 
-def _with(status: NodeStatus, kept: tuple[Step, ...], lent: Mapping[Step, Source]) -> NodeStatus:
-    """Return the status of a node whose memory holds `kept`, and the steps that it can fetch."""
-    courses = [(source.generation, source.rewinds) for source in lent.values()]
-    return replace(status, memory_steps=(*lent, *kept), courses=(*courses, *(status.courses if kept else ())))
+def _with(status: NodeStatus, kept: tuple[Step, ...], lent: Collection[Snapshot]) -> NodeStatus:
+    """Return the status of a node whose memory holds the steps `kept`, and that can fetch the snapshots `lent`."""
+    steps, courses = [Step(each[-1]) for each in lent], [each[:-1] for each in lent]
+    return replace(status, memory_steps=(*steps, *kept), courses=(*courses, *(status.courses if kept else ())))
 
 
 def onset(world: World) -> Step:

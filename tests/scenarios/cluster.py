@@ -92,6 +92,8 @@ class Job:
         """Of the snapshots on disk, all that is in them;"""
         self.stamps: dict[int, tuple[frozenset[str], Stamp]] = {}
         """and which lives of agents have written them, as what."""
+        self.attempts: dict[Stamp, Kept] = {}
+        """All that ever came to disk."""
         self.parts: dict[Stamp, dict[int, str]] = {}
         """Of snapshots on their way to disk: who has written its node rank's."""
         self.rejected: set[int] = set()
@@ -282,6 +284,20 @@ class Job:
     def start_store(self) -> None:
         self.say("etcd answers again")
         self.store.down = False
+
+    def lists_late(self, name: str) -> None:
+        """Storage shows this host nothing new any more."""
+        self.say(f"{name} lists storage as it is now, whatever comes")
+        self.faults.lists_late[NodeId(name)] = self.listed()
+
+    def lists_again(self, name: str) -> None:
+        self.say(f"{name} lists storage as it is again")
+        self.faults.lists_late.pop(NodeId(name), None)
+
+    def listed(self, name: NodeId | None = None) -> dict[int, Stamp]:
+        """By step: what storage shows to that node's host; None: to a host that nothing is wrong with."""
+        late = self.faults.lists_late.get(name) if name else None
+        return {step: self.stamps[step][1] for step in self.disk} if late is None else late
 
     def kill_rank(self, rank: int) -> None:
         self.ranks.kill(rank, self.now_s + 0.5)

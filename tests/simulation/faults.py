@@ -376,6 +376,15 @@ def node_shut_out(job: Job, number: int) -> tuple[int, End] | None:
     return 5 + number % 30, readmitted
 
 
+def storage_listed_late(job: Job, number: int) -> tuple[int, End] | None:
+    """By one host: what it knows to be on disk is as it was."""
+    if not job.nodes or job.faults.lists_late:
+        return None
+    name = _one(job, number)
+    job.lists_late(name)
+    return 3 + number % 40, lambda job: job.lists_again(name)
+
+
 OF_NODES: tuple[Fault, ...] = (
     node_dies,
     node_dies,
@@ -438,9 +447,12 @@ OF_DATA: tuple[Fault, ...] = (etcd_loses_its_data, etcd_is_restored)
 """Those that one episode of some has once: after them, what is written is no longer held against what was written before."""
 OF_STARTS: tuple[Fault, ...] = (data_away,)
 """And those that a few have once."""
+OF_STORAGE: tuple[Fault, ...] = (storage_listed_late,)
+"""And those that a few episodes of several nodes have once."""
 DEAF: tuple[Fault, ...] = (node_cut_off, members_cut_off, agent_held_up, agent_stalls, machine_sleeps)
 """Those with which members cannot tell an etcd that has lost its data how far the job is, and others begin without them. Known, and not
 played together."""
 BY_NAME: dict[str, Fault] = {
-    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA, *OF_STARTS)
+    fault.__name__: fault
+    for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA, *OF_STARTS, *OF_STORAGE)
 }
