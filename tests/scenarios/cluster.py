@@ -285,19 +285,15 @@ class Job:
         self.say("etcd answers again")
         self.store.down = False
 
-    def lists_late(self, name: str) -> None:
-        """Storage shows this host nothing new any more."""
-        self.say(f"{name} lists storage as it is now, whatever comes")
-        self.faults.lists_late[NodeId(name)] = self.listed()
-
-    def lists_again(self, name: str) -> None:
-        self.say(f"{name} lists storage as it is again")
-        self.faults.lists_late.pop(NodeId(name), None)
+    def lists_late(self, name: str, seconds: int) -> None:
+        """Storage shows this host nothing new for so long."""
+        self.say(f"{name} lists storage as it is now, for {seconds} s")
+        self.faults.lists_late[NodeId(name)] = self.now_s + seconds, self.listed()
 
     def listed(self, name: NodeId | None = None) -> dict[int, Stamp]:
         """By step: what storage shows to that node's host; None: to a host that nothing is wrong with."""
-        late = self.faults.lists_late.get(name) if name else None
-        return {step: self.stamps[step][1] for step in self.disk} if late is None else late
+        until_s, late = self.faults.lists_late.get(name, (0.0, {})) if name else (0.0, {})
+        return late if self.now_s < until_s else {step: self.stamps[step][1] for step in self.disk}
 
     def kill_rank(self, rank: int) -> None:
         self.ranks.kill(rank, self.now_s + 0.5)

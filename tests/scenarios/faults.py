@@ -60,8 +60,8 @@ class Faults:
     """Step → the ranks that will find no slot for their copy, once."""
     rot: set[int] = field(default_factory=set)
     """Steps whose snapshot in memory is damaged when it is read."""
-    lists_late: dict[NodeId, dict[int, Stamp]] = field(default_factory=dict)
-    """Nodes whose hosts list storage as it was once, whatever has changed since."""
+    lists_late: dict[NodeId, tuple[float, dict[int, Stamp]]] = field(default_factory=dict)
+    """Nodes whose hosts list storage as it was once, whatever has changed since; and until when."""
     unreadable: bool = False
     """Storage does not give what is on disk."""
     disk_full: bool = False

@@ -54,7 +54,7 @@ FORGOTTEN = 0.1
 """In how many etcd loses its data,"""
 AWAY = 0.1
 """and in how many the script's is away for a while."""
-LATE = 0.3
+LATE = 0.2
 """In how many of those with several nodes one host lists storage late."""
 
 
@@ -130,12 +130,10 @@ def draw(seed: int) -> Episode:
             moments[at] = replace(moments[at], wait_s=moments[at].wait_s + starts.choice((0, 0, 60, 600)))
         moments.insert(at, away)
     late = random.Random(f"storage {seed}")
-    if (nodes, spares) != ("1", 0) and late.random() < LATE:
-        place = late.choice(places) if late.random() < 0.5 else ""
-        listed = Moment(
-            late.choice((0, 1, 3, 8)), place, late.choice(faults.OF_STORAGE).__name__, late.randrange(1 << 16)
+    if (nodes, spares) != ("1", 0) and late.random() < LATE:  # first of all, once a few snapshots are on disk
+        moments.insert(
+            0, Moment(late.randrange(10, 18), "", late.choice(faults.OF_STORAGE).__name__, late.randrange(1 << 16))
         )
-        moments.insert(late.randrange(len(moments) + 1), listed)
     return Episode(
         seed=seed,
         total=32 if long else 12,

@@ -12,7 +12,8 @@ from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.model.generation import Quarantine
 from mt_resilient.resilience.model.node import Ack, AckKind
 from mt_resilient.resilience.model.request import Wish
-from mt_resilient.resilience.model.types import NodeId, RankPhase
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, RankPhase, Step
 from mt_resilient.resilience.store.codec import dumps
 
 from ..scenarios.cluster import Job
@@ -377,12 +378,20 @@ def node_shut_out(job: Job, number: int) -> tuple[int, End] | None:
 
 
 def storage_listed_late(job: Job, number: int) -> tuple[int, End] | None:
-    """By one host: what it knows to be on disk is as it was."""
-    if not job.nodes or job.faults.lists_late:
+    """By one host, while somebody orders the ranks to compute the newest steps again; then its agent is killed."""
+    record = job.watch.record
+    if job.store.down or len(job.disk) < 2 or not record or record.phase is not Phase.RUN:
         return None
     name = _one(job, number)
-    job.lists_late(name)
-    return 3 + number % 40, lambda job: job.lists_again(name)
+    job.lists_late(name, 8 + number % 20)
+    job.order(Wish.REWIND, step=Step(sorted(job.disk)[-2]))
+
+    def killed(job: Job) -> None:
+        if name in job.nodes and job.nodes[name].code is None:
+            job.kill_agent(name)
+            job.start_agent(name)
+
+    return 2 + number % 13, killed
 
 
 OF_NODES: tuple[Fault, ...] = (

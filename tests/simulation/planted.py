@@ -16,7 +16,6 @@ from mt_resilient.resilience import controller
 from mt_resilient.resilience.decide import decide
 from mt_resilient.resilience.inprocess.tally import Held
 from mt_resilient.resilience.membership import rank_assignment, reachability
-from mt_resilient.resilience.model import node as statuses
 from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.node import Ack, AckKind
@@ -145,6 +144,20 @@ def _greedy(real: Any) -> Any:
     return again
 
 
+def _bare_step(real: Any) -> Any:
+    def common(statuses: Any, avoid: Any = ()) -> Any:
+        """Whatever each node has of a step that all have."""
+        kept = [status.kept(avoid) for status in statuses]
+        steps = set.intersection(*({each[-1] for each in found} for found in kept)) if kept else set()
+        return {max(each for found in kept for each in found if each[-1] == step) for step in steps}
+
+    return common
+
+
+def _of_any_lineage(real: Any) -> Any:
+    return lambda self, *args, **words: real(self, *args, **{**words, "course": ()})
+
+
 _UNBOUND = _swap(recoverable_state, "onset", lambda real: lambda world: Step(-1))
 
 
@@ -197,7 +210,7 @@ BUGS: dict[str, tuple[int, Plant]] = {
     "one spare for two places": (172, _swap(rank_assignment, "again", _twice)),
     "places exchanged though all are there": (16, _swap(rank_assignment, "again", _mixed)),
     "who does not reach etcd is replaced": (
-        154,
+        788,
         _swap(reachability, "cut_off", lambda real: lambda world, now, lease_s: ()),
     ),
     "more nodes than are expected begin by themselves": (
@@ -209,8 +222,8 @@ BUGS: dict[str, tuple[int, Plant]] = {
     ),
     "grown at a fault": (223, _swap(rank_assignment, "again", _greedy)),
     "the point is a bare step": (
-        0,
-        _swap(statuses, "_snapshots", lambda real: lambda steps, courses: ((step,) for step in steps)),
+        589,
+        _both(_swap(resume_point, "common", _bare_step), _swap(Ranks, "_load", _of_any_lineage)),
     ),
     "ranks ended when etcd is away": (11, _swap(Node, "round", _frightened)),
 }
