@@ -19,7 +19,7 @@ from ..resilience.model.data_windows import Window
 from ..resilience.model.generation import GenerationRecord, Source
 from ..resilience.model.node import NodeStatus
 from ..resilience.model.signals import InPlaceRewind
-from ..resilience.model.types import Generation, Step
+from ..resilience.model.types import Generation
 from .buddy.buddy_client import Copies
 from .launch import python_check
 from .launch.torchrun import Launch
@@ -122,6 +122,7 @@ class Node:
             snapshots=self.root.address,
             unusable=self.held.unusable(),
             resume_step=record.resume_step,
+            resume_course=record.resume_course,
             replay_until=record.replay_until,
             reached=reached,
             origin=self.origin.address if self.origin else "",
@@ -264,14 +265,12 @@ class Node:
             self.saving.pace(self.held.seat, short=short)
 
     def status(self, generation: int) -> NodeStatus:
-        memory, seen = self.held.memory(), self.held.shelf.seen
         kept = NodeStatus(
             generation=Generation(generation),
             at_s=wall_s(),
-            memory_steps=tuple(Step(stamp.step) for stamp in memory),
-            durable_steps=tuple(map(Step, self.held.durable_steps())),
+            **status_report.snapshots(self.held.memory(), self.held.durable()),
             rejected_steps=self.held.rejected_steps(),
-            storage=seen.there,
+            storage=self.held.shelf.seen.there,
         )
         said = status_report.status(
             kept,
@@ -285,8 +284,7 @@ class Node:
         )
         said = replace(said, seat=self.held.seat, observes=self.policies.ranks.observe, warmup_s=self.lookout.warmup_s)
         if self.copies:
-            courses = tuple((stamp.generation, stamp.rewinds) for stamp in memory)
-            said = replace(said, courses=courses, copies=self.copies.held(), unfetched=tuple(self.copies.unfetched))
+            said = replace(said, copies=self.copies.held(), unfetched=tuple(self.copies.unfetched))
         return replace(said, **self.vitals.told(self.group), **self.held.sound.told(said))  # type: ignore[arg-type]
 
     def all_attached(self) -> bool:

@@ -110,7 +110,7 @@ class Publisher:
 
 
 _FIGURES = ("at_s", "min_step", "max_step", "alive", "pulse_s", "stride_s", "courses", "copies")
-_STEPS = ("memory_steps", "durable_steps", "agreed_steps", "certified_steps", "held")
+_STEPS = ("memory_steps", "durable_steps", "durable_courses", "agreed_steps", "certified_steps", "held")
 """Fields that change at each step while ranks only train."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ...checkpoint.arena.slot_header import Stamp
 from ...resilience.ipc.board_events import REWINDS, SIGHTINGS, Noted
 from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.handoff import Reached
@@ -206,6 +207,16 @@ def _noted(seen: Sequence[Noted], ordinal: int, generation: int, offset_s: float
         "value": first.value,
         "expected": first.expected,
         "at_s": first.at_ns / 1e9 + offset_s,
+    }
+
+
+def snapshots(memory: Sequence[Stamp], durable: Sequence[Stamp]) -> dict[str, Any]:
+    """Return the fields of a status that name this node's snapshots, in memory and on disk."""
+    return {
+        "memory_steps": tuple(Step(stamp.step) for stamp in memory),
+        "courses": tuple((stamp.generation, stamp.rewinds) for stamp in memory),
+        "durable_steps": tuple(Step(stamp.step) for stamp in durable),
+        "durable_courses": tuple((stamp.generation, stamp.rewinds) for stamp in durable),
     }
 
 

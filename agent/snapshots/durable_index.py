@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...checkpoint.arena.slot_header import Stamp
 from ...checkpoint.backend import paths
 from ...checkpoint.backend.filesystem import Files
 from ...checkpoint.backend.object_store import Objects
+from ...checkpoint.backend.paths import Attempt
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog
 from ...resilience.clock import monotonic_s
@@ -78,6 +81,12 @@ class Shelf:
                 self._turn.notify_all()
                 if self._asked == asked:
                     self._turn.wait(LOOK_S[type(self._root)])
+
+
+def newest(names: Iterable[str]) -> list[Stamp]:
+    """Return the stamps of these snapshots, by ascending step. If several snapshots are of one step, return the newest lineage's."""
+    stamps = sorted((attempt.stamp for name in names if (attempt := Attempt.parse(name))), key=lambda it: (it.step, it))
+    return [*{stamp.step: stamp for stamp in stamps}.values()]
 
 
 def _look(root: Place) -> Seen:

@@ -26,7 +26,7 @@ from ...resilience.model.node import InPlaceRewind
 from ...resilience.model.types import OrderedBy, Step
 from ...resilience.plan.resume_point import StabilityPolicy
 from ..buddy.buddy_client import Copies
-from .durable_index import Shelf
+from .durable_index import Shelf, newest
 from .lineage_cuts import Cut, Cuts, before
 from .storage_worker import Urgent, each
 from .trust import Soundness
@@ -87,7 +87,7 @@ class Holdings:
         self._cuts.begins = back.stamp if back else None
         # Ranks with other numbers cannot use this memory, nor can ranks that continue an earlier lineage.
         upto = record.resume_step if seat == self.seat and not back else -1
-        settle(self.slots, upto, torn=newcomers)
+        settle(self.slots, upto, record.resume_course, torn=newcomers)
         self.seat = seat
         self.sound.went_back(record.resume_step, record.number)
         if record.onset >= 0:
@@ -137,11 +137,11 @@ class Holdings:
         """Mark the newest complete snapshot in memory to be written to disk, unless a snapshot on disk is as new. Call
         `want_newest_on_disk` only while no rank is alive."""
         settle(self.slots, sys.maxsize)
-        newest = max(self.memory(), default=None)
-        if newest is None or newest.step <= max(self.durable_steps(), default=-1):
+        last = max(self.memory(), default=None)
+        if last is None or last.step <= max(self.durable_steps(), default=-1):
             return
         for slot in chain(*self.slots):
-            if slot.header().whole and slot.header().stamp == newest:
+            if slot.header().whole and slot.header().stamp == last:
                 slot.want_durable()
 
     def went_back(self, rewinds: Sequence[InPlaceRewind]) -> None:
@@ -166,8 +166,7 @@ class Holdings:
 
     def room(self) -> int:
         """Return the most bytes of memory that one rank's part of a snapshot occupies."""
-        headers = [slot.header() for slot in chain(*self.slots)]
-        return max((header.end for header in headers if header.whole), default=0)
+        return max((header.end for slot in chain(*self.slots) if (header := slot.header()).whole), default=0)
 
     def memory(self) -> list[Stamp]:
         """Return the snapshots in memory from which the ranks can resume, in ascending order."""
@@ -177,9 +176,12 @@ class Holdings:
         """Return the steps of snapshots that only the present rank processes can restore, and that never go to disk."""
         return [header.step for slot in chain(*self.slots) if (header := slot.header()).state is State.LIVE]
 
+    def durable(self) -> list[Stamp]:
+        """Return `newest` of the committed snapshots on disk that are fit to resume from."""
+        return newest(name for _, name in self.shelf.seen.durable if self._usable(name))
+
     def durable_steps(self) -> list[int]:
-        """Return the steps of committed snapshots on disk that are fit to resume from, in ascending order."""
-        return sorted({step for step, name in self.shelf.seen.durable if self._usable(name)})
+        return [stamp.step for stamp in self.durable()]
 
     def unusable(self) -> tuple[str, ...]:
         """Return the names of committed snapshots on disk that ranks must not restore. Storage may not show their marks yet."""
@@ -187,8 +189,7 @@ class Holdings:
 
     def rejected_steps(self) -> tuple[Step, ...]:
         """Return the steps of all snapshots on disk that are set aside, with or without a mark."""
-        unmarked = (step for step, name in self.shelf.seen.durable if not self._usable(name))
-        return tuple(sorted({*self.shelf.seen.rejected, *unmarked}))
+        return tuple(sorted({*self.shelf.seen.rejected, *(Step(it.step) for it in newest(self.unusable()))}))
 
     def _usable(self, name: str) -> bool:
         return name not in self.unfit and self._cuts.of(name) is None and self.sound.fit(name)

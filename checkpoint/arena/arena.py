@@ -65,10 +65,12 @@ class RankArena:
             self._none_since_s = now_s
         return None
 
-    def holding(self, step: int) -> Slot | None:
-        """Return the slot that contains all of this rank's part of `step`. If two slots do, return the one of the newest lineage."""
+    def holding(self, step: int, course: tuple[int, ...] = ()) -> Slot | None:
+        """Return the slot that contains all of this rank's part of `step`. If two slots do, return the one of the newest lineage. course:
+        generation and number of rewinds that the snapshot must have; empty: any."""
         held = [(slot.header(), slot) for slot in self.slots]
         fitting = [(header.stamp, slot) for header, slot in held if header.held and header.step == step]
+        fitting = [(stamp, slot) for stamp, slot in fitting if course in ((), stamp[:2])]
         return max(fitting, key=lambda item: item[0])[1] if fitting else None
 
     def seal(self, step: int, *, live: bool = False) -> bool:

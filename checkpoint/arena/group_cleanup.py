@@ -9,10 +9,13 @@ from .arena import Slot
 from .slot_header import State, complete
 
 
-def settle(slots_by_rank: Sequence[Sequence[Slot]], step: int, *, torn: bool = False) -> None:
+def settle(
+    slots_by_rank: Sequence[Sequence[Slot]], step: int, course: tuple[int, ...] = (), *, torn: bool = False
+) -> None:
     """Keep the snapshots up to `step` that the next worker group can go back to, and seal them in every rank's slots. Free every other
-    slot. No rank may be alive. torn: another node has lost its part of the snapshots older than `step`. If such a snapshot is not on disk
-    yet, it can never be completed there, so the committing node need not wait for it.
+    slot. No rank may be alive. course: generation and number of rewinds of the snapshot from which that group starts; it cannot go back to
+    snapshots of later lineages. Empty: any lineage. torn: another node has lost its part of the snapshots older than `step`. If such a
+    snapshot is not on disk yet, it can never be completed there, so the committing node need not wait for it.
 
     A rank may die after a peer has sealed a step, and before it seals that step itself. The dead rank's own copy then remains staged,
     though all ranks had staged the step. Without this function, the ranks would then disagree on the newest sealed step. Moreover, a rank
@@ -20,7 +23,8 @@ def settle(slots_by_rank: Sequence[Sequence[Slot]], step: int, *, torn: bool = F
     slot, or the slot that waits for the disk.
     """
     headers = [[slot.header() for slot in slots] for slots in slots_by_rank]
-    kept = {stamp for stamp in complete(headers, len(headers)) if stamp.step <= step}
+    whole = complete(headers, len(headers))
+    kept = {stamp for stamp in whole if stamp.step <= step and (not course or stamp <= (*course, step))}
     for slot, header in zip(chain(*slots_by_rank), chain(*headers), strict=True):
         unfinished = header.durable and not header.drained and header.step < step
         if not header.whole or header.stamp not in kept or (torn and unfinished):

@@ -55,11 +55,16 @@ def advance(world: World, now: float, event: Event, phase: Phase, observe: bool)
         where = {"master_addr": world.nodes[chief].address, "master_port": world.acks[chief].port}
         back = order is not None and there is not None and order.left != ""
         lent = {} if back else buddy_sources.fetchable(world)
-        sources = {n: found[point.step] for n, found in lent.items() if point.step in found}
+        chosen = (*point.course, point.step)
+        sources = {n: found[chosen] for n, found in lent.items() if chosen in found}
         done = () if back else _turns(world)
-        record = replace(record, resume_step=point.step, launched_s=now, turns=done, **where)  # type: ignore[arg-type]
+        record = replace(record, resume_step=point.step, resume_course=point.course, turns=done, **where)  # type: ignore[arg-type]
         record = replace(
-            record, sources=sources, holders=buddy_sources.apart(world), onset=recoverable_state.onset(world)
+            record,
+            launched_s=now,
+            sources=sources,
+            holders=buddy_sources.apart(world),
+            onset=recoverable_state.onset(world),
         )
         record = replace(record, rewind=None, begins=order if there else None, new=(), left=())
         given_up = lost(world) if order and there is None else ()

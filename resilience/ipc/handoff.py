@@ -49,6 +49,8 @@ class Handoff:
     """Names of committed snapshots that ranks must not restore, although storage does not show yet that they are set aside."""
     resume_step: Step
     """Step of the snapshot to start from; -1: there is none."""
+    resume_course: tuple[int, ...] = ()
+    """Generation and number of rewinds of that snapshot; empty: there is none, or `rewind` names it."""
     replay_until: Step
     """Newest step that earlier generations reached; -1: none."""
     reached: tuple[Reached, ...] = ()

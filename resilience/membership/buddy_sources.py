@@ -4,7 +4,7 @@ All nodes copy the snapshots of the same steps (the marked steps), each node to 
 is lost, the node that gets its node rank starts from the copy. All others start from the same step in their own memory, because they keep
 marked steps.
 
-    own memory of the members, statuses' copies ──`fetchable`──▶ what each could fetch ──`resume_point.choose`──▶ the step ──▶ its sources
+    own memory of the members, statuses' copies ──`fetchable`──▶ what each could fetch ──`resume_point.choose`──▶ snapshot ──▶ its sources
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ..model.cluster_state import World, once_said
 from ..model.generation import GenerationRecord, Source
-from ..model.node import Copy
+from ..model.signals import Snapshot
 from ..model.types import NodeId, Step
 from . import buddy_placement
 
@@ -32,34 +32,27 @@ def own(world: World) -> dict[NodeId, tuple[Step, ...]]:
 
 
 @once_said
-def fetchable(world: World) -> dict[NodeId, dict[Step, Source]]:
-    """Return, by member, the steps that its memory lacks and whose copy another member holds, each with its source.
+def fetchable(world: World) -> dict[NodeId, dict[Snapshot, Source]]:
+    """Return, by member, the snapshots that its memory lacks and whose copy another member holds, each with its source.
 
-    A copy counts only if it has the same lineage as the members' own snapshots of that step: the same generation and number of rewinds. A
-    step that no member has in its own memory must come from disk.
+    A copy counts only if a member has the same snapshot in its own memory: the same step of the same lineage. A snapshot that no member has
+    in its own memory must come from disk.
     """
     members, held = world.members, own(world)
     if len(held) == len(members) and len({*held.values()}) == 1:
         return {}  # no member lacks a step that another member has
-    lacking: list[tuple[NodeId, NodeId, Copy]] = []
-    """The copy's owner, its holder, and the copy."""
+    kept = {node: world.status[node].remembered() if steps else set() for node, steps in held.items()}
+    known = set[Snapshot]().union(*kept.values())
+    found: dict[NodeId, dict[Snapshot, Source]] = {}
     for node in held:
         for copy in world.status[node].copies:
             owner = members[copy.node_rank] if copy.nodes == len(members) > copy.node_rank else node
-            if owner != node and copy.step not in held.get(owner, ()):
-                lacking.append((owner, node, copy))
-    courses: dict[Step, set[tuple[int, ...]]] = {copy.step: set() for _, _, copy in lacking}
-    for node, steps in held.items() if lacking else ():
-        for step, course in zip(steps, world.status[node].courses, strict=False):
-            if step in courses:
-                courses[step].add(course)
-    found: dict[NodeId, dict[Step, Source]] = {}
-    for owner, node, copy in lacking:
-        refused = owner in held and (copy.generation, copy.rewinds, copy.step) in world.status[owner].unfetched
-        deaf = owner in world.nodes and not world.nodes[owner].copies_port
-        if not (refused or deaf) and courses[copy.step] == {(copy.generation, copy.rewinds)}:
-            source = Source(holder=node, generation=copy.generation, rewinds=copy.rewinds)
-            found.setdefault(owner, {})[copy.step] = source
+            snapshot = (copy.generation, copy.rewinds, copy.step)
+            refused = owner in held and snapshot in world.status[owner].unfetched
+            deaf = owner in world.nodes and not world.nodes[owner].copies_port
+            if owner != node and snapshot in known - kept.get(owner, set()) and not (refused or deaf):
+                source = Source(holder=node, generation=copy.generation, rewinds=copy.rewinds)
+                found.setdefault(owner, {})[snapshot] = source
     return found
 
 

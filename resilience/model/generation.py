@@ -54,6 +54,9 @@ class GenerationRecord:
     master_port: int = 0
     resume_step: Step = Step(-1)
     """Step of the snapshot to start from; -1: no snapshot exists, so the script starts from its own beginning."""
+    resume_course: tuple[int, ...] = ()
+    """Generation and number of rewinds of that snapshot, because another lineage may have a snapshot of the same step. Empty: there is no
+    snapshot, or `begins` names it."""
     replay_until: Step = Step(-1)
     """Newest step that earlier generations reached; -1: none. The ranks compute the steps up to it again."""
     turns: tuple[Turn, ...] = ()

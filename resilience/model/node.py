@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .data_windows import Window
-from .signals import Complaint, InPlaceRewind, Mismatch, RankExit, RankStall, Repeated, Shortage, Sighting, Straggler
+from .signals import (
+    Complaint,
+    InPlaceRewind,
+    Mismatch,
+    RankExit,
+    RankStall,
+    Repeated,
+    Shortage,
+    Sighting,
+    Snapshot,
+    Straggler,
+)
 from .types import Generation, Step
 
 
@@ -70,6 +82,8 @@ class NodeStatus:
     each."""
     durable_steps: tuple[Step, ...] = ()
     """The newest steps with a complete snapshot on disk that this node can read."""
+    durable_courses: tuple[tuple[int, ...], ...] = ()
+    """As `courses`, for `durable_steps`. If a step has several snapshots on disk, this is the newest lineage's."""
     storage: bool = True
     """Whether the directory or object store for snapshots is there."""
     rejected_steps: tuple[Step, ...] = ()
@@ -126,6 +140,21 @@ class NodeStatus:
     """Whether this is the node's last status: its agent has exited, and the job continues without it."""
     seat: tuple[int, ...] = ()
     """Node rank and number of nodes with which the snapshots in memory were taken; empty: no ranks have run yet."""
+
+    def kept(self, avoid: Collection[Step] = ()) -> set[Snapshot]:
+        """Return the snapshots that this node holds in memory or can read from disk. avoid: steps on disk that storage did not return."""
+        return self.remembered() | {
+            each for each in _snapshots(self.durable_steps, self.durable_courses) if each[-1] not in avoid
+        }
+
+    def remembered(self) -> set[Snapshot]:
+        """Return the snapshots that this node holds in memory."""
+        return {*_snapshots(self.memory_steps, self.courses)}
+
+
+def _snapshots(steps: Sequence[Step], courses: Sequence[tuple[int, ...]]) -> Iterator[Snapshot]:
+    """Return the snapshot of each step. A step whose lineage is not reported stands alone in the tuple."""
+    return ((*(courses[at] if at < len(courses) else ()), step) for at, step in enumerate(steps))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ..membership import buddy_sources
 from ..model.cluster_state import World, once, once_said
 from ..model.generation import RewindOrder
 from ..model.node import AckKind, NodeStatus
+from ..model.signals import Snapshot
 from ..model.state_machine import Phase
 from ..model.types import NodeId, Step
 from .restart_history import bound, skipped_to, unreadable
@@ -31,10 +33,14 @@ def said(world: World) -> list[NodeStatus]:
     """Return the members' statuses. `memory_steps` includes the steps that a member can fetch from another node's memory. The list excludes
     steps for which the member's own memory holds other ranks' parts."""
     own, lent = buddy_sources.own(world), buddy_sources.fetchable(world)
-    told = ((world.status[n], own.get(n, ()), lent.get(n, ())) for n in world.members if n in world.status)
-    return [
-        s if s.memory_steps == kept and not had else replace(s, memory_steps=(*kept, *had)) for s, kept, had in told
-    ]
+    told = ((world.status[n], own.get(n, ()), lent.get(n, {})) for n in world.members if n in world.status)
+    return [s if s.memory_steps == kept and not had else _with(s, kept, had) for s, kept, had in told]
+
+
+def _with(status: NodeStatus, kept: tuple[Step, ...], lent: Collection[Snapshot]) -> NodeStatus:
+    """Return the status of a node whose memory holds the steps `kept`, and that can fetch the snapshots `lent`."""
+    steps, courses = [Step(each[-1]) for each in lent], [each[:-1] for each in lent]
+    return replace(status, memory_steps=(*steps, *kept), courses=(*courses, *(status.courses if kept else ())))
 
 
 def onset(world: World) -> Step:

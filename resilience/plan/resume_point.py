@@ -1,4 +1,5 @@
-"""Decides which states are stable, and from which state the job resumes: always sealed snapshots of one step that every member can read.
+"""Decides which states are stable, and from which state the job resumes: always one sealed snapshot that every member can read. A snapshot
+is identified by its lineage and its step, because two lineages may have snapshots of the same step.
 
     sealed ──replicas compared──▶ agreed ──`certify_after_steps` later steps──▶ certified (marked on disk; the last one is never deleted)
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..model.node import NodeStatus
+from ..model.signals import Snapshot
 from ..model.types import Step
 
 
@@ -40,6 +42,8 @@ class StabilityPolicy:
 class ResumePoint:
     step: Step
     """The step to resume from; -1: no state is kept, so the script starts from its own beginning."""
+    course: tuple[int, ...] = ()
+    """Generation and number of rewinds of that step's snapshot."""
     reason: str
 
 
@@ -49,33 +53,41 @@ def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tupl
     return tuple(step for step in sorted(agreed) if step + policy.certify_after_steps <= clean)
 
 
+def common(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Snapshot]:
+    """Return the snapshots that every node holds in memory or can read from disk. avoid: steps on disk that storage did not return."""
+    alike = {  # most of thousands of nodes are alike
+        (s.memory_steps, s.courses, s.durable_steps, s.durable_courses): s for s in statuses
+    }
+    return set.intersection(*(s.kept(avoid) for s in alike.values())) if alike else set()
+
+
 def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Step]:
-    """Return the steps that every node holds in memory or can read from disk. avoid: steps on disk that storage did not return."""
-    alike = {(s.memory_steps, s.durable_steps) for s in statuses}  # most of thousands of nodes are alike
-    return set.intersection(*({*memory, *({*disk} - {*avoid})} for memory, disk in alike)) if alike else set()
+    """Return the steps of the snapshots that `common` returns."""
+    return {Step(each[-1]) for each in common(statuses, avoid)}
 
 
 def choose(
     statuses: Sequence[NodeStatus], avoid: Collection[Step] = (), onset: int = -1, skipped_to: int = -1
 ) -> ResumePoint:
-    """Return the newest step that every node holds in memory or can read from disk. With an onset, return the newest step before the onset
-    at which the replicas agreed on all nodes; if there is none, the newest step before the onset. One node may use its memory and another
-    the disk: for one step, both hold the same bytes. avoid: steps on disk that storage did not return. skipped_to: the training's last
-    step, if the next ranks must begin before it so that the loop's body runs; -1: they need not. If no older state is kept, they begin at
-    that step."""
+    """Return the newest step whose snapshot every node holds in memory or can read from disk. With an onset, return the newest step before
+    the onset at which the replicas agreed on all nodes; if there is none, the newest step before the onset. One node may use its memory and
+    another the disk: for one snapshot, both hold the same bytes. avoid: steps on disk that storage did not return. skipped_to: the
+    training's last step, if the next ranks must begin before it so that the loop's body runs; -1: they need not. If no older state is kept,
+    they begin at that step."""
     if not statuses:
         return ResumePoint(step=Step(-1), reason="no node has reported a snapshot")
-    common = common_steps(statuses, avoid)
+    found = common(statuses, avoid)
     bound = ""
-    if before := {step for step in common if step < skipped_to}:
-        common, bound = (
+    if before := {each for each in found if each[-1] < skipped_to}:
+        found, bound = (
             before,
             f": from step {skipped_to} the loop's body did not run, and the script failed after its loop",
         )
     if onset < 0:
-        return _newest(statuses, common, "there is no snapshot to resume from", bound)
-    older = {step for step in common if step < onset}
-    agreed = older.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
+        return _newest(statuses, found, "there is no snapshot to resume from", bound)
+    older = {each for each in found if each[-1] < onset}
+    steps = set.intersection(*({*s.agreed_steps, *s.certified_steps} for s in statuses))
+    agreed = {each for each in older if each[-1] in steps}
     bound = f", the newest before step {onset}"
     if any(s.compared for s in statuses):
         bound += " at which the replicas agreed"
@@ -86,13 +98,16 @@ def choose(
 
 def exactly(statuses: Sequence[NodeStatus], step: Step, avoid: Collection[Step] = ()) -> ResumePoint | None:
     """Return the ordered `step` as the state to start from; None: it is not kept."""
-    return _newest(statuses, {step}, "", ", as ordered") if step in common_steps(statuses, avoid) else None
+    found = {each for each in common(statuses, avoid) if each[-1] == step}
+    return _newest(statuses, found, "", ", as ordered") if found else None
 
 
-def _newest(statuses: Sequence[NodeStatus], steps: Collection[Step], none: str, bound: str = "") -> ResumePoint:
-    if not steps:
+def _newest(statuses: Sequence[NodeStatus], found: Collection[Snapshot], none: str, bound: str = "") -> ResumePoint:
+    """Return the newest step of `found`. If several lineages have it, return the newest lineage's."""
+    if not found:
         return ResumePoint(step=Step(-1), reason=f"the job's beginning: {none}")
-    step = max(steps)
-    from_memory = sum(step in s.memory_steps for s in statuses)
+    newest = max(found, key=lambda each: (each[-1], each))
+    step = Step(newest[-1])
+    from_memory = sum(newest in s.remembered() for s in statuses)
     where = "memory" if from_memory == len(statuses) else "disk" if not from_memory else "memory and disk"
-    return ResumePoint(step=step, reason=f"step {step} from {where}{bound}")
+    return ResumePoint(step=step, course=newest[:-1], reason=f"step {step} from {where}{bound}")

@@ -176,6 +176,6 @@ def test_what_no_restart_could_make_is_kept_for_a_rewind_and_what_one_could_stay
     script._tape.go_back(5)
     assert script.seen() == kept[5]
     script._tape.go_back(2)
-    assert not script._tape.reachable.keeps(5)
+    assert script._tape.reachable.snapshot(5) is None
     script.record(3)
     assert arena.restorable([[slot.header() for slot in script._tape._arena.slots]], 1) == {2, 3}

@@ -113,7 +113,7 @@ def test_what_the_agent_refuses_is_not_restored_although_it_is_committed(rank: R
     with pytest.raises(Unreadable, match="no committed snapshot of step 1"):
         restorer.from_store(root, 1, unusable=(name,))
     restorer.from_store(root, 1, name, unusable=(name,))  # an order names it
-    assert [Reachable(rank.tape._arena, str(root.path), told)._on_disk() for told in ((), (name,))] == [[1], []]
+    assert [len(Reachable(rank.tape._arena, str(root.path), told)._on_disk()) for told in ((), (name,))] == [1, 0]
 
 
 def test_steps_that_were_left_are_not_gone_back_to_although_the_disk_refused_the_mark(rank: Rank) -> None:
@@ -125,7 +125,23 @@ def test_steps_that_were_left_are_not_gone_back_to_although_the_disk_refused_the
     rank.tape.go_back(1)
     rank.tape._arena.drop_after(0)
     assert [rank.tape.reachable.newest(at_most) for at_most in (10, 1)] == [2, 1]
-    assert [rank.tape.reachable.keeps(step) for step in (1, 2, 3)] == [True, True, False]
+    assert [rank.tape.reachable.snapshot(step) is not None for step in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_rank_restores_the_snapshot_of_the_lineage_that_was_chosen_or_none(rank: Rank) -> None:
+    """Another rank restores that one too. With the bits of another lineage here, the weights would be mixed."""
+    again = rank.snapshot.path.parent / str(Attempt(run="5eed5eed", stamp=Stamp(2, 0, 1)))
+    shutil.copytree(rank.snapshot.path, again)
+    with pytest.raises(Unreadable, match="step 1 of generation 3, rewind 0"):
+        rank.tape.go_back(1, course=(3, 0))
+    with pytest.raises(
+        Unrestorable, match=f"{again}/COMMIT belongs to"
+    ):  # it has looked there, and not into its memory
+        rank.tape.go_back(1, course=(2, 0))
+    for _ in range(2):
+        rank.tape.go_back(1, course=(1, 0))
+        assert torch.equal(rank.model.weight, rank.expected)
+        rank.tape._arena.drop_after(0)  # then from disk, where the other one is newer
 
 
 def test_bytes_that_this_rank_alone_finds_wrong_condemn_no_snapshot(

@@ -92,6 +92,8 @@ class Job:
         """Of the snapshots on disk, all that is in them;"""
         self.stamps: dict[int, tuple[frozenset[str], Stamp]] = {}
         """and which lives of agents have written them, as what."""
+        self.attempts: dict[Stamp, Kept] = {}
+        """All that ever came to disk."""
         self.parts: dict[Stamp, dict[int, str]] = {}
         """Of snapshots on their way to disk: who has written its node rank's."""
         self.rejected: set[int] = set()
@@ -282,6 +284,16 @@ class Job:
     def start_store(self) -> None:
         self.say("etcd answers again")
         self.store.down = False
+
+    def lists_late(self, name: str, seconds: int) -> None:
+        """Storage shows this host nothing new for so long."""
+        self.say(f"{name} lists storage as it is now, for {seconds} s")
+        self.faults.lists_late[NodeId(name)] = self.now_s + seconds, self.listed()
+
+    def listed(self, name: NodeId | None = None) -> dict[int, Stamp]:
+        """By step: what storage shows to that node's host; None: to a host that nothing is wrong with."""
+        until_s, late = self.faults.lists_late.get(name, (0.0, {})) if name else (0.0, {})
+        return late if self.now_s < until_s else {step: self.stamps[step][1] for step in self.disk}
 
     def kill_rank(self, rank: int) -> None:
         self.ranks.kill(rank, self.now_s + 0.5)

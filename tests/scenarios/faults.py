@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.resilience.model.types import NodeId
 
 
@@ -59,6 +60,8 @@ class Faults:
     """Step → the ranks that will find no slot for their copy, once."""
     rot: set[int] = field(default_factory=set)
     """Steps whose snapshot in memory is damaged when it is read."""
+    lists_late: dict[NodeId, tuple[float, dict[int, Stamp]]] = field(default_factory=dict)
+    """Nodes whose hosts list storage as it was once, whatever has changed since; and until when."""
     unreadable: bool = False
     """Storage does not give what is on disk."""
     disk_full: bool = False

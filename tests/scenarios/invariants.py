@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from mt_resilient.checkpoint.arena.slot_header import Stamp
 from mt_resilient.resilience.membership.rank_assignment import proves
 from mt_resilient.resilience.model.cause import Cause
 from mt_resilient.resilience.model.data_windows import Window, batch
@@ -240,29 +241,31 @@ def _newest_there_is(job: Job, watch: Watch, record: GenerationRecord) -> str:
         return wrong * (record.resume_step != record.begins.to)
     failed = [i.step_at_fault for i in watch.incidents.values() if i.cause == Cause.SNAPSHOT_UNREADABLE]
     memory = [
-        {
-            step: kept
-            for step, kept in node.arena.items()
-            if kept.sealed and kept.seat == seat and node.replicas.fit(kept.stamp)
+        borrowed
+        | {
+            kept.stamp: kept
+            for kept in node.arena.values()
+            if kept.sealed and kept.seat == (rank, len(nodes)) and node.replicas.fit(kept.stamp)
         }
-        for node, seat in ((node, (rank, len(nodes))) for rank, node in enumerate(nodes))
+        for rank, (node, borrowed) in enumerate(zip(nodes, lent(nodes), strict=True))
     ]
-    memory = [borrowed | mine for borrowed, mine in zip(lent(nodes), memory, strict=True)]
     # What has come to the disk since all members have looked counts for nothing yet.
-    seen = job.disk.keys() if job.alone else job.disk.keys() & frozenset.intersection(*(node.seen for node in nodes))
-    disk = {step: job.written[step] for step in seen if failed.count(step) < 2}
-    bound = _bound(watch)
+    seen = set.intersection(
+        *({*job.listed(node.name).values()} & ({*job.listed().values()} if job.alone else node.seen) for node in nodes)
+    )
+    disk = {stamp: job.attempts[stamp] for stamp in seen if failed.count(stamp.step) < 2}
+    bound, chosen = _bound(watch), (*record.resume_course, record.resume_step)
     common = set.intersection(*({*disk, *each} for each in memory))
-    known = disk | {step: kept for each in memory for step, kept in each.items()}
-    held = {step: known[step] for step in common if bound < 0 or step < bound}
-    right = {step for step, kept in held.items() if bound < 0 or _right(kept)}
-    if bound >= 0 and record.resume_step in held and right and not _right(held[record.resume_step]):
+    known = disk | {stamp: kept for each in memory for stamp, kept in each.items()}
+    held = {stamp: known[stamp] for stamp in common if bound < 0 or stamp.step < bound}
+    right = {stamp for stamp, kept in held.items() if bound < 0 or _right(kept)}
+    if bound >= 0 and chosen in held and right and not _right(known[Stamp._make(chosen)]):
         return f"the job goes on from step {record.resume_step}, whose replicas are apart, though {max(right)} is right"
-    compared = {s for s in right if bound < 0 or all(node.replicas.agreed(held[s].stamp) for node in nodes)}
+    compared = {s for s in right if bound < 0 or all(node.replicas.agreed(s) for node in nodes)}
     for node, mine in zip(nodes, memory, strict=True):
-        if record.resume_step >= 0 and record.resume_step not in {*mine, *job.written}:
+        if record.resume_step >= 0 and record.resume_step not in {stamp.step for stamp in (*mine, *job.attempts)}:
             return f"the job goes on from step {record.resume_step}, and {node.name} has no such state of its ranks"
-    best = max(compared or right or held, default=-1)
+    best = max((stamp.step for stamp in compared or right or held), default=-1)
     return f"the job goes on from step {record.resume_step}, though step {best} is there" * (record.resume_step < best)
 
 
@@ -358,7 +361,7 @@ def what_is_on_disk_is_whole(job: Job, watch: Watch) -> Iterator[str]:
 def ranks_go_on_from_what_is_sealed(job: Job, watch: Watch) -> Iterator[str]:
     for restored in job.restored[watch.restored :]:
         kept, step = restored.kept, restored.step
-        if any((other.state, other.inner) != (kept.state, kept.inner) for other in restored.others):
+        if any((it.state, it.inner, it.bits) != (kept.state, kept.inner, kept.bits) for it in restored.others):
             yield f"the ranks of some nodes went on from another state of step {step}"
         if any(not each.sealed or each.missing for each in (kept, *restored.others)):
             yield f"the ranks went on from step {step}, which not all of them hold"

@@ -33,6 +33,8 @@ class Kept:
 
     state: State
     inner: Inner = Inner()
+    bits: int = 0
+    """What differs each time that a step is computed: the stack is not deterministic."""
     course: dict[str, Any] = field(default_factory=dict)
     missing: frozenset[int] = frozenset()
     """Ranks that could not take their copy."""

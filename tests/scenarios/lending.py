@@ -107,11 +107,8 @@ class Lending:
             del self.guests[stamp]
 
     def told(self) -> dict[str, Any]:
-        """For the status, with what the memory of this node itself holds."""
-        fit = self._node.replicas.fit
-        own = [kept for _, kept in sorted(self._node.arena.items()) if kept.sealed and fit(kept.stamp)]
+        """For the status."""
         return {
-            "courses": tuple((kept.stamp.generation, kept.stamp.rewinds) for kept in own),
             "copies": tuple(
                 Copy(
                     node_rank=kept.seat[0],
@@ -126,22 +123,18 @@ class Lending:
         }
 
 
-def lent(nodes: list[Node]) -> list[dict[int, Kept]]:
+def lent(nodes: list[Node]) -> list[dict[Stamp, Kept]]:
     """What the members of a generation could have from each other, by node rank."""
-    found: list[dict[int, Kept]] = [{} for _ in nodes]
+    found: list[dict[Stamp, Kept]] = [{} for _ in nodes]
+    held = {
+        kept.stamp
+        for at, node in enumerate(nodes)
+        for kept in node.arena.values()
+        if kept.sealed and kept.seat == (at, len(nodes)) and node.replicas.fit(kept.stamp)
+    }
     for node in nodes:
         for stamp, kept in node.lending.guests.items():
             rank, count = kept.seat
-            if count != len(nodes) or nodes[rank] is node or stamp in nodes[rank].lending.unfetched:
-                continue
-            held = {
-                each.arena[stamp.step].stamp
-                for at, each in enumerate(nodes)
-                if stamp.step in each.arena
-                and each.arena[stamp.step].sealed
-                and each.arena[stamp.step].seat == (at, count)
-                and each.replicas.fit(each.arena[stamp.step].stamp)
-            }
-            if held == {stamp}:
-                found[rank][stamp.step] = kept
+            if stamp in held and count == len(nodes) and nodes[rank] is not node:
+                found[rank] |= {stamp: kept} if stamp not in nodes[rank].lending.unfetched else {}
     return found

@@ -30,7 +30,7 @@ from mt_resilient.agent.ranks.worker_group import WorkerGroup
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.agent.snapshots.fingerprint_source import Sight, layout_of
 from mt_resilient.agent.snapshots.replica_check import Replicas
-from mt_resilient.checkpoint.arena.slot_header import MARKS
+from mt_resilient.checkpoint.arena.slot_header import MARKS, Stamp
 from mt_resilient.checkpoint.format.replica_agreement import Words
 from mt_resilient.checkpoint.format.sharding import Part
 from mt_resilient.checkpoint.format.tensor_table import plan
@@ -110,8 +110,8 @@ class Node:
         """Node rank and number of nodes, of the ranks that were started last."""
         self.acked: tuple[int, AckKind | None] = (0, None)
         self.begun = Begun()
-        self.seen: frozenset[int] = frozenset()
-        """Steps on disk when it told of them last."""
+        self.seen: frozenset[Stamp] = frozenset()
+        """What it told last to be on disk."""
         self.dead = ""
         """The agent of the next node, which has died while its host lives: until etcd knows."""
         self.until_ns = 0
@@ -196,7 +196,7 @@ class Node:
                     kept.looked += 1
                     kept.drained = kept.seat[0] > 0 or whole or kept.looked > DELIVER_LOOKS
                     if whole and kept.seat[0] == 0:
-                        self.disk[step] = kept.state
+                        self.disk[step], self.job.attempts[kept.stamp] = kept.state, kept
                         self.job.written[step], self.job.stamps[step] = kept, (frozenset(parts.values()), kept.stamp)
                         self.say(f"step {step} is on disk")
 
@@ -229,6 +229,14 @@ class Node:
     def _words(self, kept: Kept) -> tuple[Words, ...]:
         word = crc32(repr(kept.state).encode())
         return tuple(np.array([word ^ (rank + 1 if rank in kept.odd else 0), 0], np.uint64) for rank in self._global)
+
+    def stored(self, step: int, course: tuple[int, ...] = ()) -> Kept | None:
+        """What its ranks find of that step on disk."""
+        stamp = self.job.listed(self.name).get(step)
+        return self.job.attempts[stamp] if stamp and course in ((), stamp[:2]) else None
+
+    def _left_behind(self, stamp: Stamp) -> bool:
+        return any(stamp.left(to, life) for to, life in self.left)
 
     def _ours(self, step: int) -> bool:
         return self.instance in self.job.stamps[step][0]
@@ -327,7 +335,7 @@ class Node:
     def _refuse_the_left(self) -> None:
         """What is on disk of a course that was left, or has come there since."""
         for step in [*self.disk]:
-            if any(step > to and self.job.stamps[step][1][:2] < life for to, life in self.left):
+            if self._left_behind(self.job.stamps[step][1]):
                 del self.disk[step]
                 self.say(f"the snapshot of step {step} is set aside")
 
@@ -338,15 +346,15 @@ class Node:
                 del self.disk[int(words["step"])]
                 self.rejected.add(int(words["step"]))
                 self.say(f"the snapshot of step {words['step']} is set aside")
-        self.seen = frozenset(self.disk)
+        on_disk = [stamp for _, stamp in sorted(self.job.listed(self.name).items()) if not self._left_behind(stamp)]
+        self.seen = frozenset(on_disk)
         group = self.group
         number = group.generation if group else record.number
-        in_memory = [s for s, kept in sorted(self.arena.items()) if kept.sealed and self.replicas.fit(kept.stamp)]
+        in_memory = [k.stamp for _, k in sorted(self.arena.items()) if k.sealed and self.replicas.fit(k.stamp)]
         kept = NodeStatus(
             generation=Generation(number),
             at_s=self.job.wall_s,
-            memory_steps=tuple(map(Step, in_memory)),
-            durable_steps=tuple(map(Step, sorted(self.disk))),
+            **status_report.snapshots(in_memory, on_disk),
             rejected_steps=tuple(map(Step, sorted(self.rejected))),
             storage=True,
         )
@@ -481,7 +489,8 @@ class Node:
         self.settled = record.number
         self.seat = (record.node_rank(self.name), len(record.members))
         for step, kept in list(self.arena.items()):
-            if step > record.resume_step or not kept.sealed or kept.seat != self.seat:
+            later = bool(record.resume_course) and kept.stamp > (*record.resume_course, record.resume_step)
+            if step > record.resume_step or later or not kept.sealed or kept.seat != self.seat:
                 del self.arena[step]
         self.lending.forget(lambda stamp: stamp.step > record.resume_step and stamp.generation < record.number)
         if record.onset >= 0:

@@ -43,6 +43,7 @@ class Ranks(Processes):
         self.state: State = ()
         """A sample that was used by replicas that were apart counts negative."""
         self.inner = Inner()
+        self.bits = 0
         self.odd: frozenset[int] = frozenset()
         self.pending: tuple[float, ...] | None = None
         self.postponed: Judgement | None = None
@@ -137,7 +138,7 @@ class Ranks(Processes):
         if any(node.lending.fetching for node in self.nodes.values()):
             return
         if step >= 0:
-            if not self._load(step, now_s, in_place=False):
+            if not self._load(step, now_s, in_place=False, course=self.record.resume_course):
                 return
             self.course.went_back(step)
         self._live(RankPhase.TRAINING)
@@ -156,32 +157,34 @@ class Ranks(Processes):
         return Kept(
             self.state,
             inner=self.inner,
+            bits=self.bits,
             course={"figures": course["figures"].clone(), "level": course["level"], "windows": course["windows"]},
             stamp=Stamp(self.generation, self.rewinds, self.step),
             odd=self.odd,
         )
 
-    def _load(self, step: int, now_s: float, *, in_place: bool, before: int = -1) -> bool:
+    def _load(self, step: int, now_s: float, *, in_place: bool, before: int = -1, course: tuple[int, ...] = ()) -> bool:
         """Go back to that step, from memory or else from disk; False where the ranks could not, and have raised. before: the state has
-        to be older than this step; -1: any will do."""
-        found = [kept for node in self.nodes.values() if (kept := self._found(node, step, now_s)) is not None]
+        to be older than this step; -1: any will do. course: that it has to be of; empty: any will do."""
+        found = [kept for node in self.nodes.values() if (kept := self._found(node, step, now_s, course)) is not None]
         if len(found) < len(self.nodes):
             return False
         kept = found[0]
-        self.state, self.inner, self.odd = kept.state, kept.inner, frozenset().union(*(each.odd for each in found))
+        self.state, self.inner, self.bits = kept.state, kept.inner, kept.bits
+        self.odd = frozenset().union(*(each.odd for each in found))
         self.begun = step
         self.course.restore(kept.course)
         others = tuple(replace(each) for each in found[1:])
         self.job.restored.append(Restored(self.generation, step, before, replace(kept), in_place, others))
         return True
 
-    def _found(self, node: Node, step: int, now_s: float) -> Kept | None:
+    def _found(self, node: Node, step: int, now_s: float, course: tuple[int, ...]) -> Kept | None:
         """What the ranks of this node restore of that step; None where they cannot, and all have raised."""
         if not self.alive:
             return None
-        faults, kept = self.job.faults, node.arena.get(step)
-        if kept is not None and kept.seat != node.seat:  # other ranks have left it there
-            kept = None
+        faults, kept, stored = self.job.faults, node.arena.get(step), node.stored(step, course)
+        if kept is not None and (kept.seat != node.seat or course not in ((), kept.stamp[:2])):
+            kept = None  # other ranks have left it there, or it is another one
         if kept is not None and step in faults.rot:
             faults.rot.discard(step)
             del node.arena[step]
@@ -192,11 +195,11 @@ class Ranks(Processes):
             error = f"Unrestorable: cannot restore step {step}: checksum of slab 0 does not match"
             self.raise_(error, now_s, node, kind="snapshot", step=step, path=f"snapshots/{step}")
             return None
-        if kept is None and (faults.unreadable or step not in self.job.disk):
+        if kept is None and (faults.unreadable or stored is None):
             error = f"Unreadable: cannot read step {step} at present"
             self.raise_(error, now_s, node, kind="unreadable", step=step, path=f"snapshots/{step}")
             return None
-        return kept or self.job.written[step]
+        return kept or stored
 
     def _train(self, now_s: float) -> None:
         """One step, then what `Session.boundary` does; nothing where the state is that of the last step, or the ranks wait."""
@@ -210,6 +213,7 @@ class Ranks(Processes):
             self.job.faults.spike_at[self.step + 1] -= 1
             sample += HURT
         self.state, self.inner = (*self.state, -sample if self.odd else sample), self.inner.stepped(sample)
+        self.bits = hash((self.bits, self.generation, self.rewinds, self.step))
         if self.job.faults.flip_at.get(self.step):
             self.job.faults.flip_at[self.step] -= 1
             self.odd = frozenset([1])
@@ -424,7 +428,7 @@ class Ranks(Processes):
                     onset=finding.onset,
                     seen=finding.seen,
                     last=finding.seen,
-                    to=max((s for s in {*self._sealed(), *self.job.disk} if s < finding.onset), default=-1),
+                    to=max((s for s in self._held()[1] if s < finding.onset), default=-1),
                     remedy=answer.remedy,
                     window=None,
                     value=finding.value,
@@ -433,19 +437,19 @@ class Ranks(Processes):
                 )
             )
 
-    def _sealed(self) -> set[int]:
-        """Steps that all nodes have in memory."""
-        return set.intersection(
-            *(
-                {s for s, kept in node.arena.items() if kept.sealed and kept.seat == node.seat}
-                for node in self.nodes.values()
-            )
-        )
+    def _held(self) -> tuple[set[int], set[int]]:
+        """Steps of which all nodes would restore the same state: those that all have in memory; and all of them."""
+        nodes = [*self.nodes.values()]
+        memory = [{s: k for s, k in n.arena.items() if k.sealed and k.seat == n.seat} for n in nodes]
+        disk = [{s: k for s in self.job.listed(n.name) if (k := n.stored(s))} for n in nodes]
+        each = [{**stored, **kept} for stored, kept in zip(disk, memory, strict=True)]
+        alike = {s for s in set.intersection(*map(set, each)) if len({(e[s].state, e[s].bits) for e in each}) == 1}
+        return alike.intersection(*memory), alike
 
     def _ordered_to(self) -> int:
         """Where the ranks go back to as ordered; -1: they cannot."""
         page = self.pages[0]
-        held = {*self.job.disk, *self._sealed()}
+        _, held = self._held()
         if page.ordered_by == tuple(OrderedBy).index(OrderedBy.COMPARISON):
             return max((step for step in held if step <= page.ordered_to), default=-1)
         return page.ordered_to if page.ordered_to in held else -1
@@ -472,15 +476,13 @@ class Ranks(Processes):
         finding, answer = judged.finding, judged.answer
         assert finding
         assert answer
-        sealed = self._sealed()
+        held = self._held()
 
         def newest(at_most: int) -> int:
-            tiers = (max((step for step in tier if step <= at_most), default=-1) for tier in (sealed, self.job.disk))
+            tiers = (max((step for step in tier if step <= at_most), default=-1) for tier in held)
             return next((step for step in tiers if step >= 0), -1)
 
-        answer, to = rewind_ladder.goes_to(
-            answer, finding, newest, lambda: min({*sealed, *self.job.disk}, default=math.inf)
-        )
+        answer, to = rewind_ladder.goes_to(answer, finding, newest, lambda: min(held[1], default=math.inf))
         if to < 0:
             self.raise_(
                 "InternalError: no snapshot is left to go back to in place; the worker group restarts from disk", now_s

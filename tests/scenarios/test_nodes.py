@@ -54,6 +54,22 @@ def test_a_node_dies_and_a_spare_takes_its_place(golden: Golden) -> None:
     golden(job.transcript())
 
 
+def test_a_host_still_lists_a_snapshot_of_a_lineage_that_was_left(golden: Golden) -> None:
+    """One node has lost its memory, and its host lists only the step 8 that the ranks have left: they go on from an older step, although
+    the other node has a step 8 in its memory, for that one was computed from other data."""
+    job = Job(nodes="2", total=16)
+    job.until_committed(8)
+    job.lists_late("b", 14)
+    job.order(Wish.REWIND, step=Step(4), skip=1)
+    job.until(lambda job: job.ranks.rewinds == 1 and job.ranks.step == 9)
+    job.kill_agent("b")
+    job.start_agent("b")
+    job.until(lambda job: job.restored[-1].generation == 3)
+    assert job.restored[-1].step == 4, job.transcript()
+    job.ends(samples=[*range(1, 5), *range(6, 18)])
+    golden(job.transcript())
+
+
 def test_the_node_that_leads_dies(golden: Golden) -> None:
     """The first of the nodes dies, which led the job: another one leads, and the spare becomes the first."""
     job = begun(nodes="2", spares=1, total=16)

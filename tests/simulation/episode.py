@@ -54,6 +54,8 @@ FORGOTTEN = 0.1
 """In how many etcd loses its data,"""
 AWAY = 0.1
 """and in how many the script's is away for a while."""
+LATE = 0.2
+"""In how many of those with several nodes one host lists storage late."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,11 @@ def draw(seed: int) -> Episode:
         if at < len(moments):  # and what comes next, while starts wait for long, or after it
             moments[at] = replace(moments[at], wait_s=moments[at].wait_s + starts.choice((0, 0, 60, 600)))
         moments.insert(at, away)
+    late = random.Random(f"storage {seed}")
+    if (nodes, spares) != ("1", 0) and late.random() < LATE:  # first of all, once a few snapshots are on disk
+        moments.insert(
+            0, Moment(late.randrange(10, 18), "", late.choice(faults.OF_STORAGE).__name__, late.randrange(1 << 16))
+        )
     return Episode(
         seed=seed,
         total=32 if long else 12,

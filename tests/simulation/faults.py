@@ -12,7 +12,8 @@ from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.model.generation import Quarantine
 from mt_resilient.resilience.model.node import Ack, AckKind
 from mt_resilient.resilience.model.request import Wish
-from mt_resilient.resilience.model.types import NodeId, RankPhase
+from mt_resilient.resilience.model.state_machine import Phase
+from mt_resilient.resilience.model.types import NodeId, RankPhase, Step
 from mt_resilient.resilience.store.codec import dumps
 
 from ..scenarios.cluster import Job
@@ -376,6 +377,23 @@ def node_shut_out(job: Job, number: int) -> tuple[int, End] | None:
     return 5 + number % 30, readmitted
 
 
+def storage_listed_late(job: Job, number: int) -> tuple[int, End] | None:
+    """By one host, while somebody orders the ranks to compute the newest steps again; then its agent is killed."""
+    record = job.watch.record
+    if job.store.down or len(job.disk) < 2 or not record or record.phase is not Phase.RUN:
+        return None
+    name = _one(job, number)
+    job.lists_late(name, 8 + number % 20)
+    job.order(Wish.REWIND, step=Step(sorted(job.disk)[-2]))
+
+    def killed(job: Job) -> None:
+        if name in job.nodes and job.nodes[name].code is None:
+            job.kill_agent(name)
+            job.start_agent(name)
+
+    return 2 + number % 13, killed
+
+
 OF_NODES: tuple[Fault, ...] = (
     node_dies,
     node_dies,
@@ -438,9 +456,12 @@ OF_DATA: tuple[Fault, ...] = (etcd_loses_its_data, etcd_is_restored)
 """Those that one episode of some has once: after them, what is written is no longer held against what was written before."""
 OF_STARTS: tuple[Fault, ...] = (data_away,)
 """And those that a few have once."""
+OF_STORAGE: tuple[Fault, ...] = (storage_listed_late,)
+"""And those that a few episodes of several nodes have once."""
 DEAF: tuple[Fault, ...] = (node_cut_off, members_cut_off, agent_held_up, agent_stalls, machine_sleeps)
 """Those with which members cannot tell an etcd that has lost its data how far the job is, and others begin without them. Known, and not
 played together."""
 BY_NAME: dict[str, Fault] = {
-    fault.__name__: fault for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA, *OF_STARTS)
+    fault.__name__: fault
+    for fault in (*ALWAYS, *OF_NODES, *AWAKE, *ASLEEP, *PERSISTENT, *LONG, *OF_DATA, *OF_STARTS, *OF_STORAGE)
 }

@@ -15,9 +15,8 @@ from mt_resilient.agent.snapshots.replica_check import Replicas
 from mt_resilient.resilience import controller
 from mt_resilient.resilience.decide import decide
 from mt_resilient.resilience.inprocess.tally import Held
-from mt_resilient.resilience.membership import buddy_sources, rank_assignment, reachability
+from mt_resilient.resilience.membership import rank_assignment, reachability
 from mt_resilient.resilience.model.cluster_state import World
-from mt_resilient.resilience.model.generation import Source
 from mt_resilient.resilience.model.incident import Incident
 from mt_resilient.resilience.model.node import Ack, AckKind
 from mt_resilient.resilience.model.state_machine import Phase
@@ -29,7 +28,6 @@ from mt_resilient.training.boundary.lineage import Course
 
 from ..scenarios import ranks
 from ..scenarios.kept import Inner
-from ..scenarios.lending import Lending
 from ..scenarios.node import Node
 from ..scenarios.ranks import Ranks
 
@@ -146,19 +144,18 @@ def _greedy(real: Any) -> Any:
     return again
 
 
-def _credulous(real: Any) -> Any:
-    def fetchable(world: Any) -> Any:
-        """Any copy of the right ranks will do, of whatever course of the training."""
-        members, held, found = [*world.members], buddy_sources.own(world), {}
-        for node in held:
-            for copy in world.status[node].copies:
-                owner = members[copy.node_rank] if copy.nodes == len(members) else node
-                if owner != node and copy.step not in held.get(owner, ()):
-                    source = Source(holder=node, generation=copy.generation, rewinds=copy.rewinds)
-                    found.setdefault(owner, {})[copy.step] = source
-        return found
+def _bare_step(real: Any) -> Any:
+    def common(statuses: Any, avoid: Any = ()) -> Any:
+        """Whatever each node has of a step that all have."""
+        kept = [status.kept(avoid) for status in statuses]
+        steps = set.intersection(*({each[-1] for each in found} for found in kept)) if kept else set()
+        return {max(each for found in kept for each in found if each[-1] == step) for step in steps}
 
-    return fetchable
+    return common
+
+
+def _of_any_lineage(real: Any) -> Any:
+    return lambda self, *args, **words: real(self, *args, **{**words, "course": ()})
 
 
 _UNBOUND = _swap(recoverable_state, "onset", lambda real: lambda world: Step(-1))
@@ -212,15 +209,8 @@ BUGS: dict[str, tuple[int, Plant]] = {
     ),
     "one spare for two places": (172, _swap(rank_assignment, "again", _twice)),
     "places exchanged though all are there": (16, _swap(rank_assignment, "again", _mixed)),
-    "copies of a course that was left": (
-        4155,
-        _both(
-            _swap(buddy_sources, "fetchable", _credulous),
-            _swap(Lending, "forget", lambda real: lambda self, wrong: None),
-        ),
-    ),
     "who does not reach etcd is replaced": (
-        154,
+        788,
         _swap(reachability, "cut_off", lambda real: lambda world, now, lease_s: ()),
     ),
     "more nodes than are expected begin by themselves": (
@@ -231,6 +221,10 @@ BUGS: dict[str, tuple[int, Plant]] = {
         ),
     ),
     "grown at a fault": (223, _swap(rank_assignment, "again", _greedy)),
+    "the point is a bare step": (
+        589,
+        _both(_swap(resume_point, "common", _bare_step), _swap(Ranks, "_load", _of_any_lineage)),
+    ),
     "ranks ended when etcd is away": (11, _swap(Node, "round", _frightened)),
 }
 """By name: a seed that shows it, and the swap. Where seeds draw other episodes than now, `scripts/test --all` finds others."""

@@ -265,6 +265,14 @@ def test_going_back_frees_later_steps(slot_paths):
     assert holding.header().stamp == Stamp(1, 1, 2)
 
 
+def test_of_two_lineages_of_a_step_the_newest_is_held_unless_one_is_named(slot_paths):
+    ranks = RankArena(slot_paths)
+    stage(ranks, 2)
+    stage(ranks, 2, rewinds=1)
+    found = [ranks.holding(2, course) for course in ((), (1, 0), (1, 1), (2, 0))]
+    assert [slot and slot.header().stamp for slot in found] == [Stamp(1, 1, 2), Stamp(1, 0, 2), Stamp(1, 1, 2), None]
+
+
 # Conclusions from headers
 
 headers = st.builds(

@@ -73,6 +73,15 @@ def test_a_snapshot_whose_part_another_node_has_lost_is_freed(ranks, torn, kept)
     assert [steps(slots) for slots in ranks] == [kept, kept]
 
 
+@pytest.mark.parametrize(("course", "kept"), [((), [1, 2, 3]), ((2, 0), [1, 2, 3]), ((1, 0), [1])])
+def test_snapshots_of_a_later_lineage_than_the_next_ranks_are_freed(ranks, course, kept):
+    """Ranks that begin from step 3 of generation 1, which is on disk, have never computed those of generation 2."""
+    stage_all(ranks, 1)
+    stage_all(ranks, 2, 3, generation=2)
+    settle([slots.slots for slots in ranks], 3, course)
+    assert [steps(slots) for slots in ranks] == [kept, kept]
+
+
 def test_a_torn_slot_is_freed(ranks):
     stage_all(ranks, 1)
     torn = ranks[0].slots[1]

@@ -121,6 +121,16 @@ def test_coming_back_takes_one_lineage_and_mixes_in_no_other(tmp_path: Path) -> 
     )
 
 
+def test_of_several_snapshots_of_one_step_the_newest_lineage_s_counts(tmp_path: Path) -> None:
+    root, held = holdings(tmp_path)
+    for generation, rewinds, step in ((9, 0, 20), (10, 1, 20), (10, 0, 20), (9, 0, 10)):
+        written(root, str(Attempt(run=RUN, stamp=Stamp(generation, rewinds, step))))
+    held.shelf.fresh(FRESH_S)
+    assert held.durable() == [Stamp(9, 0, 10), Stamp(10, 1, 20)]
+    held.went_back([back(10, 2, to=10)])
+    assert held.durable() == [Stamp(9, 0, 10)]
+
+
 def test_after_coming_back_a_rewind_leaves_it_again(tmp_path: Path) -> None:
     root, held = holdings(tmp_path)
     name = f"0000000030-g1-{RUN}0000"

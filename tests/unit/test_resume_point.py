@@ -50,6 +50,47 @@ def test_where_the_loop_s_body_did_not_run_the_next_ranks_begin_earlier(tiers: l
     assert choose(nodes(*tiers), skipped_to=10).step == step
 
 
+OLD, NEW = (1, 0), (2, 0)
+"""Generation and rewinds of a lineage, and of one that has computed some of its steps again."""
+
+
+def holding(memory: dict[int, tuple[int, int]], disk: dict[int, tuple[int, int]]) -> NodeStatus:
+    return status(
+        memory_steps=(*map(Step, memory),),
+        courses=(*memory.values(),),
+        durable_steps=(*map(Step, disk),),
+        durable_courses=(*disk.values(),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "step", "course"),
+    [
+        (
+            holding({40: NEW}, {}),
+            holding({}, {40: OLD}),
+            -1,
+            (),
+        ),  # its listing is old, or another agent's mark is missing
+        (holding({40: NEW}, {30: OLD}), holding({}, {30: OLD, 40: OLD}), 30, OLD),
+        (holding({}, {30: OLD, 40: NEW}), holding({}, {30: OLD, 40: OLD}), 30, OLD),
+        (holding({30: OLD, 40: NEW}, {40: OLD}), holding({30: OLD}, {40: OLD}), 40, OLD),  # both read it from disk
+        (holding({40: OLD}, {40: NEW}), holding({40: NEW}, {40: OLD}), 40, NEW),
+        (holding({40: NEW}, {50: OLD}), holding({40: NEW}, {50: OLD}), 50, OLD),
+        (holding({40: NEW}, {}), holding({}, {40: NEW}), 40, NEW),
+    ],
+)
+def test_snapshots_of_one_step_and_two_lineages_are_never_combined(
+    one: NodeStatus, other: NodeStatus, step: int, course: tuple[int, ...]
+) -> None:
+    for said in ([one, other], [other, one]):
+        point = choose(said)
+        assert (point.step, point.course) == (step, course)
+        ordered = exactly(said, Step(step))
+        assert step < 0 or (ordered is not None and ordered.course == course)
+    assert exactly([one, other], Step(40)) is None or step >= 40
+
+
 steps = st.sets(st.integers(0, 12), max_size=6)
 
 

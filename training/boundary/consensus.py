@@ -32,6 +32,7 @@ from ...resilience.model.rewind import Remedy, Turn
 from ...resilience.model.types import Order, OrderedBy, Rank, Step
 from ...resilience.text import sentences
 from ..attach.attach import Attachment, ends_the_rank
+from ..snapshot.reachable import Common
 from ..snapshot.snapshot_pace import Pace
 from ..snapshot.snapshots import Tape
 from ..state.optimizers.accumulated_gradients import Accumulation
@@ -68,6 +69,7 @@ class Council:
         """Collective: every rank must create its council at the same point of its program."""
         self._at, self._tape, self._course, self._pace, self._rescue, self._own = at, tape, course, pace, rescue, own
         self._sentinel, self._accumulation = Sentinel(at), accumulation
+        self._common = Common(tape.reachable, self._sentinel.greatest)
         self._policy = at.handoff.policy
         self.stride = pace.stride
         """Steps between snapshots in memory, as all ranks last agreed."""
@@ -173,7 +175,7 @@ class Council:
                 page.sighted_again(ordinal, finding.seen)
                 return
         if judgement.waits and not self._policy.observe:
-            to = self._common(answer.at_most)
+            to = self._common.newest(answer.at_most)
             self._tape.keep(to)
         else:
             kept = self._tape.reachable
@@ -216,8 +218,8 @@ class Council:
             cause=tuple(OrderedBy)[page.ordered_by],
         )
         if order.cause is OrderedBy.COMPARISON:  # any older state is acceptable too
-            order = replace(order, to=Step(self._common(order.to)))
-        elif not self._sentinel.extremes(self._tape.reachable.keeps(order.to))[0]:
+            order = replace(order, to=Step(self._common.newest(order.to)))
+        elif not self._common.keeps(order.to):
             order = replace(order, to=Step(-1))
         if order.to < 0:
             self._obeyed, page.declined = order.number, order.number
@@ -243,7 +245,7 @@ class Council:
         assert answer is not None
         started = monotonic_ns()
         ranks = self._culprits(finding)
-        answer, to = rewind_ladder.goes_to(answer, finding, self._common, self._oldest)
+        answer, to = rewind_ladder.goes_to(answer, finding, self._common.newest, self._common.oldest)
         if to < 0:
             raise InternalError("no snapshot is left to go back to in place; the worker group restarts from disk")
         past = rewind_ladder.same_fault(finding, self._course.turns, self._policy.ladder)
@@ -278,22 +280,5 @@ class Council:
             self._watch_ended(Outcome.ACTED, self._at.page.step)
         self._rescue.turn(False)  # the state is restored without the rescue
         self._tape.rewinds += 1
-        self._tape.go_back(to)
+        self._tape.go_back(to, course=self._common.courses[to])
         self._own.went_back(to)
-
-    def _common(self, at_most: int) -> int:
-        """Return the newest step up to `at_most` that every rank can go back to; -1 if there is none. Collective."""
-        while True:
-            worst, best = map(int, self._sentinel.extremes(self._tape.reachable.newest(at_most)))
-            if worst == best:
-                return worst
-            at_most = worst  # one rank has this step; the others may not
-
-    def _oldest(self) -> float:
-        """Return the oldest step that every rank can go back to; infinity if there is none. Collective."""
-        at_least = 0.0
-        while True:
-            least, greatest = self._sentinel.extremes(self._tape.reachable.oldest(at_least))
-            if least == greatest:
-                return greatest
-            at_least = greatest

@@ -58,13 +58,15 @@ class Restorer:
         self._rank, self._world = rank, world
         self._kept_randomness: Any = None
 
-    def from_store(self, root: Place, step: int, left: str = "", unusable: Collection[str] = ()) -> None:
-        """Restore this rank's state at `step`. left: as in `Tape.go_back`. unusable: as in `Handoff`. If the job then had another number of
-        ranks, restore this rank's part of the global state. Retry failing storage for a while. Raises Unrestorable, Unreadable, LayoutError
-        or FormatError."""
+    def from_store(
+        self, root: Place, step: int, left: str = "", unusable: Collection[str] = (), course: tuple[int, ...] = ()
+    ) -> None:
+        """Restore this rank's state at `step`. left, course: as in `Tape.go_back`. unusable: as in `Handoff`. If the job then had another
+        number of ranks, restore this rank's part of the global state. Retry failing storage for a while. Raises Unrestorable, Unreadable,
+        LayoutError or FormatError."""
 
         def ask() -> None:
-            snapshot = root / paths.SNAPSHOTS / left if left else _durable(root, step, unusable)
+            snapshot = root / paths.SNAPSHOTS / left if left else _durable(root, step, unusable, course)
             parts: Sequence[int] | None = None
             try:
                 if commit.read_commit(snapshot).world == self._world:
@@ -153,11 +155,12 @@ def _patiently(step: int, ask: Callable[[], None]) -> None:
             sleep(pause_s)
 
 
-def _durable(root: Place, step: int, unusable: Collection[str]) -> Place:
+def _durable(root: Place, step: int, unusable: Collection[str], course: tuple[int, ...]) -> Place:
     found = catalog.look(root)
     if hidden := [why for attempt, why in found.unread.items() if attempt.stamp.step == step]:
         raise MachineError(hidden[0])  # the other ranks may see it, and all must restore the same one
     for attempt in found.durable:
-        if attempt.stamp.step == step and str(attempt) not in unusable:
+        if attempt.stamp.step == step and course in ((), attempt.stamp[:2]) and str(attempt) not in unusable:
             return attempt.under(root)
-    raise MachineError(f"no committed snapshot of step {step} is under {root} any more")
+    named = f" of generation {course[0]}, rewind {course[1]}," if course else ""
+    raise MachineError(f"no committed snapshot of step {step}{named} is under {root} any more")

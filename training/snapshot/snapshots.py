@@ -255,20 +255,21 @@ class Tape:
 
     # -- going back --------------------------------------------------------------------------------------------------------
 
-    def go_back(self, step: int, left: str = "") -> None:
+    def go_back(self, step: int, left: str = "", course: tuple[int, ...] = ()) -> None:
         """Fill the live state with the state of `step`, from memory or disk. left: name of the snapshot, if it is one that an earlier order
-        set aside. Raises Unrestorable, Unreadable or LayoutError."""
+        set aside. course: generation and number of rewinds of the snapshot, so that all ranks restore the same one; empty: this rank's
+        newest. Raises Unrestorable, Unreadable or LayoutError."""
         self.finish()
         shard_again(self._sources)
         # an ordered snapshot that is now abandoned is taken again
         self.owed = max([self.owed, *(each.wanted for each in self._attempts if each.step > step or not each.settled)])
         self._attempts, self.unsettled, self._pace.last = [], False, step
-        slot = None if left else self._arena.holding(step)
+        slot = None if left else self._arena.holding(step, course)
         if slot is None or not self._from_slot(slot):
             handoff = self._at.handoff
-            self.restorer.from_store(place.at(handoff.snapshots), step, left, handoff.unusable)
+            self.restorer.from_store(place.at(handoff.snapshots), step, left, handoff.unusable, course)
         self._arena.drop_after(step)
-        self.reachable.went_back(step, (self._at.handoff.generation, self.rewinds))
+        self.reachable.went_back(step, (self._at.handoff.generation, self.rewinds), course)
 
     def _from_slot(self, slot: Slot) -> bool:
         """Restore from memory. Return False if the slot does not contain this rank's state. Free a damaged slot: the next generation then
