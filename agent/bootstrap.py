@@ -39,6 +39,7 @@ from ..resilience.store.write_rates import paced
 from ..resilience.text import formatting
 from . import shared_run
 from .config import AgentPolicy
+from .etcd.revival import Revival
 from .join import identity, other_jobs
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
@@ -47,7 +48,6 @@ from .join.registration import await_others, described
 from .join.static_nodes import serve, static
 from .launch import python_check, rank_count
 from .launch.torchrun import Launch, understand
-from .loop.etcd_restart import Revival
 from .loop.executor import Performer
 from .loop.gc_tuning import search_seldom
 from .loop.peer_duties import Company
@@ -181,7 +181,7 @@ def run_job(
         closing.callback(node.close)
         hooks.pids.update((server.pid or 0,) if server else ())
         node.spared = hooks.pids
-        mend = Revival(server, endpoints[0], node, telling) if server else None
+        mend = Revival(server, endpoints[0], node.spared, telling.say) if server else None
         cause = server.cramped if server else str
         outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token, bool(found and not server))
         supervisor = _supervisor(seat, joined, node, deciding, policies, telling, outage)

@@ -18,6 +18,7 @@ from ...resilience.errors import MachineError
 from ...resilience.membership.rank_assignment import NodesPolicy, sizes
 from ...resilience.store.etcd.access import Access
 from ..etcd.server import EmbeddedEtcd, started
+from ..launch.ports import is_free
 from ..launch.torchrun import Launch
 from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
@@ -63,19 +64,10 @@ def static(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> Static
     wide = len(str(max(sizes(nodes.number or "1")) - 1))
     node = f"{int(rank):0{wide}}-{control.node}" if rank.isdecimal() else control.node
     job = control.job or Path(launch.script[0]).stem
-    serves = int(rank) == 0 if rank.isdecimal() else _is_here(host)
+    serves = int(rank) == 0 if rank.isdecimal() else is_free(0, host)  # no port is free at another machine's address
     return Static(
         replace(control, etcd=f"{host}:{port}", job=job, node=node), host, port, serves, launch.timeout_s or _JOIN_S
     )
-
-
-def _is_here(host: str) -> bool:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
-            here.bind((host, 0))
-    except OSError:
-        return False
-    return True
 
 
 def serve(
@@ -85,7 +77,7 @@ def serve(
     StoreUnavailable if no etcd answers within `wait_s` seconds."""
     if found.serves:
         own, everywhere = reachable(found.host)
-        server, endpoint = started(run, terminal, closing, lambda: own, found.port, everywhere=everywhere)
+        server, endpoint = started(run, terminal, closing, own, found.port, everywhere=everywhere)
         terminal.say(f"this node runs the etcd of all nodes, at {endpoint}", wall_s())
         return server, [endpoint]
     given = [found.control.etcd]
