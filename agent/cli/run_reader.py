@@ -122,7 +122,7 @@ class RunReader:
     @property
     def gone(self) -> bool:
         """Whether the job's agent was killed on this machine. False if agents run elsewhere (those of a hostfile have journals below)."""
-        return all(each.gone and len(each.journals) == 1 for each in self.directories)
+        return all(each.gone and len(each.below) == 1 for each in self.directories)
 
     @property
     def over(self) -> bool:
@@ -166,7 +166,7 @@ class RunReader:
         """Read the new lines of the journals."""
         if any(tail.replaced for tail in self._tails.values()):
             self._forget()
-        paths = [path for each in self.directories for path in each.journals]
+        paths = [one.journal for each in self.directories for one in each.below]
         tails = [self._tails.setdefault(path, Tail(path)) for path in paths]
         lines = [{**line, "journal": tail.path} for tail in tails for line in tail.new() if _sound(line)]
         lines.sort(key=lambda line: line["at_s"])
