@@ -7,11 +7,14 @@ nodes except for the rank.
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from ...resilience.clock import wall_s
 from ...resilience.errors import MachineError
@@ -19,10 +22,10 @@ from ...resilience.membership.rank_assignment import NodesPolicy, sizes
 from ...resilience.store.etcd.access import Access
 from ..etcd.server import EmbeddedEtcd, started
 from ..launch.ports import is_free
-from ..launch.torchrun import Launch
+from ..launch.torchrun import Launch, understand
 from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
-from .identity import ControlPolicy, address, answered
+from .identity import ControlPolicy, address, answered, placed
 
 WAIT_S = 300.0
 """Seconds that a node of a running job waits for the master's etcd once no rank runs on it."""
@@ -68,6 +71,29 @@ def static(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> Static
     return Static(
         replace(control, etcd=f"{host}:{port}", job=job, node=node), host, port, serves, launch.timeout_s or _JOIN_S
     )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A launch, and this node's place in it."""
+
+    launch: Launch
+    control: ControlPolicy
+    nodes: NodesPolicy
+    found: Static | None
+
+    @property
+    def below(self) -> str:
+        """Return this node's folder in the job's run directory."""
+        return self.found.below if self.found else ""
+
+
+def place(command: Sequence[str], policies: Mapping[str, Any]) -> Placed:
+    """Return the launch of a torchrun command, and what its options, a scheduler and our options say about the nodes. Raises UsageError."""
+    launch = understand(command, os.environ)
+    control, nodes = placed(launch, policies["control"], policies["nodes"])
+    found = static(launch, control, nodes)
+    return Placed(launch, found.control if found else control, nodes, found)
 
 
 def serve(
