@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,17 +131,20 @@ class RunDirectory:
 
     def start(self) -> dict[str, Any]:
         """Return what the last agent that ran here wrote at its start; empty: no agent did."""
-        starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
-        return starts[-1] if starts else {}
+        return next((line for line in reversed(self._milestones()) if line["kind"] == "start"), {})
 
     @property
     def ends(self) -> bool:
         """Whether the last agent that ran here has begun to end its job."""
-        last: dict[str, Any] = {}
-        for line in Journal(self.journal).read():
-            last = line if line["kind"] in ("start", "generation", "end") else last
-        phase = last.get("record", {}).get("phase")
-        return last.get("kind") == "end" or phase in (Phase.ENDING, Phase.ENDED)
+        over = (Phase.ENDING, Phase.ENDED)
+        last = self._milestones()[-1:]
+        return any(line["kind"] == "end" or line.get("record", {}).get("phase") in over for line in last)
+
+    def _milestones(self) -> tuple[dict[str, Any], ...]:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            now = self.journal.stat()
+            return _milestones_of(self.journal, now.st_size, now.st_mtime_ns)
+        return ()
 
     @property
     def has_snapshot(self) -> bool:
@@ -230,6 +234,12 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+@lru_cache(maxsize=16)
+def _milestones_of(journal: Path, size: int, changed_ns: int) -> tuple[dict[str, Any], ...]:
+    """Return the lines about starts, generations and ends. Cached, because an agent that waits for another one looks many times."""
+    return tuple(line for line in Journal(journal).read() if line["kind"] in ("start", "generation", "end"))
 
 
 def _machine() -> str:
