@@ -104,7 +104,8 @@ def join(
         port=neighbour.port if neighbour else 0,
         metrics_port=at.metrics_port,
         address=identity.named(control.address) if control.address else identity.address(at.endpoints),
-        home=_home(run) if neighbour else "",
+        # with the inode of the run directory: two containers on one machine may use one path for different directories
+        home=f"{BOOT.read_text().strip()}:{run.root.stat().st_ino}:{run.root}" if neighbour else "",
         labels={**scheduler_env.labels(os.environ), **control.labelled},
         hosts_etcd=at.hosts_etcd,
     )
@@ -143,12 +144,6 @@ def join(
     if me.fit:
         telling.say(me.fit, "bad")
     return replace(joined, me=me)
-
-
-def _home(run: RunDirectory) -> str:
-    """Return a text that identifies this agent's machine and run directory. The text contains the run directory's inode, because two
-    containers on one machine may use the same path for different directories."""
-    return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
 
 
 def _token(seat: Seat) -> str:
