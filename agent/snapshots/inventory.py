@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 
-from ...checkpoint.arena.arena import Slot
-from ...checkpoint.arena.group_cleanup import settle
+from ...checkpoint.arena.arena import Slot, settle
 from ...checkpoint.arena.slot_header import Stamp, State
 from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt
