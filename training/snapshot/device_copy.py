@@ -155,7 +155,7 @@ class Offload:
                 if some:
                     pinned.wait(some[-1].end(image.stride_bytes))
                 with self._module.stream(self._stream):
-                    self._transfer.up(content, view.memory, image.stride_bytes, some, self._stream)
+                    self._transfer.copy(content, view.memory, image.stride_bytes, some, self._stream, down=False)
                 new.append(content)
                 new_bytes += content.numel()
                 if number == away[-1] or new_bytes > _LOOK_BYTES:
@@ -209,7 +209,7 @@ class Offload:
             for _, (source, some) in copies:
                 job.sources.append(flat(source))
                 for strip in some:
-                    self._transfer.down(job.sources[-1], memory, stride, [strip], self._stream)
+                    self._transfer.copy(job.sources[-1], memory, stride, [strip], self._stream, down=True)
                     new_bytes += strip.width * strip.rows
                     if paced and new_bytes > _STRIP_BYTES:
                         arrived, new_bytes = self._module.Event(blocking=True), 0
