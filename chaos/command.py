@@ -14,10 +14,10 @@ from pathlib import Path
 from ..agent.launch import python_check, rank_count
 from ..agent.launch.torchrun import Launch, understand
 from ..resilience.errors import UsageError
+from ..resilience.ipc.die_with_parent import adopt_orphans
 from .campaign import Campaign, Outcome
 from .judgement import draw, plan
 from .judgement.plan import Injection, Plan
-from .live import leftovers
 from .nemesis import etcd, inside, nodes, processes, registry, storage
 from .nemesis.registry import Need
 
@@ -58,7 +58,7 @@ def chaos(options: Namespace, launch: Sequence[str]) -> int:
     further = [word for pair in options.set for word in ("--set", pair)]
     further += ["--config", str(options.config)] if options.config else []
     signal.signal(signal.SIGTERM, _interrupt)
-    leftovers.adopt()
+    adopt_orphans()  # no descendant whose own parent dies is lost
     try:
         namespaces = Need.NETWORK in registry.needs(chosen)
         return _carry_out(Campaign(root, launch, further, _say, nodes, namespaces, options.spares), chosen, launch)
