@@ -12,7 +12,7 @@ import msgspec
 
 from ...resilience.model.incident import Incident
 from ...resilience.report.journal import Tail
-from ...resilience.report.overview import State
+from ...resilience.report.overview import Overview, State
 from ...resilience.report.page_view import Seen
 from ..run_directory import RunDirectory
 from .explain import latest
@@ -40,21 +40,13 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Told(Overview):
     at_s: float
-    state: State
-    step: int = -1
     total: int = 0
     loss: float | None = None
     step_s: float | None = None
     etcd_s: float | None = None
-    spares: int = 0
-    quarantined: int = 0
-    missing: int = 0
-    leader: str = ""
-    nodes: dict[str, int] = field(default_factory=dict)
-    snapshots: dict[str, tuple[int, float]] = field(default_factory=dict)
-    at_risk: dict[str, int] = field(default_factory=dict)
+    snapshots: dict[str, tuple[int, float]] = field(default_factory=dict)  # type: ignore[assignment]
     spent: dict[str, float] = field(default_factory=dict)
 
 
