@@ -166,7 +166,9 @@ def farewell(page: Page, error: BaseException) -> None:
 
 
 def print_through_the_agent(outputs: Sequence[Output], local_rank: int) -> None:
-    """outputs: the agent's own streams, with the file for each local rank. If such a file cannot be opened, the stream stays as it is."""
+    """Put the agent's pipes or terminals in place of this rank's stdout and stderr, so that the agent can keep what the rank prints. A
+    stream that torchrun redirects stays redirected. outputs: the agent's own streams, with the file for each local rank. If such a file
+    cannot be opened, the stream stays as it is."""
     for number in (1, 2):
         with suppress(OSError):
             now = os.fstat(number)
