@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
         if not any(action.dest == "set" for action in self._actions):
             return super().format_help()
         from .agent.policies import SECTIONS
-        from .resilience.text.configuration_table import overview
+        from .resilience.config import overview
 
         sections = dict(SECTIONS)
         if self.prog.endswith(" simulate"):

@@ -18,17 +18,18 @@ from .run_options import RUNS, hosts_options, policies, values
 
 if TYPE_CHECKING:
     from .agent.join.identity import ControlPolicy
-    from .agent.launch.torchrun import Launch
+    from .agent.join.static_nodes import Placed
 
 
 def run(options: argparse.Namespace, command: list[str], words: list[str]) -> int:
     """Run a job, on this node or on the hosts of a hostfile. command: the arguments after the two dashes. words: the arguments between
     `run` and the dashes."""
     from .agent.bootstrap import run_job
+    from .agent.join import identity
     from .agent.join.exit_report import leave
+    from .agent.join.static_nodes import place
     from .agent.launch.launcher_program import is_script
     from .agent.output.terminal import Terminal
-    from .agent.run_choice import default_directory
     from .resilience.model.data_windows import Window
 
     _standing()
@@ -55,44 +56,37 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         _run_script(options, command, words)
     if options.hostfile:
         return _run_on_hosts(options, command, words, found, terminal)
-    if options.run_dirs != RUNS and (why := _unplaced(command, found, options.snapshots)):
-        what = printable(why.replace("; nothing was started", ""))
+    asked = found["nodes"]
+    try:
+        placed = place(command, found)
+        if options.run_dirs != RUNS and not (placed.found or asked.number or asked.spares):
+            identity.counted(placed.nodes, placed.control, found["agent"], options.snapshots)
+    except UsageError as error:
+        # Wrong options of `mt-resilient run` itself, and snapshots of another job, are no reason to run a torchrun of a script without an
+        # agent: a training would then begin anew that the user wants to continue.
+        if options.run_dirs == RUNS:
+            raise
+        what = printable(str(error).replace("; nothing was started", ""))
         print(f"mt-resilient: {what}. This torchrun runs without mt-resilient", file=sys.__stderr__, flush=True)
         _become(command, os.environ)
 
-    def directory(launch: Launch, below: str, busy: Collection[Path]) -> Path:
-        task, once = _task(launch, found), options.run_dirs == RUNS
-        return default_directory(launch, below, options.run_dirs, busy, task, once=once)
+    def choose(busy: Collection[Path]) -> Path:
+        return options.run_dir or _default_directory(options, placed, found, busy)
 
-    return leave(
-        run_job(command, options.run_dir or directory, options.snapshots, options.start_from, windows, found, terminal)
-    )
+    return leave(run_job(command, placed, choose, options.snapshots, options.start_from, windows, found, terminal))
 
 
-def _task(launch: Launch, chosen: dict[str, Any]) -> str:
-    """Return this agent's number among those that one srun has started, each for a training of its own; empty: there is one agent."""
+def _default_directory(
+    options: argparse.Namespace, placed: Placed, chosen: dict[str, Any], busy: Collection[Path] = ()
+) -> Path:
+    """Return the run directory if the user names none. Agents that one srun has started, each for a training of its own, are numbered."""
     from .agent.join import identity
     from .agent.launch import scheduler_env
+    from .agent.run_choice import default_directory
 
-    return scheduler_env.task(os.environ) if identity.alone(launch, chosen["control"], chosen["nodes"]) else ""
-
-
-def _unplaced(command: list[str], chosen: dict[str, Any], snapshots: str | None) -> str:
-    """Return why no agent can run this torchrun of a script; empty: an agent can. Wrong options of `mt-resilient run` itself, and snapshots
-    of another job, are no such reason: without an agent, a training would then begin anew that the user wants to continue."""
-    from .agent.join import identity
-    from .agent.join.static_nodes import static
-    from .agent.launch.torchrun import understand
-
-    asked = chosen["nodes"]
-    try:
-        launch = understand(command, os.environ)
-        control, nodes = identity.placed(launch, chosen["control"], asked)
-        if not static(launch, control, nodes) and not (asked.number or asked.spares):
-            identity.counted(nodes, control, chosen["agent"], snapshots)
-    except UsageError as error:
-        return str(error)
-    return ""
+    alone = identity.alone(placed.launch, chosen["control"], chosen["nodes"])
+    task = scheduler_env.task(os.environ) if alone else ""
+    return default_directory(placed.launch, placed.below, options.run_dirs, busy, task, once=options.run_dirs == RUNS)
 
 
 def _fitting(options: argparse.Namespace, command: list[str], control: ControlPolicy, *, script: bool) -> None:
@@ -114,29 +108,23 @@ def _fitting(options: argparse.Namespace, command: list[str], control: ControlPo
 def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, Any], *, script: bool) -> int:
     from .agent.join import dry_run, identity
     from .agent.join.registration import described
-    from .agent.join.static_nodes import static
+    from .agent.join.static_nodes import place
     from .agent.launch import python_check, rank_count
     from .agent.launch.layout_adviser import simumax
     from .agent.launch.megatron_layout import fitting, sentences
-    from .agent.launch.torchrun import understand
-    from .agent.run_choice import default_directory
     from .agent.run_directory import RunDirectory
     from .resilience.membership.rank_assignment import sizes
 
     if script:
         print(dry_run.printed(dry_run.of_script(command)))
         return 0
-    launch = understand(command, os.environ)
+    placed = place(command, chosen)
+    launch, control, nodes, found = placed.launch, placed.control, placed.nodes, placed.found
+    directory = (options.run_dir or _default_directory(options, placed, chosen)) / placed.below
     if not options.hostfile:  # each host has its own Python and devices
         launch = rank_count.counted(python_check.checked(launch, os.environ), os.environ)
-    control, nodes = identity.placed(launch, chosen["control"], chosen["nodes"])
-    found = static(launch, control, nodes)
-    control, below = (found.control, found.below) if found else (control, "")
-    task = _task(launch, chosen)
-    place = (options.run_dir or default_directory(launch, below, options.run_dirs, (), task)) / below
-    if not options.hostfile:  # raises UsageError if an option is missing
         numbers, _ = identity.counted(
-            nodes, control, chosen["agent"], options.snapshots or (str(place) if found else None)
+            nodes, control, chosen["agent"], options.snapshots or (str(directory) if found else None)
         )
     else:
         numbers = sizes(nodes.number or "1")
@@ -145,7 +133,7 @@ def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, 
     changed = chosen["agent"].changed_arguments or elsewhere
     adviser = partial(simumax, nodes) if nodes.simumax_model else None
     told = {
-        "run directory": f"{place}, {dry_run.state(RunDirectory(place), spec, changed=changed)}",
+        "run directory": f"{directory}, {dry_run.state(RunDirectory(directory), spec, changed=changed)}",
         "other layouts": "; ".join(sentences(launch, numbers, fitting(launch, numbers, adviser)))
         if launch.ranks
         else "",

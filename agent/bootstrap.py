@@ -39,15 +39,15 @@ from ..resilience.store.write_rates import paced
 from ..resilience.text import formatting
 from . import shared_run
 from .config import AgentPolicy
+from .etcd.revival import Revival
 from .join import identity, other_jobs
 from .join.config_match import alike
 from .join.exit_report import AT_THE_END_S, leave_soon, say_the_end, through, unwritten
 from .join.join import Joined, Places, join
 from .join.registration import await_others, described
-from .join.static_nodes import serve, static
+from .join.static_nodes import Placed, serve
 from .launch import python_check, rank_count
-from .launch.torchrun import Launch, understand
-from .loop.etcd_restart import Revival
+from .launch.torchrun import Launch
 from .loop.executor import Performer
 from .loop.gc_tuning import search_seldom
 from .loop.peer_duties import Company
@@ -69,7 +69,8 @@ from .run_directory import RunDirectory, command_again
 
 def run_job(
     command: Sequence[str],
-    directory: Path | Callable[[Launch, str, Collection[Path]], Path],
+    placed: Placed,
+    choose: Callable[[Collection[Path]], Path],
     snapshots: str | None,
     origin: str | None,
     windows: Sequence[Window],
@@ -77,20 +78,15 @@ def run_job(
     terminal: Terminal,
 ) -> int:
     """Run `command` to its end, through all faults, and return the exit code. Raises ResilientError if the job cannot start; then none of
-    its processes runs. snapshots: a path or a URL (`place.address`); None: the run directory. origin: a job whose newest snapshot the ranks
-    start from. windows: batches of data that are skipped."""
+    its processes runs. choose: returns a run directory; its argument lists those that other agents have locked. snapshots: a path or a URL
+    (`place.address`); None: the run directory. origin: a job whose newest snapshot the ranks start from. windows: batches of data that are
+    skipped."""
     search_seldom()
     hear_early(policies["preemption"])
-    launch = rank_count.counted(python_check.checked(understand(command, os.environ), os.environ), os.environ)
+    control, nodes, found = placed.control, placed.nodes, placed.found
+    launch = rank_count.counted(python_check.checked(placed.launch, os.environ), os.environ)
     show_instead(command, launch.shown(command))
-    control, nodes = identity.placed(launch, policies["control"], policies["nodes"])
-    found = static(launch, control, nodes)
-    control, below = (found.control, found.below) if found else (control, "")
-    whole, run = take_one(
-        lambda busy: directory(launch, below, busy) if callable(directory) else directory,
-        below,
-        lambda sentence: terminal.say(sentence, wall_s(), "warn"),
-    )
+    whole, run = take_one(choose, placed.below, lambda sentence: terminal.say(sentence, wall_s(), "warn"))
     snapshots = snapshots or (str(whole.absolute()) if found else None)
     with ExitStack() as closing:
         closing.callback(run.release)
@@ -181,7 +177,7 @@ def run_job(
         closing.callback(node.close)
         hooks.pids.update((server.pid or 0,) if server else ())
         node.spared = hooks.pids
-        mend = Revival(server, endpoints[0], node, telling) if server else None
+        mend = Revival(server, endpoints[0], node.spared, telling.say) if server else None
         cause = server.cramped if server else str
         outage = Outage(node, telling, mend, cause, seat, joined.spec, joined.token, bool(found and not server))
         supervisor = _supervisor(seat, joined, node, deciding, policies, telling, outage)

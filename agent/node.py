@@ -29,13 +29,11 @@ from .monitor.stack_sampler import Witness
 from .policies import NodePolicies
 from .ranks import status_report
 from .ranks.after_death import AfterDeath
-from .ranks.board import Board
+from .ranks.board import Board, read
 from .ranks.descriptor_server import Door
-from .ranks.launching import started
 from .ranks.orphans import TIDY_S, Orphans, forget_openmp
-from .ranks.page_reader import read
 from .ranks.rank_output import RankOutput
-from .ranks.warm_client import WarmProcess
+from .ranks.warm_client import WarmProcess, started
 from .ranks.worker_group import WorkerGroup
 from .run_directory import RunDirectory
 from .snapshots.drain_client import Draining, drain_config

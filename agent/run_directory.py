@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,28 +56,19 @@ class RunDirectory:
         """A file that exists if the training has reached its end and no result is missing."""
 
     @property
-    def journals(self) -> list[Path]:
-        """The journal of this directory, and the journals below it of nodes that were started from here. The leader's journal covers the
-        whole job."""
-        return [self.journal, *sorted(self.root.glob("nodes/*/journal.jsonl"))]
-
-    @property
-    def journals_beside(self) -> list[Path]:
-        """The journals of this job's other nodes, if their run directories lie beside this one (`agent/join/static_nodes.py`)."""
-        beside = self.root.parent.glob("*/journal.jsonl") if self.root.parent.name == "nodes" else ()
-        with suppress(OSError):
-            mine = _text(self.root / "job")
-            return [
-                path
-                for path in sorted(beside)
-                if path.with_name("job").exists() and _text(path.with_name("job")) == mine
-            ]
-        return []
+    def below(self) -> list[RunDirectory]:
+        """This run directory, and those below it of nodes that were started from here. The leader's journal covers the whole job."""
+        return [self, *(RunDirectory(path.parent) for path in sorted(self.root.glob("nodes/*/journal.jsonl")))]
 
     @property
     def nodes(self) -> list[RunDirectory]:
-        """The run directories of this job's nodes that are known here: this one, those below it, and those beside it."""
-        return [RunDirectory(path.parent) for path in dict.fromkeys((*self.journals, *self.journals_beside))]
+        """The run directories of this job's nodes that are known here: those of `below`, and those beside this one
+        (`agent/join/static_nodes.py`)."""
+        beside = (
+            sorted(self.root.parent.glob("*/journal.jsonl")) if self.root.parent.name == "nodes" and self.owner else []
+        )
+        others = [RunDirectory(path.parent) for path in beside if path != self.journal]
+        return [*self.below, *(each for each in others if each.owner == self.owner)]
 
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers, metrics_port: int = 0) -> None:
         """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
@@ -139,17 +131,20 @@ class RunDirectory:
 
     def start(self) -> dict[str, Any]:
         """Return what the last agent that ran here wrote at its start; empty: no agent did."""
-        starts = [line for line in Journal(self.journal).read() if line["kind"] == "start"]
-        return starts[-1] if starts else {}
+        return next((line for line in reversed(self._milestones()) if line["kind"] == "start"), {})
 
     @property
     def ends(self) -> bool:
         """Whether the last agent that ran here has begun to end its job."""
-        last: dict[str, Any] = {}
-        for line in Journal(self.journal).read():
-            last = line if line["kind"] in ("start", "generation", "end") else last
-        phase = last.get("record", {}).get("phase")
-        return last.get("kind") == "end" or phase in (Phase.ENDING, Phase.ENDED)
+        over = (Phase.ENDING, Phase.ENDED)
+        last = self._milestones()[-1:]
+        return any(line["kind"] == "end" or line.get("record", {}).get("phase") in over for line in last)
+
+    def _milestones(self) -> tuple[dict[str, Any], ...]:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            now = self.journal.stat()
+            return _milestones_of(self.journal, now.st_size, now.st_mtime_ns)
+        return ()
 
     @property
     def has_snapshot(self) -> bool:
@@ -219,12 +214,13 @@ class RunDirectory:
     @property
     def owner(self) -> str:
         """The identity of the job that this directory belongs to; empty: it belongs to none yet."""
-        return _text(self.root / "job") if (self.root / "job").exists() else ""
+        file = self.root / "job"
+        return read_file(file, _MARK_BYTES).decode(errors="replace") if file.exists() else ""
 
     @property
     def identity(self) -> str:
         """Eight hexadecimal digits that identify the job. Valid after `own`."""
-        return _text(self.root / "job")[:8]
+        return self.owner[:8]
 
     @property
     def job(self) -> str:
@@ -240,6 +236,12 @@ class RunDirectory:
             self._lock = None
 
 
+@lru_cache(maxsize=16)
+def _milestones_of(journal: Path, size: int, changed_ns: int) -> tuple[dict[str, Any], ...]:
+    """Return the lines about starts, generations and ends. Cached, because an agent that waits for another one looks many times."""
+    return tuple(line for line in Journal(journal).read() if line["kind"] in ("start", "generation", "end"))
+
+
 def _machine() -> str:
     """Return a text that identifies the machine since its boot, and the container on it. Process ids are valid only there."""
     return f"{BOOT.read_text(encoding='utf-8').strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
@@ -249,10 +251,6 @@ def command_again() -> str:
     """Return a shell command that starts this program again from any folder; empty: this process was started without arguments."""
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}" if words[1:] else ""
-
-
-def _text(file: Path) -> str:
-    return read_file(file, _MARK_BYTES).decode(errors="replace")
 
 
 def _identity(job: str) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 from ..agent.launch import python_check, rank_count
 from ..agent.launch.torchrun import Launch, understand
 from ..resilience.errors import UsageError
+from ..resilience.ipc.die_with_parent import adopt_orphans
 from .campaign import Campaign, Outcome
-from .judgement import draw, plan, shrink
+from .judgement import draw, plan
 from .judgement.plan import Injection, Plan
-from .live import leftovers
 from .nemesis import etcd, inside, nodes, processes, registry, storage
 from .nemesis.registry import Need
 
@@ -58,7 +58,7 @@ def chaos(options: Namespace, launch: Sequence[str]) -> int:
     further = [word for pair in options.set for word in ("--set", pair)]
     further += ["--config", str(options.config)] if options.config else []
     signal.signal(signal.SIGTERM, _interrupt)
-    leftovers.adopt()
+    adopt_orphans()  # no descendant whose own parent dies is lost
     try:
         namespaces = Need.NETWORK in registry.needs(chosen)
         return _carry_out(Campaign(root, launch, further, _say, nodes, namespaces, options.spares), chosen, launch)
@@ -98,7 +98,7 @@ def _shrink(campaign: Campaign, chosen: Plan, outcome: Outcome, launch: Sequence
     settled = campaign.settled(chosen)
     if len(settled.injections) > 1:
         _say("it failed; leaving out one fault after the other, to find those that matter")
-    smallest = replace(settled, injections=shrink.shrunk(settled.injections, fails))
+    smallest = replace(settled, injections=draw.shrunk(settled.injections, fails))
     file = campaign.root / "smallest.toml"
     file.write_text(plan.to_toml(smallest))
     several = f" --nodes {campaign.nodes}" if campaign.nodes > 1 else ""

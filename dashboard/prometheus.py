@@ -36,10 +36,10 @@ def panels(address: str, job: str, since_s: float, now: float) -> dict[str, Any]
     """Return each panel with its series since `since_s`, or the reason why there are no panels. Times are wall-clock seconds."""
     span_s = max(60, int(now - since_s))
     asked: dict[str, Any] = {"start": now - span_s, "end": now, "step": max(5, span_s // _POINTS)}
-    found = []
+    found, pattern = [], re.escape(job).replace("\\", "\\\\").replace('"', '\\"')
     for panel in PANELS:
         series = []
-        for query, legend in panel.asked(_pattern(job), f"{span_s}s"):
+        for query, legend in panel.asked(pattern, f"{span_s}s"):
             words = urllib.parse.urlencode({"query": query, **asked})
             try:
                 with opened(f"{address}/api/v1/query_range?{words}", _DEADLINE_S) as answer:
@@ -57,7 +57,3 @@ def _series(told: dict[str, Any], legend: str) -> dict[str, Any]:
         name = name.replace("{{" + label + "}}", value)
     values = [float(value) for _, value in told["values"]]
     return {"name": name, "x": [at for at, _ in told["values"]], "y": [y if math.isfinite(y) else None for y in values]}
-
-
-def _pattern(job: str) -> str:
-    return re.escape(job).replace("\\", "\\\\").replace('"', '\\"')

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from ..agent.cli.explain import zoned
 from ..agent.cli.run_reader import RunReader
@@ -38,13 +37,14 @@ def _page(reader: RunReader) -> str:
     told = {"run": 0, **summary(reader), **details(reader, 0.0), "prometheus": ""}
     told["now"] = told["until_s"]
     stories = {number: page_view.story(number, each, zoned(each.at_s)) for number, each in reader.incidents.items()}
+    embedded = json.dumps({"told": told, "stories": stories}).replace("<", "\\u003c")  # so it ends no script element
     script = {name: path.read_text() for name, path in FILES.items()}
     parts = {
         '<meta charset="utf-8">': f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<link rel="stylesheet" href="static/page.css">': f"<style>{script['page.css']}</style>",
         '<script src="static/page.js" type="module"></script>': "\n".join(
             (
-                f'<script id="report" type="application/json">{_embedded(told, stories)}</script>',
+                f'<script id="report" type="application/json">{embedded}</script>',
                 f"<script>{script['plotly.min.js']}</script>",
                 f'<script type="module">{script["page.js"]}</script>',
             )
@@ -56,8 +56,3 @@ def _page(reader: RunReader) -> str:
         assert found, what
         page = f"{before}{by}{behind}"
     return page
-
-
-def _embedded(told: dict[str, Any], stories: dict[str, Any]) -> str:
-    """Return JSON that cannot end the script element that contains it."""
-    return json.dumps({"told": told, "stories": stories}).replace("<", "\\u003c")

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from errno import EADDRINUSE
 from pathlib import Path
 from threading import Lock, Thread
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -28,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..agent.cli.explain import run_roots, zoned
 from ..agent.cli.run_reader import RunReader, by_job
+from ..agent.cli.watch import leave
 from ..resilience.clock import wall_s
 from ..resilience.errors import MachineError, UsageError
 from ..resilience.report import page_view, time_ledger
@@ -202,7 +202,7 @@ def serve(given: Sequence[Path], host: str, port: int | None, address: str) -> i
         source = nullcontext((address, prometheus.silent(address)))
     else:
         source = local_prometheus.running(given)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)  # an exception, so that the Prometheus that this command has started ends too
     with source as (asked, about):
         return _run(application(given, asked, token), len(roots), (host, listening), token, about)
 
@@ -240,8 +240,3 @@ def _run(page: Starlette, roots: int, at: tuple[str, socket.socket], token: str,
     serving.start()
     serving.join()
     return 0 if server.started else 1
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End by an exception, so that the Prometheus that this command has started ends too."""
-    raise SystemExit(128 + number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 import tomllib
@@ -121,3 +122,17 @@ def typed(hint: Any, value: Any, where: str) -> Any:
 
 
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+def overview(sections: Mapping[str, type]) -> str:
+    """Return one line for each section, in the sequence of `sections`: its name, and the first sentence about it."""
+    wide = max(map(len, sections))
+    return "".join(
+        f"  {name:<{wide}}  {user_part(policy.__doc__ or '').partition('. ')[0].rstrip('.')}\n"
+        for name, policy in sections.items()
+    )
+
+
+def user_part(docstring: str) -> str:
+    """Return the first paragraph of `docstring` as one line."""
+    return " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())

@@ -12,7 +12,7 @@ import msgspec
 
 from ...resilience.model.incident import Incident
 from ...resilience.report.journal import Tail
-from ...resilience.report.overview import State
+from ...resilience.report.overview import Overview, State
 from ...resilience.report.page_view import Seen
 from ..run_directory import RunDirectory
 from .explain import latest
@@ -40,21 +40,13 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Told(Overview):
     at_s: float
-    state: State
-    step: int = -1
     total: int = 0
     loss: float | None = None
     step_s: float | None = None
     etcd_s: float | None = None
-    spares: int = 0
-    quarantined: int = 0
-    missing: int = 0
-    leader: str = ""
-    nodes: dict[str, int] = field(default_factory=dict)
-    snapshots: dict[str, tuple[int, float]] = field(default_factory=dict)
-    at_risk: dict[str, int] = field(default_factory=dict)
+    snapshots: dict[str, tuple[int, float]] = field(default_factory=dict)  # type: ignore[assignment]
     spent: dict[str, float] = field(default_factory=dict)
 
 
@@ -122,7 +114,7 @@ class RunReader:
     @property
     def gone(self) -> bool:
         """Whether the job's agent was killed on this machine. False if agents run elsewhere (those of a hostfile have journals below)."""
-        return all(each.gone and len(each.journals) == 1 for each in self.directories)
+        return all(each.gone and len(each.below) == 1 for each in self.directories)
 
     @property
     def over(self) -> bool:
@@ -166,7 +158,7 @@ class RunReader:
         """Read the new lines of the journals."""
         if any(tail.replaced for tail in self._tails.values()):
             self._forget()
-        paths = [path for each in self.directories for path in each.journals]
+        paths = [one.journal for each in self.directories for one in each.below]
         tails = [self._tails.setdefault(path, Tail(path)) for path in paths]
         lines = [{**line, "journal": tail.path} for tail in tails for line in tail.new() if _sound(line)]
         lines.sort(key=lambda line: line["at_s"])

@@ -94,11 +94,11 @@ def _last_words(directory: RunDirectory) -> str:
     the agent exited normally, its exit code comes first."""
     ends = [line for line in Journal(directory.journal).read() if line["kind"] in ("start", "end")][-1:]
     code = f" It ended with code {ends[0]['code']}." if ends and ends[0]["kind"] == "end" else ""
-    told = [(line, path) for path in directory.journals for line in Journal(path).read() if line["kind"] == "said"]
+    told = [(line, each) for each in directory.below for line in Journal(each.journal).read() if line["kind"] == "said"]
     if not told:
         return code
-    line, path = max(told, key=lambda each: each[0]["at_s"])
-    where = "" if path == directory.journal else f" on {path.parent.name}"
+    line, by = max(told, key=lambda each: each[0]["at_s"])
+    where = "" if by is directory else f" on {by.root.name}"
     return f"{code} Its last message{where}, {time_of(line['at_s'])}: {line['sentence']}"
 
 

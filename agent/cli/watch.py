@@ -40,7 +40,7 @@ _RANKS = 64
 
 def watch(directory: RunDirectory) -> int:
     """Show the job until it has ended. Return the exit code of `status`; 0 after Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, _leave)  # so that the terminal leaves its alternate screen
+    before = signal.signal(signal.SIGTERM, leave)  # so that the terminal leaves its alternate screen
     console, reader = Console(highlight=False, markup=False), RunReader([directory])
     try:
         if console.is_terminal and os.environ.get("TERM", "dumb") != "dumb":
@@ -52,7 +52,7 @@ def watch(directory: RunDirectory) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 

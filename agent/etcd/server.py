@@ -14,7 +14,7 @@ import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -227,18 +227,17 @@ def started(
     run: RunDirectory,
     terminal: Terminal,
     closing: ExitStack,
-    address: Callable[[], str] | None = None,
+    address: str = "",
     port: int = 0,
     *,
     everywhere: bool = False,
 ) -> tuple[EmbeddedEtcd, str]:
-    """Start an etcd in the run directory, which `closing` stops. Return the server and its endpoint. address: returns the address at which
-    other hosts reach this etcd; None: only this agent uses it. Raises MachineError."""
+    """Start an etcd in the run directory, which `closing` stops. Return the server and its endpoint. address: at which other hosts
+    reach this etcd; empty: only this agent uses it. Raises MachineError."""
     binary = find_server()
     if binary.warning:
         terminal.say(binary.warning, wall_s(), "warn")
-    at = address() if address else _LOOPBACK
-    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", at, port, everywhere=everywhere)
+    server = EmbeddedEtcd(binary, run.etcd, run.logs / "etcd.log", address or _LOOPBACK, port, everywhere=everywhere)
 
     def stop() -> None:
         server.stop()

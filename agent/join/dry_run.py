@@ -11,6 +11,7 @@ from pathlib import Path
 from ...resilience.model.node import Spec
 from ...resilience.text import formatting
 from ..launch.launcher_program import LAUNCH, RUN
+from ..launch.megatron_layout import text_of
 from ..launch.script_options import value
 from ..launch.torchrun import Launch
 from ..run_directory import RunDirectory
@@ -42,7 +43,6 @@ _SSH = re.compile(r"(?:^|[;&|(\s])ssh\s+(?=\S)")
 _SCRIPT = re.compile(r"[\w./-]+\.sh\b")
 _MOST_FILES = 16
 _LONGEST = 100
-_MOST_BYTES = 1 << 20
 
 
 def of_launch(
@@ -97,7 +97,7 @@ def state(run: RunDirectory, spec: Spec, *, changed: bool) -> str:
 def _loop(launch: Launch) -> str:
     if launch.form:
         return "not known: the script is no Python file. A loop that is known is found when the ranks import it"
-    text = _text(Path(launch.script[0]))
+    text = text_of(Path(launch.script[0]))
     found = next((loop for name, loop in _LOOPS.items() if name in text), "")
     return found or "not known: the script names none. A loop that is known is found when the ranks import it"
 
@@ -132,19 +132,9 @@ def of_script(command: Sequence[str]) -> Iterator[Line]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(_text(file).splitlines(), 1):
+    for number, line in enumerate(text_of(file).splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             yield number, line.strip()
-
-
-def _text(file: Path) -> str:
-    """Return the beginning of a file; empty: it cannot be read, or is no text."""
-    try:
-        with file.open("rb") as opened:
-            found = opened.read(_MOST_BYTES)
-    except OSError:
-        return ""
-    return "" if b"\0" in found else found.decode(errors="replace")
 
 
 def _in_line(line: str) -> Iterator[Line]:

@@ -23,6 +23,7 @@ from ...resilience.text import formatting
 from ..config import AgentPolicy
 from ..etcd.server import EmbeddedEtcd, probe, started
 from ..launch import scheduler_env
+from ..launch.ports import address_towards
 from ..launch.torchrun import Launch
 from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
@@ -164,10 +165,7 @@ def address(endpoints: Sequence[str]) -> str:
     for endpoint in endpoints:
         etcd = parse_endpoint(endpoint)
         try:
-            family, *_, place = socket.getaddrinfo(etcd.host, etcd.port, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent
-                probe.connect(place)
-                return str(probe.getsockname()[0])
+            return address_towards(etcd.host, etcd.port)
         except OSError as error:
             why = error
     raise MachineError(

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...checkpoint.backend import paths
@@ -18,6 +19,7 @@ from ...checkpoint.backend.filesystem import Files
 from ...checkpoint.backend.place import Place
 from ...checkpoint.durable import catalog
 from ...resilience.errors import NodeUnfit
+from ...resilience.membership.rank_assignment import NodesPolicy
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import NodeRecord, Spec
 from ...resilience.model.types import Generation
@@ -27,7 +29,8 @@ from ...resilience.store.seat import Seat
 from ..buddy.buddy_client import Copies
 from ..config import AgentPolicy
 from ..launch import scheduler_env
-from ..launch.megatron_layout import sentences
+from ..launch.layout_adviser import simumax
+from ..launch.megatron_layout import Fit, fitting, sentences
 from ..launch.torchrun import Launch
 from ..output.event_log import Telling
 from ..peers.liveness_link import Neighbour
@@ -37,7 +40,6 @@ from ..preflight.rules import PreflightPolicy
 from ..run_directory import BOOT, RunDirectory
 from . import identity, storage_match
 from .identity import ControlPolicy
-from .layouts import agreed
 from .patient_store import patient
 from .registration import register
 
@@ -104,7 +106,8 @@ def join(
         port=neighbour.port if neighbour else 0,
         metrics_port=at.metrics_port,
         address=identity.named(control.address) if control.address else identity.address(at.endpoints),
-        home=_home(run) if neighbour else "",
+        # with the inode of the run directory: two containers on one machine may use one path for different directories
+        home=f"{BOOT.read_text().strip()}:{run.root.stat().st_ino}:{run.root}" if neighbour else "",
         labels={**scheduler_env.labels(os.environ), **control.labelled},
         hosts_etcd=at.hosts_etcd,
     )
@@ -145,12 +148,6 @@ def join(
     return replace(joined, me=me)
 
 
-def _home(run: RunDirectory) -> str:
-    """Return a text that identifies this agent's machine and run directory. The text contains the run directory's inode, because two
-    containers on one machine may use the same path for different directories."""
-    return f"{BOOT.read_text(encoding='utf-8').strip()}:{run.root.stat().st_ino}:{run.root}"
-
-
 def _token(seat: Seat) -> str:
     """Return the job's secret, which the first node to join generated. Raises StoreUnavailable."""
     return first_put(seat.store, seat.keys.token, secrets.token_hex(32).encode()).value.decode()
@@ -160,3 +157,16 @@ def _beginning(seat: Seat, spec: Spec, over: int) -> bool:
     """Return whether the nodes start together: no node trains yet, or no node trains any more."""
     last = seat.store.get(seat.keys.generation)
     return over > 0 or last is None or loads(GenerationRecord, last.value).number <= spec.given_up
+
+
+def agreed(seat: Seat, launch: Launch, spec: Spec, policy: NodesPolicy) -> Fit:
+    """Return the numbers of nodes that can hold a layout, and the layouts that are not the script's own. If another agent has registered,
+    or snapshots may have such a layout, both come from the job's description in etcd: SimuMax may answer differently each time. Raises
+    StoreUnavailable."""
+    if entry := seat.store.get(seat.keys.spec):
+        known = loads(Spec, entry.value)
+        same = (known.command, known.ranks, known.asked) == (spec.command, spec.ranks, spec.asked)
+        trained = bool(policy.simumax_model and known.layouts)
+        if same and (trained or seat.store.range(seat.keys.nodes, limit=1)):
+            return Fit(numbers=known.sizes, layouts=known.layouts)
+    return fitting(launch, spec.asked, partial(simumax, policy) if policy.simumax_model else None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import closing
-from typing import Any
 
 from ...resilience.report.metrics import JOB, OWN, Target
 from ..config import AgentPolicy
@@ -66,8 +65,5 @@ async def _told(port: int, name: str) -> list[Target] | None:
         return []
     if status == [b"503"]:
         return None
-    return [each for each in targets if _is_target(each)] if isinstance(targets, list) else []
-
-
-def _is_target(told: Any) -> bool:
-    return isinstance(told, dict) and isinstance(told.get("targets"), list) and isinstance(told.get("labels"), dict)
+    known = [each for each in targets if isinstance(each, dict)] if isinstance(targets, list) else []
+    return [each for each in known if isinstance(each.get("targets"), list) and isinstance(each.get("labels"), dict)]

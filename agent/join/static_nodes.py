@@ -7,21 +7,25 @@ nodes except for the rank.
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 from ...resilience.clock import wall_s
 from ...resilience.errors import MachineError
 from ...resilience.membership.rank_assignment import NodesPolicy, sizes
 from ...resilience.store.etcd.access import Access
 from ..etcd.server import EmbeddedEtcd, started
-from ..launch.torchrun import Launch
+from ..launch.ports import is_free
+from ..launch.torchrun import Launch, understand
 from ..output.terminal import Terminal
 from ..run_directory import RunDirectory
-from .identity import ControlPolicy, address, answered
+from .identity import ControlPolicy, address, answered, placed
 
 WAIT_S = 300.0
 """Seconds that a node of a running job waits for the master's etcd once no rank runs on it."""
@@ -63,19 +67,33 @@ def static(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> Static
     wide = len(str(max(sizes(nodes.number or "1")) - 1))
     node = f"{int(rank):0{wide}}-{control.node}" if rank.isdecimal() else control.node
     job = control.job or Path(launch.script[0]).stem
-    serves = int(rank) == 0 if rank.isdecimal() else _is_here(host)
+    serves = int(rank) == 0 if rank.isdecimal() else is_free(0, host)  # no port is free at another machine's address
     return Static(
         replace(control, etcd=f"{host}:{port}", job=job, node=node), host, port, serves, launch.timeout_s or _JOIN_S
     )
 
 
-def _is_here(host: str) -> bool:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as here:
-            here.bind((host, 0))
-    except OSError:
-        return False
-    return True
+@dataclass(frozen=True)
+class Placed:
+    """A launch, and this node's place in it."""
+
+    launch: Launch
+    control: ControlPolicy
+    nodes: NodesPolicy
+    found: Static | None
+
+    @property
+    def below(self) -> str:
+        """Return this node's folder in the job's run directory."""
+        return self.found.below if self.found else ""
+
+
+def place(command: Sequence[str], policies: Mapping[str, Any]) -> Placed:
+    """Return the launch of a torchrun command, and what its options, a scheduler and our options say about the nodes. Raises UsageError."""
+    launch = understand(command, os.environ)
+    control, nodes = placed(launch, policies["control"], policies["nodes"])
+    found = static(launch, control, nodes)
+    return Placed(launch, found.control if found else control, nodes, found)
 
 
 def serve(
@@ -85,7 +103,7 @@ def serve(
     StoreUnavailable if no etcd answers within `wait_s` seconds."""
     if found.serves:
         own, everywhere = reachable(found.host)
-        server, endpoint = started(run, terminal, closing, lambda: own, found.port, everywhere=everywhere)
+        server, endpoint = started(run, terminal, closing, own, found.port, everywhere=everywhere)
         terminal.say(f"this node runs the etcd of all nodes, at {endpoint}", wall_s())
         return server, [endpoint]
     given = [found.control.etcd]

@@ -51,7 +51,7 @@ class Fit:
 def fitting(launch: Launch, numbers: tuple[int, ...], adviser: Adviser | None) -> Fit:
     """Return the numbers of nodes that can hold the script's layout, or another one that the adviser has chosen. All numbers are returned
     if the script does not name Megatron, or if no number can hold the script's own layout."""
-    if len(numbers) < 2 or launch.form or "megatron" not in _text(Path(launch.script[0])):
+    if len(numbers) < 2 or launch.form or "megatron" not in text_of(Path(launch.script[0])):
         return Fit(numbers=numbers)
     unfit = {n: n * launch.ranks for n in numbers if misfit(launch.script, n * launch.ranks)}
     if not unfit or len(unfit) == len(numbers):
@@ -127,9 +127,11 @@ def misfit(words: Sequence[str], ranks: int) -> str:
     return ""
 
 
-def _text(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Return the beginning of a file; empty: it cannot be read, or is no text."""
     try:
         with file.open("rb") as opened:
-            return opened.read(_MOST_BYTES).decode(errors="replace")
+            found = opened.read(_MOST_BYTES)
     except OSError:
         return ""
+    return "" if b"\0" in found else found.decode(errors="replace")

@@ -1,4 +1,5 @@
-"""Finds free ports below the kernel's ephemeral range, so that no outgoing connection occupies the port between the check and its use."""
+"""Finds this machine's addresses, and free ports below the kernel's ephemeral range, so that no outgoing connection occupies a port between
+the check and its use."""
 
 from __future__ import annotations
 
@@ -33,3 +34,11 @@ def is_free(port: int, host: str = "") -> bool:
         except OSError:
             return False
     return True
+
+
+def address_towards(host: str, port: int, family: int = socket.AF_UNSPEC) -> str:
+    """Return this machine's address on the route to `host`, which the kernel knows. No packet is sent. Raises OSError."""
+    family, *_, place = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])

@@ -201,7 +201,8 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         alone=nodes in ("1", "1:1") or (not nodes and _said("standalone", options, environ)),
         script=tuple(script),
         form="--module" if module else "--no-python" if no_python else "--run-path" if run_path else "",
-        rank_command=() if refused else _rank_command(found.python, module, script),
+        # as `torch.distributed.run.config_from_args` (torch 2.13) makes it
+        rank_command=() if refused else (os.path.abspath(found.python), "-u", *(("-m",) if module else ()), *script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
         max_restarts=_told("max_restarts", options, environ).lstrip("0"),
         port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
@@ -283,11 +284,6 @@ def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
             f"{word} is no option of torchrun that is known here; options of the script come after its name"
         )
     return name, bool(equals), value
-
-
-def _rank_command(python: str, module: bool, script: Sequence[str]) -> tuple[str, ...]:
-    """Return the command of one rank, in the same way as `torch.distributed.run.config_from_args` (torch 2.13)."""
-    return os.path.abspath(python), "-u", *(("-m",) if module else ()), *script
 
 
 def _ranks(text: str) -> int:

@@ -43,7 +43,7 @@ def command(devices: Path = Path("/dev")) -> tuple[str, ...]:
 class DeviceReader:
     def __init__(self, words: Sequence[str]) -> None:
         """words: the command; empty: there is nothing to read."""
-        self._words = words
+        self.words = words
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._next_s = self._heard_s = 0.0
@@ -61,7 +61,7 @@ class DeviceReader:
         """Return what the process has printed since the last call. Start the process if it does not run, at most once in LOOK_S seconds.
         Kill it if it is silent. now_s: monotonic."""
         if self._process is None or self._process.stdout is None or self._process.stderr is None:
-            if self._words and now_s >= self._next_s:
+            if self.words and now_s >= self._next_s:
                 self._next_s, self._heard_s = now_s + LOOK_S, now_s
                 self._works, self._stderr = False, b""
                 with suppress(OSError):  # no process can be started now
@@ -88,7 +88,7 @@ class DeviceReader:
 
     def _start(self) -> subprocess.Popen[bytes]:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = die_with_parent.spawn(self._words, start_new_session=True, **pipes)
+        process = die_with_parent.spawn(self.words, start_new_session=True, **pipes)
         for pipe in (process.stdout, process.stderr):
             os.set_blocking(pipe.fileno(), False)  # type: ignore[union-attr]
         return process

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from ...resilience.detect import hang_blame, hang_rules
 from ...resilience.detect.hang_blame import Answer
@@ -18,8 +17,9 @@ from ...resilience.ipc.board_layout import Page
 from ...resilience.model.signals import OWN_WORK, Place, RankStall
 from ...resilience.model.types import RankPhase, Step
 from ...resilience.text import sentences
-from ..ranks.worker_group import Watched, WorkerGroup
+from ..ranks.worker_group import WorkerGroup
 from .rank_progress import Hearing
+from .stack_sampler import Witness
 
 PAUSE_S = 10.0
 """If the agent has not run for this many seconds, it discards its earlier looks: the ranks may have been suspended together with the
@@ -31,18 +31,8 @@ LONGEST_CONFIRM_S, LONGEST_IN_TAIL_S = 60.0, 600.0
 loop."""
 
 
-class Eyes(Protocol):
-    """The interface of `Witness`, which tests replace with their own."""
-
-    def ask(self, local_rank: int, page: Page, process: Watched) -> None: ...
-
-    def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look: ...
-
-    def keep(self, name: str, looks: Mapping[int, Look]) -> str: ...
-
-
 class Lookout:
-    def __init__(self, policy: HangPolicy, eyes: Eyes, *, observe: bool = False) -> None:
+    def __init__(self, policy: HangPolicy, eyes: Witness, *, observe: bool = False) -> None:
         """observe: only report, and never act on a hang."""
         self._policy, self._eyes, self._observe = policy, eyes, observe
         self._hearing = Hearing(policy.warmup_steps)

@@ -44,17 +44,8 @@ class Reserves:
             gone = memory_pressure.over(readings)
             self.shortage = None if gone else self.shortage
             return gone
-        found = memory_pressure.short(readings)
-        if found:
-            self.shortage = Shortage(
-                at_s=wall_s,
-                left_bytes=found.left,
-                lasts_s=round(found.lasts_s, 1),
-                per_s=round(found.per_s),
-                grows=found.grows,
-                grows_per_s=round(found.grows_per_s),
-            )
-        return found is not None
+        self.shortage = memory_pressure.short(readings, wall_s)
+        return self.shortage is not None
 
     def snapshot_due(self, save_s: float, now_s: float) -> bool:
         """Return whether to ask for a snapshot on disk because memory runs out. If a snapshot is due, set the time of the next one. save_s:

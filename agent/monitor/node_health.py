@@ -29,8 +29,7 @@ class Vitals:
         """sentences: gets sentences for the log, each with its mood."""
         self._sentences = sentences
         self.strides, self.reserves, self.kernel = Strides(policy), Reserves(), KernelLog()
-        self._observes = device_reader.command()
-        self.devices = DeviceReader(self._observes)
+        self.devices = DeviceReader(device_reader.command())
         self._unobserved = ""
         """The sentence that no device can be read, once it was said."""
         self._first: dict[str, DeviceReading] = {}
@@ -42,7 +41,7 @@ class Vitals:
     def introduction(self) -> str:
         """Return a sentence about what cannot be observed on this node; empty: everything can."""
         neither = "the health of devices is not observed (there is no NVIDIA device with pynvml, nor one of Moore Threads with pymtml)"
-        missing = [] if self._observes else [neither]
+        missing = [] if self.devices.words else [neither]
         missing += [] if self.kernel.readable else ["the agent cannot read the kernel's log"]
         return "; ".join(missing)
 

@@ -61,7 +61,7 @@ class Witness:
     def take(self, local_rank: int, page: Page, process: Watched, now_s: float) -> Look:
         """Return the stacks that the rank has written since the request, and its process state. process: the rank's process, or the
         launcher's before the rank has started. now_s: monotonic."""
-        self._texts[local_rank] = _content(self._files[local_rank])
+        self._texts[local_rank] = os.pread(self._files[local_rank], _MOST_BYTES, 0).decode(errors="replace")
         stack = parse(self._texts[local_rank]).get(page.main_thread)
         try:
             seen = psutil.Process(process.pid)
@@ -136,10 +136,6 @@ def _soon(what: Callable[[], str]) -> str:
     thread.start()
     thread.join(0.5)
     return given[0] if given else ""
-
-
-def _content(fd: int) -> str:
-    return os.pread(fd, _MOST_BYTES, 0).decode(errors="replace")
 
 
 def _cpu_s(process: psutil.Process) -> float:

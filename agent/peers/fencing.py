@@ -15,16 +15,15 @@ suspended too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ...resilience.ipc.board_layout import Page
 from ...resilience.membership import rank_assignment
 from ...resilience.model.generation import GenerationRecord
 from ...resilience.model.node import NodeStatus, Spec
 from ...resilience.model.types import Doing, RankPhase
 from ..monitor.rank_progress import LONGEST_ROUND_S
+from ..ranks.board import Board
 from ..ranks.worker_group import WorkerGroup
 from .lease import Heartbeat
 
@@ -77,16 +76,6 @@ class Ranks(Protocol):
 
     def fence(self) -> None:
         """End all ranks of this node."""
-
-
-class Board(Protocol):
-    @property
-    def pages(self) -> Sequence[Page]:
-        """The local ranks' pages (blocks of shared memory with each rank's state)."""
-        ...
-
-    def leased(self, until_s: float) -> None:
-        """Forbid every rank to cross a boundary after this time of the monotonic clock; 0: no limit."""
 
 
 class Fence:

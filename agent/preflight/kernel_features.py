@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 
 from ...resilience.errors import MachineError
 from ...resilience.ipc.die_with_parent import adopt_orphans, may_die_with_parent
@@ -27,8 +29,10 @@ def check() -> list[str]:
     if not _allowed(lambda: os.pidfd_open(os.getpid())):
         found.append("the kernel refuses pidfd_open here: the agent looks for ended ranks in /proc, 50 times a second")
     if not _allowed(lambda: os.memfd_create("mt-resilient-trial", os.MFD_CLOEXEC)):
-        free = _free_gib("/dev/shm")
-        where = f"lie in /dev/shm, where {free:.1f} GiB are free" if free else "lie in files that have no name"
+        where = "lie in files that have no name"
+        with suppress(OSError):
+            if free := shutil.disk_usage("/dev/shm").free:
+                where = f"lie in /dev/shm, where {free / 2**30:.1f} GiB are free"
         found.append(f"the kernel refuses memfd_create here: snapshots in memory {where}")
     return found
 
@@ -46,11 +50,3 @@ def _allowed(opened: Callable[[], int]) -> bool:
     except (OSError, AttributeError):
         return False
     return True
-
-
-def _free_gib(place: str) -> float:
-    try:
-        found = os.statvfs(place)
-    except OSError:
-        return 0.0
-    return found.f_bavail * found.f_frsize / 2**30

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import crc32c
-import psutil
 
 from ...checkpoint.backend.filesystem import Files, own_name
 from ...checkpoint.backend.place import Place
@@ -40,11 +39,6 @@ def devices(python: str, seconds: float, environment: Mapping[str, str]) -> tupl
     if done.returncode:
         found.append(DeviceReading(device="the check of the devices", error=last_line(done)))
     return tuple(found)
-
-
-def available_memory() -> int:
-    """Return the bytes of memory that new processes can use without swapping."""
-    return int(psutil.virtual_memory().available)
 
 
 def storage(place: Place, mib: int) -> DiskReading:

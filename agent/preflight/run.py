@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import psutil
+
 from ...checkpoint.backend.place import Place
 from ...resilience.store.seat import Seat
 from ..output.event_log import Telling
@@ -27,7 +29,7 @@ def alone(
 ) -> Iterator[Check]:
     """Yield the results of the checks that need no other node. python: the ranks' interpreter. ranks: number of ranks; 0: not known.
     places: the run directory, and the place for the snapshots."""
-    free = probes.available_memory()
+    free = psutil.virtual_memory().available
     yield Check(what="memory", reasons=rules.memory(free, policy), figures=f"{free / 1e9:.1f} GB free")
     for name, place in {str(place): place for place in places}.items():
         read = probes.storage(place, policy.disk_mib)

@@ -3,7 +3,7 @@
     rank ──▶ pipe, or pseudo-terminal ──▶ thread of the agent ──▶ the agent's own stdout or stderr, the same bytes
                                               └──▶ another thread ──▶ logs/ranks/generation-0002/rank-00005.log
 
-At its start, a rank puts the pipe in place of its stdout or stderr, where that is the agent's own (`training/attach/output.py`). A stream
+At its start, a rank puts the pipe in place of its stdout or stderr, where that is the agent's own (`training/attach/attach.py`). A stream
 that torchrun redirects stays redirected. If the agent's stream is a terminal, the rank gets a terminal, too. If stdout and stderr are one
 file, they get one pipe, so their lines keep their order. A reader that has stopped holds up the ranks, as without this program.
 """

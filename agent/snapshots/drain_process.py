@@ -260,15 +260,12 @@ def run(config: DrainConfig, stdin_fd: int, tell: Tell) -> None:
     tell({"event": "finished"})
 
 
-class Lines:
-    """Prints events on stdout, each as one uninterrupted line."""
+_PRINTING = threading.Lock()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
 
-    def tell(self, event: Event) -> None:
-        with self._lock:
-            print(json.dumps(event), flush=True)
+def print_event(event: Event) -> None:
+    with _PRINTING:  # each event is one uninterrupted line
+        print(json.dumps(event), flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -277,7 +274,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     clock_watch.start()  # tensorstore begins no write at an earlier time of day than its last one (measured with 0.1.86)
     try:
-        run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), Lines().tell)
+        run(DrainConfig.from_json(arguments[0]), sys.stdin.fileno(), print_event)
     except ResilientError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 
-from ...checkpoint.arena.arena import Slot
-from ...checkpoint.arena.group_cleanup import settle
+from ...checkpoint.arena.arena import Slot, settle
 from ...checkpoint.arena.slot_header import Stamp, State
 from ...checkpoint.backend import paths
 from ...checkpoint.backend.paths import Attempt
@@ -59,7 +58,6 @@ class Holdings:
         """Snapshots that are damaged or wrong, and why, by name. A snapshot that an order set aside is good, and not among them."""
         self._again_s: dict[str, float] = {}
         """By name of a snapshot: when its mark is written again if storage does not show it by then (monotonic)."""
-        self._said: set[str] = set()
         self.generation = 0
         """Number of the newest generation that this node has obeyed."""
         self.seat: tuple[int, ...] = ()
@@ -225,7 +223,8 @@ class Holdings:
         """Write the marks that storage lacks."""
         seen = self.shelf.seen  # once: another thread replaces it
         for why in seen.unread:
-            self._say(why, f"{why}: this snapshot is left alone, and no restart uses it until storage shows it again")
+            sentence = f"{why}: this snapshot is left alone, and no restart uses it until storage shows it again"
+            self.sound.say_once(why, sentence, "bad")
         self._cuts.note(seen)
         self._refuse_the_left(seen.durable)
         if self._taking:
@@ -238,11 +237,6 @@ class Holdings:
             return False
         self._again_s[name] = monotonic_s() + RETRY_S
         return True
-
-    def _say(self, name: str, sentence: str) -> None:
-        if name not in self._said:
-            self._said.add(name)
-            self.sound.sentences.append((sentence, "bad"))
 
     def _refuse_the_left(self, durable: Sequence[tuple[int, str]]) -> None:
         acts: dict[str, Callable[[], None]] = {}
@@ -264,7 +258,7 @@ class Holdings:
             self._mark(lambda: each(acts.values()))
         except ResilientError as error:
             left = "not marked as set aside yet. This agent does not use them, and tries again"
-            self._say(str(error), f"{error}: snapshots that the training has left are {left}")
+            self.sound.say_once(str(error), f"{error}: snapshots that the training has left are {left}", "bad")
 
     def _waits(self, cut: Cut, durable: Sequence[tuple[int, str]]) -> bool:
         """Whether the state to which an order went back is in memory only: until this state is on disk, nothing is marked. So a job that
@@ -293,7 +287,7 @@ class Holdings:
             self._taking = None
         except ResilientError as error:
             said = "is still set aside, or one before it is. No restart uses it yet; the agent tries again"
-            self._say(_COMING_BACK, f"{error}: the snapshot of step {back.step} {said}")
+            self.sound.say_once(_COMING_BACK, f"{error}: the snapshot of step {back.step} {said}", "bad")
 
 
 _COMING_BACK = "coming back"

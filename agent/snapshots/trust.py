@@ -24,7 +24,6 @@ from ...resilience.plan.resume_point import StabilityPolicy
 from ...resilience.text import formatting
 from .durable_index import Shelf
 from .fingerprint_source import Sight, stored
-from .independence import Early
 from .replica_check import TOLD, Replicas
 from .storage_worker import Errands
 
@@ -61,10 +60,7 @@ class Soundness:
         self._replicas = Replicas(slots, policy, window_h)
         self._finished = -1
         self._doubted = self._watched = _NEVER
-        self._refused: set[str] = set()
-        self._introduced = self._left = False
-        self._early: Early | None = None
-        self._again: Early | None = None
+        self._told = set[object]()
         self.sentences: list[tuple[str, str]] = []
         """Sentences for the log, each with its mood (severity). The caller that reports a sentence removes it."""
 
@@ -83,23 +79,25 @@ class Soundness:
         news = self._replicas.look(monotonic_s(), wall_s(), generation, every=every)
         read = [result for _, result in self._errands.results() if isinstance(result, Sight)]
         news = self._replicas.judge(read, wall_s(), generation) or news
-        if not self._introduced and (words := self._replicas.copies()):
-            self._introduced = True
-            self.sentences.append((words, "info"))
-        if self._replicas.left >= 0 and not self._left:
-            self._left = True
-            self.sentences.append((_LEFT.format(self._replicas.left), "warn"))
-        if (again := self._replicas.again) and again != self._again:
-            self._again = again
-            self.sentences.append((_AGAIN.format(again.step, formatting.listed(again.names)), "warn"))
-        if (early := self._replicas.early) and early != self._early:
-            self._early, names = early, formatting.listed(early.names)
+        if words := self._replicas.copies():
+            self.say_once("copies", words, "info")
+        if self._replicas.left >= 0:
+            self.say_once("left", _LEFT.format(self._replicas.left), "warn")
+        if again := self._replicas.again:
+            self.say_once(("again", again), _AGAIN.format(again.step, formatting.listed(again.names)), "warn")
+        if early := self._replicas.early:
+            names = formatting.listed(early.names)
             which = (
                 "the data-parallel replicas are" if early.blind else "some tensors of the data-parallel replicas are"
             )
-            self.sentences.append((_EARLY.format(which, names, early.step), "warn"))
+            self.say_once(("early", early), _EARLY.format(which, names, early.step), "warn")
         self._mark()
         return news
+
+    def say_once(self, what: object, sentence: str, mood: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self.sentences.append((sentence, mood))
 
     def _mark(self) -> None:
         certified = self._replicas.certified([stamp for _, stamp in self._durable()], self._finished)
@@ -107,9 +105,7 @@ class Soundness:
         for name, stamp in (*self._durable(), *self._ours(left)):
             place = self._root / SNAPSHOTS / name
             if not self._replicas.fit(stamp):
-                if name not in self._refused:
-                    self._refused.add(name)
-                    self.sentences.append((f"the snapshot {name} is set aside: {_APART}", "bad"))
+                self.say_once(name, f"the snapshot {name} is set aside: {_APART}", "bad")
                 self._errands.ask(f"reject {name}", lambda place=place: commit.reject(place, _APART, wall_s()))  # type: ignore[misc]
             elif name in left:
                 continue

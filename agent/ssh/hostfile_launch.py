@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ...checkpoint.backend import place as stores
 from ...checkpoint.durable.save_interval import SnapshotPolicy
-from ...resilience.clock import monotonic_s, wall_s
+from ...resilience.clock import wall_s
 from ...resilience.errors import MachineError, ResilientError, UsageError
 from ...resilience.membership.rank_assignment import sizes
 from ...resilience.model.generation import GenerationRecord
@@ -30,9 +30,11 @@ from ...resilience.store.etcd.access import Papers
 from ...resilience.store.etcd.client import EtcdStore
 from ...resilience.store.keys import Keys
 from ...resilience.text import formatting
-from ..etcd.server import AGAIN_WITHIN_S, EmbeddedEtcd, started
+from ..etcd.revival import Revival
+from ..etcd.server import started
 from ..join.registration import forget_leaving
 from ..launch import scheduler_env
+from ..launch.ports import address_towards
 from ..launch.torchrun import Launch
 from ..output.terminal import Recorded, Terminal
 from ..run_directory import RunDirectory
@@ -56,8 +58,6 @@ EXPORTED_PREFIXES = ("CUDA_", "GLOO_", "HF_", "MCCL_", "MKL_", "MTHREADS_", "MT_
 """Environment variables that the agents get from this terminal. The agents get all other variables from ssh on their own host. `--export
 NAME` adds a variable."""
 _RESOLVE_S = 20.0
-_REVIVE_S = 5.0
-"""Seconds between two tries to start a dead etcd again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +157,8 @@ def _etcd(
     was started here, if it dies."""
     if wanted.endpoints:
         return wanted.endpoints, lambda: None
-    server, endpoint = started(run, terminal, stack, lambda: reachable(hosts, wanted.ssh_options))
-    return endpoint, _Revived(server, endpoint, terminal)
+    server, endpoint = started(run, terminal, stack, reachable(hosts, wanted.ssh_options))
+    return endpoint, Revival(server, endpoint, set(), lambda sentence, mood: terminal.say(sentence, wall_s(), mood))
 
 
 def seats(wanted: Wanted, launch: Launch, hosts: int) -> tuple[str, int]:
@@ -208,15 +208,12 @@ def reachable(hosts: Sequence[Host], options: Sequence[str]) -> str:
 
 
 def _address_towards(host: Host, options: Sequence[str]) -> str:
-    """Return this machine's address on the route to `host`. ssh resolves its own aliases, and the kernel knows the route. No packet is
-    sent."""
+    """Return this machine's address on the route to `host`. ssh resolves its own aliases."""
     asked = [*ssh.command(host, options), "-G", host.host]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, timeout=_RESOLVE_S, check=True).stdout
         name = next((line.split()[1] for line in told.splitlines() if line.startswith("hostname ")), host.host)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((name, 9))
-            return str(probe.getsockname()[0])
+        return address_towards(name, 9, socket.AF_INET)
     except subprocess.CalledProcessError as error:
         words = ssh.last_words(error.stderr.splitlines()) or f"it ended with code {error.returncode}"
         raise UsageError(
@@ -269,25 +266,3 @@ class Begun:
             record = self._last()
             return record.number if record else 0
         return None
-
-
-class _Revived:
-    """Restarts the etcd of this launch if it has died. Training continues meanwhile."""
-
-    def __init__(self, server: EmbeddedEtcd, endpoint: str, terminal: Terminal) -> None:
-        self._server, self._endpoint, self._terminal = server, endpoint, terminal
-        self._not_before_s = 0.0
-
-    def __call__(self) -> None:
-        if self._server.alive() or monotonic_s() < self._not_before_s:
-            return
-        self._not_before_s = monotonic_s() + _REVIVE_S
-        try:
-            if self._server.start(AGAIN_WITHIN_S) != self._endpoint:
-                self._server.stop()
-                raise MachineError(f"another process has taken etcd's port, {self._endpoint}")
-            self._terminal.say("etcd had died and was started again", wall_s(), "good")
-        except ResilientError as error:
-            self._terminal.say(
-                f"{error}; training continues, and the start is tried again in {_REVIVE_S:.0f} s", wall_s(), "bad"
-            )

@@ -26,8 +26,7 @@ from ...resilience.clock import monotonic_s, wall_s
 from ...resilience.errors import MachineError
 from ...resilience.ipc import die_with_parent
 from ..loop.shutdown import heard
-from ..output.async_output import Printing
-from ..output.lines import cut
+from ..output.async_output import Printing, cut
 from ..output.terminal import Terminal
 from . import fleet_status
 from .fleet_status import Member, Phase

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from ...resilience.errors import UsageError
 from ...resilience.model.incident import PHASES
@@ -64,3 +65,15 @@ def delay_s(faults: int, steps: int, took_s: float, least_s: float) -> float:
     """Return for how long each step is held up, so that the training lasts long enough for all its faults. took_s: how long it takes by
     itself. least_s: how long it should last for each fault."""
     return round(max(0.0, faults * least_s - took_s) / max(1, steps), 3)
+
+
+T = TypeVar("T")
+
+
+def shrunk(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
+    """Return as few of `items`, in their order, as still fail: leaving out any further one does not. fails: tries a shorter tuple."""
+    for place in reversed(range(len(items))):
+        smaller = items[:place] + items[place + 1 :]
+        if fails(smaller):
+            return shrunk(smaller, fails)
+    return items

@@ -32,19 +32,16 @@ def page(history: History, findings: Sequence[Finding], incidents: Sequence[Mapp
 
 def _runs(history: History) -> Iterator[str]:
     figures = stable(history.plain, history.clean).total()
+    starts = len({record["number"] for record in records(history) if record["phase"] == "launch"})
     yield "The same command ran three times:"
     for name, run, of in (
         ("torchrun alone", history.plain, ""),
         ("mt-resilient, no fault", history.clean, f"{formatting.count(figures, 'equal line')} with a figure"),
-        ("mt-resilient, faults", history.faults, formatting.count(_generations(history), "start") + " of the ranks"),
+        ("mt-resilient, faults", history.faults, formatting.count(starts, "start") + " of the ranks"),
     ):
         state = f"state {run.digest[:12]}… at step {run.step}" if run.digest else ""
         words = ", ".join(filter(None, (f"exit code {run.exit_code}", of, state)))
         yield f"  {name:<24}{formatting.seconds(run.seconds):>8}   {words}"
-
-
-def _generations(history: History) -> int:
-    return len({record["number"] for record in records(history) if record["phase"] == "launch"})
 
 
 def _faults(history: History, incidents: Sequence[Mapping[str, Any]], start_s: float) -> Iterator[str]:

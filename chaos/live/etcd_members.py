@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Protocol
 
 from ...agent.etcd.binary import clean_environment, find_server
 from ...agent.launch.ports import free_port
@@ -15,19 +14,15 @@ from ...resilience.clock import monotonic_s, sleep
 from ...resilience.errors import MachineError, StoreUnavailable
 from ...resilience.ipc.die_with_parent import spawn
 from ...resilience.store.etcd.client import EtcdStore
+from .network import Loopback, Network
 
 _ANSWERS_S, _ENDS_S = 30.0, 30.0
 _FIRST = 100
 """The members' addresses begin after this number."""
 
 
-class Hosts(Protocol):
-    def add(self, name: str, number: int) -> str: ...
-    def inside(self, name: str) -> list[str]: ...
-
-
 class Members:
-    def __init__(self, place: Path, hosts: Hosts, count: int) -> None:
+    def __init__(self, place: Path, hosts: Loopback | Network, count: int) -> None:
         """Start e1, e2 …, each with a folder in `place`."""
         self._place, self._hosts = place, hosts
         self.names = [f"e{number}" for number in range(1, count + 1)]

@@ -10,18 +10,12 @@ from pathlib import Path
 import psutil
 
 from ...resilience.clock import monotonic_s, sleep
-from ...resilience.ipc.die_with_parent import adopt_orphans
 
 _SHARED = Path("/dev/shm")
 _NAMED_BY_RANKS = ("mt-resilient", "torch_", "psm_", "sem.mp-", "__KMP_REGISTERED_LIB_")
 """Beginnings of names in shared memory that this program, torch, Python and OpenMP give. Other programs use shared memory too."""
 _SETTLE_S = 15.0
 """For how long processes may still clean up after the last agent."""
-
-
-def adopt() -> None:
-    """Become the parent of each descendant whose own parent dies, so that none is lost."""
-    adopt_orphans()
 
 
 def shared_files() -> set[str]:

@@ -143,11 +143,6 @@ def complete(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> s
     return sealed.intersection(*held)
 
 
-def restorable(headers_by_rank: Sequence[Sequence[Header]], world_local: int) -> set[int]:
-    """Return the steps that this node's ranks can go back to from memory: the steps of the snapshots that `complete` returns."""
-    return {stamp.step for stamp in complete(headers_by_rank, world_local)}
-
-
 def due(headers_by_rank: Sequence[Sequence[Header]], world_local: int, already: Collection[Stamp] = ()) -> Stamp | None:
     """Return the newest snapshot of `complete` that must go to disk, is not there yet, and is not in `already`."""
     local = [header for headers in headers_by_rank[:world_local] for header in headers if header.whole]

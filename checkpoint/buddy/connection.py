@@ -111,17 +111,14 @@ class Connection:
         patience_s = min(self._stall_s, left_s)
         try:
             # With `settimeout`, each call would move only the bytes at hand: a copy took 1.05 times as long (measured).
+            limit = struct.pack("ll", *divmod(math.ceil(1e6 * patience_s), 1_000_000))
             for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._socket.setsockopt(socket.SOL_SOCKET, direction, _timeval(patience_s))
+                self._socket.setsockopt(socket.SOL_SOCKET, direction, limit)
             return call(*arguments)
         except BlockingIOError as error:
             raise Lost(f"nothing has moved for {patience_s:.1f} s") from error
         except (OSError, ValueError) as error:  # ValueError: closed by another thread
             raise Lost(f"the connection is lost: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _timeval(seconds: float) -> bytes:
-    return struct.pack("ll", *divmod(math.ceil(1e6 * seconds), 1_000_000))
 
 
 def call(address: Address, token: bytes, stall_s: float) -> Connection:

@@ -31,6 +31,11 @@ script may have used half of them. Without this limit, Python 3.12 would write s
 TOO_DEEP = "the state contains itself, or is nested hundreds of levels deep; it can't be saved"
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether the value is plain, or a tuple of plain values."""
+    return type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
+
+
 class Walk:
     """Lists the contents of a state, depth first. Raises SnapshotError for a state that contains itself."""
 

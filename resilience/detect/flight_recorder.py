@@ -113,7 +113,8 @@ def _spans(text: Any) -> tuple[tuple[int, int, int], ...]:
 
 
 def _calls(name: str, told: Sequence[Mapping[str, Any]], ranks: Any) -> GroupCalls | None:
-    numbered = [(int(e["collective_seq_id"]), e) for e in told if _is_collective(e)]
+    numbers = [(e.get("collective_seq_id"), e) for e in told if not e.get("is_p2p")]
+    numbered = [(number, e) for number, e in numbers if isinstance(number, int)]
     if not numbered:
         return None
     waiting = [(number, e) for number, e in numbered if e.get("state") != "completed" and not e.get("retired")]
@@ -129,10 +130,6 @@ def _calls(name: str, told: Sequence[Mapping[str, Any]], ranks: Any) -> GroupCal
         call=_call(first) if waiting else "",
         started=first.get("state") == "started" if waiting and timed else None,
     )
-
-
-def _is_collective(entry: Mapping[str, Any]) -> bool:
-    return isinstance(entry.get("collective_seq_id"), int) and not entry.get("is_p2p")
 
 
 def _call(entry: Mapping[str, Any]) -> str:

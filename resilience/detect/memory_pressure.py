@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
 
+from ..model.signals import Shortage
+
 SPANS_S = (30.0, 120.0, 300.0)
 _POINTS = 30
 """At least this many readings of a span are used, evenly spread, if the span has so many; fewer than twice as many are used."""
@@ -33,25 +35,12 @@ class Reading:
     """Resident memory by process: `rank 0`, `the agent`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Short:
-    left: int
-    """Bytes left."""
-    lasts_s: float
-    """Seconds until the memory is used up at the present rate."""
-    per_s: float
-    """Bytes lost per second."""
-    grows: str
-    """The process whose resident memory grows most; empty: not known."""
-    grows_per_s: float
+def short(readings: Sequence[Reading], wall_s: float) -> Shortage | None:
+    """Return the shortage; None: as far as is known, memory is enough for now. readings: oldest first. wall_s: when it is found."""
+    return next((found for span_s in SPANS_S if (found := _within(readings, span_s, wall_s))), None)
 
 
-def short(readings: Sequence[Reading]) -> Short | None:
-    """Return the shortage; None: as far as is known, memory is enough for now. readings: oldest first."""
-    return next((found for span_s in SPANS_S if (found := _within(readings, span_s))), None)
-
-
-def _within(readings: Sequence[Reading], span_s: float) -> Short | None:
+def _within(readings: Sequence[Reading], span_s: float, wall_s: float) -> Shortage | None:
     recent = [reading for reading in readings if reading.at_s >= readings[-1].at_s - span_s]
     points = recent[:: max(1, len(recent) // _POINTS)]
     if len(points) < _LEAST_POINTS or readings[-1].at_s - recent[0].at_s < 0.8 * span_s:
@@ -64,8 +53,13 @@ def _within(readings: Sequence[Reading], span_s: float) -> Short | None:
     who = max(growth, key=lambda each: growth[each], default="")
     if not who or growth[who] < 0.2 * falling:
         who = ""
-    return Short(
-        left=recent[-1].left, lasts_s=lasts_s, per_s=falling, grows=who, grows_per_s=growth[who] if who else 0.0
+    return Shortage(
+        at_s=wall_s,
+        left_bytes=recent[-1].left,
+        lasts_s=round(lasts_s, 1),
+        per_s=round(falling),
+        grows=who,
+        grows_per_s=round(growth[who]) if who else 0,
     )
 
 

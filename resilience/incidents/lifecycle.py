@@ -13,7 +13,6 @@ from ..diagnose.root_cause import Verdict
 from ..model.cause import Cause, Kind
 from ..model.cluster_state import World, once_said
 from ..model.incident import PHASES, Incident
-from ..model.node import NodeStatus
 from ..model.state_machine import Phase
 from ..model.types import Step
 from ..plan.escalation import RESTARTS, Plan
@@ -128,7 +127,8 @@ def _with_phases(incident: Incident, world: World) -> Incident:
     if incident.cause == Cause.AGENT_LOST:  # the job may have waited for the node, and opened several generations
         opened_s = incident.at_s + incident.phases_s.get("detect", 0.0)
     marks = [opened_s, launched]
-    marks += [max(times) if all(times) else 0.0 for times in zip(*(_marks(s) for s in statuses), strict=True)]
+    told = [(s.attached_s, s.built_s, s.restored_s, s.stepped_s, s.replayed_s) for s in statuses]
+    marks += [max(times) if all(times) else 0.0 for times in zip(*told, strict=True)]
     if incident.resume_step is None:
         incident = replace(incident, resume_step=world.present.resume_step)
     if "start" not in incident.phases_s:  # a later start of the ranks has another reason
@@ -141,7 +141,3 @@ def _with_phases(incident: Incident, world: World) -> Incident:
         incident = incident.with_phase(name, end - start)
     other_data = any(status.other_data for status in statuses) and world.present.resume_step >= 0
     return replace(incident, open=False, repeated=max(status.repeated for status in statuses), other_data=other_data)
-
-
-def _marks(status: NodeStatus) -> tuple[float, ...]:
-    return (status.attached_s, status.built_s, status.restored_s, status.stepped_s, status.replayed_s)

@@ -75,13 +75,3 @@ TABLE: dict[tuple[Phase, Event], tuple[Move, Phase]] = {
     (Phase.ENDING, Event.MEMBERS): (Move.IGNORE, Phase.ENDING),
     **{(Phase.ENDED, event): (Move.IGNORE, Phase.ENDED) for event in Event},
 }
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram. `docs/architecture.md` holds it, and a test compares the two."""
-    lines = ["stateDiagram-v2", "    [*] --> gather"]
-    for (phase, event), (move, target) in TABLE.items():
-        if move is not Move.IGNORE:
-            note = f"{event.name.lower()} (next generation)" if move is Move.REOPEN else event.name.lower()
-            lines.append(f"    {phase} --> {target}: {note}")
-    return "\n".join([*lines, "    ended --> [*]"])

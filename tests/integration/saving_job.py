@@ -24,10 +24,9 @@ import numpy as np
 import torch
 
 from mt_resilient.checkpoint.arena import arena
-from mt_resilient.checkpoint.arena.arena import RankArena, Slot, State
+from mt_resilient.checkpoint.arena.arena import RankArena, Slot, State, settle
 from mt_resilient.checkpoint.arena.fill import destinations, fill
-from mt_resilient.checkpoint.arena.group_cleanup import settle
-from mt_resilient.checkpoint.arena.slot_header import Header, restorable
+from mt_resilient.checkpoint.arena.slot_header import Header, complete
 from mt_resilient.checkpoint.arena.staging import Stager
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.place import Place
@@ -263,7 +262,7 @@ class Agent:
             self._tell(event="wrong", why=f"the ranks ended with codes {codes}")
         headers = [[slot.header() for slot in row] for row in self._slots]
         torn = any(header.state is State.STAGING for row in headers for header in row)
-        memory = restorable(headers, RANKS)
+        memory = {stamp.step for stamp in complete(headers, RANKS)}
         self._step = max(
             [*memory, *(attempt.stamp.step for attempt in catalog.look(Files(self._root)).durable)], default=0
         )

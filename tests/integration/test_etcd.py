@@ -294,7 +294,7 @@ def test_the_data_of_a_finished_run_of_one_node_is_deleted(
     run = RunDirectory(tmp_path / "run")
     run.take()
     with ExitStack() as closing:
-        started(run, Terminal(), closing, (lambda: "127.0.0.1") if shared else None)
+        started(run, Terminal(), closing, "127.0.0.1" if shared else "")
         if finished:
             run.finished.touch()
         assert run.etcd.is_dir()

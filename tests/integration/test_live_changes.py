@@ -171,11 +171,12 @@ def test_what_no_restart_could_make_is_kept_for_a_rewind_and_what_one_could_stay
         6: arena.State.LIVE,
     }
     assert headers[2].durable, "the last one that a restart could use goes to disk"
-    assert arena.restorable([[*headers.values()]], 1) == {2}
+    assert {stamp.step for stamp in arena.complete([[*headers.values()]], 1)} == {2}
     script.spoil()
     script._tape.go_back(5)
     assert script.seen() == kept[5]
     script._tape.go_back(2)
     assert script._tape.reachable.snapshot(5) is None
     script.record(3)
-    assert arena.restorable([[slot.header() for slot in script._tape._arena.slots]], 1) == {2, 3}
+    kept = arena.complete([[slot.header() for slot in script._tape._arena.slots]], 1)
+    assert {stamp.step for stamp in kept} == {2, 3}

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mt_resilient.chaos.judgement import shrink
+from mt_resilient.chaos.judgement.draw import shrunk as fewest
 from mt_resilient.resilience.errors import BudgetSpent, MachineError, ScriptError, SilentCorruption, SnapshotError
 from mt_resilient.resilience.inprocess.loss_spike import SpikePolicy
 from mt_resilient.resilience.inprocess.rewind_ladder import LadderPolicy
@@ -347,4 +347,4 @@ def shrunk(episode: Episode, invariant: int) -> Episode:
         outcome = play(replace(episode, moments=moments))
         return bool(outcome.violated) and outcome.invariant == invariant
 
-    return replace(episode, moments=shrink.shrunk(episode.moments, violates))
+    return replace(episode, moments=fewest(episode.moments, violates))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena import slot as slot_module
 from mt_resilient.checkpoint.arena.arena import HUNG_S, Header, RankArena, Slot, State
-from mt_resilient.checkpoint.arena.slot_header import Stamp, complete, due, overwrite_order, restorable
+from mt_resilient.checkpoint.arena.slot_header import Stamp, complete, due, overwrite_order
 from mt_resilient.resilience.errors import MachineError
 from mt_resilient.resilience.ipc import shared_memory
 from mt_resilient.training.device import address
@@ -312,7 +312,7 @@ def test_what_is_due_is_restorable_wanted_and_missing(by_rank, already):
     stamp = due(by_rank, len(by_rank), already)
     if stamp is not None:
         assert stamp not in already
-        assert stamp.step in restorable(by_rank, len(by_rank))
+        assert stamp in complete(by_rank, len(by_rank))
         holders = [header for row in by_rank for header in row if header.whole and header.stamp == stamp]
         assert any(header.durable for header in holders)
         assert not all(header.drained for header in holders)
@@ -358,11 +358,10 @@ FREE = Header()
     ],
 )
 def test_a_step_is_restorable_if_all_ranks_have_it_and_one_has_sealed_it(by_rank, expected):
-    assert restorable(by_rank, 2) == expected
     assert {stamp.step for stamp in complete(by_rank, 2)} == expected
 
 
 def test_only_the_slots_of_the_worker_group_s_ranks_count():
-    assert restorable([[SEALED], [FREE]], 1) == {10}
-    assert restorable([[SEALED]], 2) == set()
-    assert restorable([[SEALED]], 0) == set()
+    assert {stamp.step for stamp in complete([[SEALED], [FREE]], 1)} == {10}
+    assert complete([[SEALED]], 2) == set()
+    assert complete([[SEALED]], 0) == set()

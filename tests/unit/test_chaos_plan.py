@@ -9,9 +9,8 @@ import pytest
 from mt_resilient.agent.launch.torchrun import understand
 from mt_resilient.chaos.command import _nodes, registry
 from mt_resilient.chaos.judgement import checker
-from mt_resilient.chaos.judgement.draw import delay_s, drawn, settled
+from mt_resilient.chaos.judgement.draw import delay_s, drawn, settled, shrunk
 from mt_resilient.chaos.judgement.plan import ANY, Injection, Kind, Plan, fitting, parsed, to_toml
-from mt_resilient.chaos.judgement.shrink import shrunk
 from mt_resilient.chaos.nemesis.registry import Need
 from mt_resilient.resilience.errors import UsageError
 

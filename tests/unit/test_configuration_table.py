@@ -1,11 +1,14 @@
 """docs/configuration.md shows each key of the configuration, its default and what it does."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from mt_resilient.agent.policies import SECTIONS
-from mt_resilient.resilience.text.configuration_table import field_docstrings, tables
 from mt_resilient.simulator.scenario.costs import Costs
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from document_tables import field_docstrings, tables
 
 ALL: dict[str, type] = {**SECTIONS, "costs": Costs}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"

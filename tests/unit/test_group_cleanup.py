@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from mt_resilient.checkpoint.arena import arena
-from mt_resilient.checkpoint.arena.arena import Header, RankArena, State
-from mt_resilient.checkpoint.arena.group_cleanup import settle
+from mt_resilient.checkpoint.arena.arena import Header, RankArena, State, settle
 
 from .test_arena import stage, steps
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mt_resilient.agent.output.lines import LONGEST, cut
+from mt_resilient.agent.output.async_output import LONGEST, cut
 
 LONG = b"x" * LONGEST
 

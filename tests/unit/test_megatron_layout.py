@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.agent.join.layouts import agreed
+from mt_resilient.agent.join.join import agreed
 from mt_resilient.agent.join.registration import described, register
 from mt_resilient.agent.launch.layout_adviser import question, simumax
 from mt_resilient.agent.launch.megatron_layout import Layout, fitting, misfit, others, sentences

@@ -45,7 +45,7 @@ def falling(start: float, per_s: float, seconds: int, noise: float = 0.0, seed: 
     ],
 )
 def test_when_it_is_about_to_run_out(left: list[float], found: bool) -> None:
-    assert (short(course(left)) is not None) == found
+    assert (short(course(left), 0.0) is not None) == found
 
 
 def test_false_alarms() -> None:
@@ -55,18 +55,18 @@ def test_false_alarms() -> None:
         level = 20 + 0.98 * (level - 20) + rng.gauss(0, 0.3)
         left.append(level - (4 * (n % 900) / 900))  # garbage that grows for half an hour
         if n % 15 == 0 and n > 200:
-            alarms += short(course(left[-151:])) is not None
+            alarms += short(course(left[-151:]), 0.0) is not None
     assert alarms == 0
 
 
 def test_who_grows() -> None:
     left = falling(8, 0.15, 40)
     grows = [3 + 0.14 * SAMPLE_S * n for n in range(len(left))]
-    found = short(course(left, rank_0=[5.0] * len(left), rank_1=grows))
+    found = short(course(left, rank_0=[5.0] * len(left), rank_1=grows), 0.0)
     assert found
     assert found.grows == "rank 1"
     assert found.lasts_s == pytest.approx(left[-1] / 0.15, rel=0.05)
-    nobody = short(course(left, rank_0=[5.0] * len(left)))
+    nobody = short(course(left, rank_0=[5.0] * len(left)), 0.0)
     assert nobody
     assert nobody.grows == ""
 

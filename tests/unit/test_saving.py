@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from mt_resilient.agent.snapshots import saving
-from mt_resilient.agent.snapshots.save_schedule import FIRST_S
-from mt_resilient.agent.snapshots.saving import Saving
+from mt_resilient.agent.snapshots.saving import FIRST_S, Saving
 from mt_resilient.checkpoint.durable.save_interval import SnapshotPolicy
 
 

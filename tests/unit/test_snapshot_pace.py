@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.agent.snapshots.save_schedule import FIRST_S, Pacing
+from mt_resilient.agent.snapshots.saving import FIRST_S, Pacing
 from mt_resilient.checkpoint.durable.save_interval import AUTO, MOST_S
 from mt_resilient.training.snapshot.snapshot_pace import Pace
 

@@ -11,7 +11,8 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +20,11 @@ from types import TracebackType
 from ...resilience.clock import monotonic_ns
 from ...resilience.errors import FormatError, InternalError, LayoutError, ResilientError, StateError, UsageError
 from ...resilience.ipc.board_layout import Page
+from ...resilience.ipc.descriptor_client import opened
 from ...resilience.ipc.die_with_parent import die_with, die_with_parent
-from ...resilience.ipc.handoff import VARIABLE, Handoff, local_rank
+from ...resilience.ipc.handoff import VARIABLE, Handoff, Output, local_rank
 from ...resilience.model.types import RankPhase
 from .board import claim
-from .output import print_through_the_agent
 from .rank_stderr import say
 from .stack_signal import listen
 
@@ -162,3 +163,18 @@ def farewell(page: Page, error: BaseException) -> None:
     if isinstance(error, StateError):
         words |= {"kind": "unsavable", "error": str(error)}
     page.say_farewell(**words)
+
+
+def print_through_the_agent(outputs: Sequence[Output], local_rank: int) -> None:
+    """Put the agent's pipes or terminals in place of this rank's stdout and stderr, so that the agent can keep what the rank prints. A
+    stream that torchrun redirects stays redirected. outputs: the agent's own streams, with the file for each local rank. If such a file
+    cannot be opened, the stream stays as it is."""
+    for number in (1, 2):
+        with suppress(OSError):
+            now = os.fstat(number)
+            for output in outputs:
+                if (now.st_dev, now.st_ino) == (output.device, output.inode):
+                    through = opened(output.paths[local_rank], os.O_WRONLY | os.O_NOCTTY)
+                    os.dup2(through, number)
+                    os.close(through)
+                    break

@@ -70,9 +70,9 @@ class Rounds:
         if nodes % width:
             phases.append(along)
         self._hops = [
-            _Hop(gloo, (rank + far) % size, (rank - far) % size, tag=phase << 8 | k)
+            _Hop(gloo, (rank + 2**k) % size, (rank - 2**k) % size, tag=phase << 8 | k)
             for phase, (gloo, rank, size) in enumerate(phases)
-            for k, far in enumerate(_distances(size))
+            for k in range((size - 1).bit_length())
         ]
 
     def maxima(self, row: Row) -> Row:
@@ -90,10 +90,6 @@ class Rounds:
 def _width(nodes: int) -> int:
     """Return the grid's width: the smallest power of two that is at least the square root, so that powers of two fill the grid."""
     return 1 << ((nodes - 1).bit_length() + 1) // 2
-
-
-def _distances(nodes: int) -> list[int]:
-    return [2**k for k in range((nodes - 1).bit_length())]
 
 
 class Speaker:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ...checkpoint.format.pytree import Tagged
-from ...checkpoint.format.pytree_walk import PLAIN
+from ...checkpoint.format.pytree_walk import PLAIN, is_plain
 from ...resilience.errors import SnapshotError
 from ..state.values.array_views import is_plain_array, is_plain_tensor
 from ..state.values.ctypes_values import is_c, size_of
@@ -83,7 +83,7 @@ class Place:
         """Whether only the order of the value's parts is saved."""
         if self._first is None and 0 < len(_parts(first)) <= SMALL:
             self._name_parts(first)
-        self._plain = self._parts is not None and all(map(_is_plain, self._parts))
+        self._plain = self._parts is not None and all(map(is_plain, self._parts))
         self._version = _version(first)
 
     def _name_parts(self, first: Any) -> None:
@@ -220,10 +220,6 @@ class Place:
 
 def _draws(value: Any) -> bool:
     return any(isinstance(each, GENERATORS) for each in within(value))
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
 
 
 def _parts(value: Any) -> list[Any]:

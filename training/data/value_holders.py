@@ -215,11 +215,10 @@ class OfClass(Holder):
         attributes = vars(self.thing)
         if len(attributes) != self._count:
             self._count = len(attributes)
-            self._names = [name for name, value in attributes.items() if self._has_place(name, value)]
+            named = {name: value for name, value in attributes.items() if not name.startswith("__")}
+            placed = self._objects | self._places.keys()
+            self._names = [name for name, value in named.items() if name in placed or _is_value(value)]
         return {name: attributes[name] for name in self._names if name in attributes}
-
-    def _has_place(self, name: str, value: Any) -> bool:
-        return not name.startswith("__") and (_is_value(value) or name in self._objects or name in self._places)
 
     def put(self, name: str, value: Any) -> None:
         setattr(self.thing, name, value)

@@ -64,8 +64,7 @@ try:
 
         _python = os.environ["MT_RESILIENT_PYTHON"]
         _handover = json.loads(os.environ["MT_RESILIENT_WRAPS"])["handover"]
-        _probe = [_python, "-P", os.path.join(os.path.dirname(_handover), "has_package.py")]
-        if subprocess.call(_probe, stderr=subprocess.DEVNULL) == 0:
+        if subprocess.call([_python, "-P", "-c", "import mt_resilient"], stderr=subprocess.DEVNULL) == 0:
             os.execv(_python, [_python, "-I", "-S", _handover] + _words)  # noqa: RUF005
         _said = "mt-resilient: {} lacks the package mt_resilient here. This torchrun runs without mt-resilient\n"
         sys.stderr.write(_said.format(_python))

@@ -127,7 +127,7 @@ class Offload:
                 if some:
                     pinned.wait(some[-1].end(image.stride_bytes))
                 with self._module.stream(self._stream):
-                    self._transfer.up(content, view.memory, image.stride_bytes, some, self._stream)
+                    self._transfer.copy(content, view.memory, image.stride_bytes, some, self._stream, down=False)
                 new.append(content)
                 new_bytes += content.numel()
                 if number == away[-1] or new_bytes > _LOOK_BYTES:
@@ -183,7 +183,7 @@ class Offload:
                 job.sources.append(source)
                 content = flat(source)
                 for strip in some:
-                    self._transfer.down(content, memory, stride, [strip], self._stream)
+                    self._transfer.copy(content, memory, stride, [strip], self._stream, down=True)
                     new_bytes += strip.width * strip.rows
                     if paced and new_bytes > _STRIP_BYTES:
                         arrived, new_bytes = self._module.Event(blocking=True), 0

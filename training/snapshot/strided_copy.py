@@ -66,26 +66,21 @@ class Transfer:
             self._planned = layout.pieces, [strips(layout.image, *piece, self._within) for piece in pieces]
         return self._planned[1]
 
-    def down(self, content: torch.Tensor, memory: memoryview, stride: int, some: Sequence[Strip], stream: Any) -> None:
-        """Copy the bytes of a tensor on the device into an image's `memory`, after the earlier work on `stream`, which is the current
-        stream."""
+    def copy(
+        self, content: torch.Tensor, memory: memoryview, stride: int, some: Sequence[Strip], stream: Any, *, down: bool
+    ) -> None:
+        """Copy the bytes of a tensor on the device into an image's `memory`, or back (not `down`), after the earlier work on `stream`,
+        which is the current stream."""
         if self._rows is None or not content.data_ptr():
             for host, part in _one_by_one(content, memory, stride, some):
-                host.copy_(part, non_blocking=True)
+                into, of = (host, part) if down else (part, host)
+                into.copy_(of, non_blocking=True)
             return
         here, there = device.address(memory), content.data_ptr()
         for each in some:
-            self._rows(here + each.place, stride, there + each.at, each.width, each.width, each.rows, True, stream)
-
-    def up(self, content: torch.Tensor, memory: memoryview, stride: int, some: Sequence[Strip], stream: Any) -> None:
-        """Copy an image's bytes back into a tensor on the device, in the same way."""
-        if self._rows is None or not content.data_ptr():
-            for host, part in _one_by_one(content, memory, stride, some):
-                part.copy_(host, non_blocking=True)
-            return
-        here, there = device.address(memory), content.data_ptr()
-        for each in some:
-            self._rows(there + each.at, each.width, here + each.place, stride, each.width, each.rows, False, stream)
+            ours, theirs = (here + each.place, stride), (there + each.at, each.width)
+            (to, to_pitch), (source, pitch) = (ours, theirs) if down else (theirs, ours)
+            self._rows(to, to_pitch, source, pitch, each.width, each.rows, down, stream)
 
 
 def _one_by_one(

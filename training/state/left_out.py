@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ...checkpoint.format.pytree import Tagged
-from ...checkpoint.format.pytree_walk import PLAIN
+from ...checkpoint.format.pytree_walk import is_plain
 from ...resilience.errors import SnapshotError
 from ..warm.side_effects import is_scripts
 from .modules.attribute_rules import same
@@ -140,9 +140,9 @@ class Declared(Stateful):
         named = {name: state[name] for name in self._plain if name in state}
         values = {name: value for name, value in {**self._plain, **named, **beside}.items() if name not in gone}
         for name, value in values.items():
-            if name in load.free or name not in load.now or (name in beside and not _is_plain(value)):
+            if name in load.free or name not in load.now or (name in beside and not is_plain(value)):
                 self._set(name, value)
-            elif _is_plain(value) and not _same(load.now, name, value):
+            elif is_plain(value) and not _same(load.now, name, value):
                 sets = "its load_state_dict sets this value, but the training had another one"
                 self._say(name, f"is {load.now[name]!r:.40} now: {sets}")
         for name in load.free - values.keys():
@@ -155,7 +155,7 @@ class Declared(Stateful):
         for name in self._now().keys() & self._plain.keys():
             self._set(name, self._plain[name])
         before = self._now()
-        looks = {name: self._look(name, value) for name, value in before.items() if not _is_plain(value)}
+        looks = {name: self._look(name, value) for name, value in before.items() if not is_plain(value)}
         fresh = copy.deepcopy(self._packed(self._alone))
         state = self.unpack(said, None)
         self._load(state)
@@ -175,9 +175,7 @@ class Declared(Stateful):
         return found
 
     def _has_changed(self, name: str, now: Mapping[str, Any]) -> bool:
-        return (
-            name not in now or _is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
-        )
+        return name not in now or is_plain(now[name]) or not alike(self._looks[name], self._look(name, now[name]) or ())
 
     def _apart(self) -> Packed:
         """Return a packer for values that refer to no object of the Session except this one."""
@@ -195,7 +193,7 @@ class Declared(Stateful):
 
     def _compare(self, told: Mapping[str, Any]) -> None:
         """Report the first attribute that differs from the snapshot."""
-        now = {**self._now(), **{name: value for name, value in told.items() if _is_plain(value)}}
+        now = {**self._now(), **{name: value for name, value in told.items() if is_plain(value)}}
         try:
             again = self._beside.pack({name: now[name] for name in told if name in now})
         except SnapshotError:
@@ -214,7 +212,7 @@ class Declared(Stateful):
         now = self._now()
         note(self._stays, self._name, now)
         for name, value in now.items():
-            if _is_plain(value):
+            if is_plain(value):
                 self._plain[name] = value
             elif (look := self._look(name, value)) is not None:
                 self._looks[name] = look
@@ -227,9 +225,7 @@ class Declared(Stateful):
     def _now(self) -> dict[str, Any]:
         """Return the attributes that may be training state."""
         return {
-            name: value
-            for name, value in own_attributes(self.thing).items()
-            if _is_plain(value) or self._is_open(value)
+            name: value for name, value in own_attributes(self.thing).items() if is_plain(value) or self._is_open(value)
         }
 
     def _is_open(self, value: Any) -> bool:
@@ -242,7 +238,7 @@ class Declared(Stateful):
 
     def _is_beside(self, name: str, value: Any, named: Mapping[Any, Any]) -> bool:
         """Whether the snapshot stores the attribute next to the `state_dict`."""
-        if _is_plain(value):
+        if is_plain(value):
             return not _same(named, name, value) and (name in named or not _same(self._plain, name, value))
         look = self._look(name, value)
         if look is None and name in self._looks:
@@ -271,8 +267,8 @@ class Declared(Stateful):
         self, name: str, before: Mapping[str, Any], looks: Mapping[str, list[Any] | None], now: Mapping[str, Any]
     ) -> bool:
         if name not in looks:
-            return _is_plain(now[name]) and _same(before, name, now[name])
-        was, look = looks[name], None if _is_plain(now[name]) else self._look(name, now[name])
+            return is_plain(now[name]) and _same(before, name, now[name])
+        was, look = looks[name], None if is_plain(now[name]) else self._look(name, now[name])
         return now[name] is before[name] and was is not None and look is not None and alike(was, look)
 
     def _set(self, name: str, value: Any) -> None:
@@ -284,10 +280,6 @@ class Declared(Stateful):
 
 def _has_more(kept: Any) -> bool:
     return type(kept) is Tagged and kept[0] == ""
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in PLAIN or (type(value) is tuple and PLAIN.issuperset(map(type, value)))
 
 
 def _same(held: Mapping[Any, Any], name: str, value: Any) -> bool:

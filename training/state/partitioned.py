@@ -26,16 +26,12 @@ def refuse_partitioned(sources: Mapping[str, object]) -> None:
         if isinstance(source, Modules):
             partitioned = any(hasattr(each, "ds_tensor") for each in source.named()[0].values())
         else:
-            partitioned = isinstance(source, Optimizers) and _has_lost_its_parameters(source)
+            # Groups of other frameworks may be empty on a rank.
+            partitioned = isinstance(source, Optimizers) and any(
+                type(wrapper).__module__.partition(".")[0] == "deepspeed"
+                and bool(inner.param_groups)
+                and not any(group["params"] for group in inner.param_groups)
+                for _, wrapper, inner in source.parts()
+            )
         if partitioned:
             raise Partitioned(_CURE.format(name))
-
-
-def _has_lost_its_parameters(source: Optimizers) -> bool:
-    """Whether this is an optimizer of DeepSpeed whose groups have no parameters. Other frameworks' groups may be empty on a rank."""
-    return any(
-        type(wrapper).__module__.partition(".")[0] == "deepspeed"
-        and bool(inner.param_groups)
-        and not any(group["params"] for group in inner.param_groups)
-        for _, wrapper, inner in source.parts()
-    )

@@ -28,7 +28,9 @@ class Randomness:
         return {
             **collect_host(),
             "device": device.rng_states(self.where),
-            "tracker": {name: _state_of(stream) for name, stream in _tracker_states().items()},
+            "tracker": {
+                n: s.get_state() if isinstance(s, torch.Generator) else s for n, s in _tracker_states().items()
+            },
             **(
                 {"dtensor": {name: state.clone() for name, state in states.items()}}
                 if (states := _dtensor_states())
@@ -118,7 +120,3 @@ def _dtensor_states() -> dict[str, torch.Tensor]:
     """Return the live dict of the streams from which DTensors draw; empty if they draw from torch's generators, or have not drawn yet."""
     tracker = getattr(sys.modules.get("torch.distributed.tensor._random"), "_rng_tracker", None)
     return getattr(tracker, "rng_states", {})
-
-
-def _state_of(stream: Any) -> torch.Tensor:
-    return stream.get_state() if isinstance(stream, torch.Generator) else stream

@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -54,9 +54,9 @@ def parse_endpoint(text: str) -> Endpoint:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Paths and names for the access. Only the password is itself a secret, and `repr` does not show it."""
+@dataclass(frozen=True)
+class Papers:
+    """The paths of certificates and password, and the user, as the configuration names them. It contains no secret."""
 
     ca: str = ""
     """File with the CA certificates that sign the servers' certificates; empty: the system's CA certificates."""
@@ -65,10 +65,37 @@ class Access:
     key: str = ""
     """File with the key of `cert`."""
     user: str = ""
-    password: str = field(default="", repr=False)
-    """The password as it was at the start."""
     password_file: str = ""
     """File with the password, which may have changed since the start; empty: there is no file."""
+
+    def absolute(self) -> Papers:
+        """Return a copy with absolute paths, for a process in another directory."""
+        ca, cert, key, password = (
+            name and str(Path(name).absolute()) for name in (self.ca, self.cert, self.key, self.password_file)
+        )
+        return Papers(ca, cert, key, self.user, password)
+
+    def access(self, environ: Mapping[str, str]) -> Access:
+        """Return the Access. Raises UsageError if a file cannot be read, if there is no password for the user, or if others may read its
+        file."""
+        password = environ.get(PASSWORD, "") if self.user else ""
+        if self.user and self.password_file:
+            password = _password(self.password_file)
+            if os.stat(self.password_file).st_mode & 0o077:
+                raise UsageError(
+                    f"control.etcd_password_file {self.password_file} may be read by others; nothing was done. chmod 600 it"
+                )
+        found = Access(**asdict(self), password=password)
+        found.material()
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access(Papers):
+    """The papers, and the password. Only the password is itself a secret, and `repr` does not show it."""
+
+    password: str = field(default="", repr=False)
+    """The password as it was at the start."""
 
     def __post_init__(self) -> None:
         if bool(self.cert) != bool(self.key):
@@ -92,45 +119,6 @@ class Access:
         system = ssl.get_default_verify_paths().cafile or ""
         ca = _read(self.ca, "ca") if self.ca else _read(system, "ca") if Path(system).is_file() else None
         return ca, _read(self.key, "key"), _read(self.cert, "cert")
-
-
-@dataclass(frozen=True)
-class Papers:
-    """The paths of certificates and password, and the user, as the configuration names them. It contains no secret."""
-
-    ca: str = ""
-    cert: str = ""
-    key: str = ""
-    user: str = ""
-    password_file: str = ""
-
-    def absolute(self) -> Papers:
-        """Return a copy with absolute paths, for a process in another directory."""
-        ca, cert, key, password = (
-            name and str(Path(name).absolute()) for name in (self.ca, self.cert, self.key, self.password_file)
-        )
-        return Papers(ca, cert, key, self.user, password)
-
-    def access(self, environ: Mapping[str, str]) -> Access:
-        """Return the Access. Raises UsageError if a file cannot be read, if there is no password for the user, or if others may read its
-        file."""
-        password = environ.get(PASSWORD, "") if self.user else ""
-        if self.user and self.password_file:
-            password = _password(self.password_file)
-            if os.stat(self.password_file).st_mode & 0o077:
-                raise UsageError(
-                    f"control.etcd_password_file {self.password_file} may be read by others; nothing was done. chmod 600 it"
-                )
-        found = Access(
-            ca=self.ca,
-            cert=self.cert,
-            key=self.key,
-            user=self.user,
-            password=password,
-            password_file=self.password_file,
-        )
-        found.material()
-        return found
 
 
 def _password(path: str) -> str:

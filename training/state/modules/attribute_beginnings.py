@@ -59,10 +59,15 @@ class Beginnings:
             for name, value in own.items()
             if name in others
             or is_fixed(value)
-            or _is_sparse(value)
+            # No snapshot stores a sparse tensor. Most sparse tensors in attributes describe a graph and never change.
+            or (isinstance(value, torch.Tensor) and value.layout is not torch.strided)
             or (owner is not Owner.LAYER and borrows(value, loans))
         }
-        kept = {name for name, value in own.items() if name in others or _may_be_kept(value, kind)}
+        kept = {
+            name
+            for name, value in own.items()
+            if name in others or is_fixed(value) or is_value(type(value), kind) or is_scripts_object(value)
+        }
         self._began[id(thing)] = Began(thing, made, frozenset(own), frozenset(kept))
 
     def add_new(self, thing: Any) -> None:
@@ -83,13 +88,3 @@ class Beginnings:
         if is_constant(value) or not is_foreign(kind) or id(value) in self._lenders.names:
             return False
         return not is_scripts(kind.__module__)
-
-
-def _is_sparse(value: Any) -> bool:
-    """Whether the value is a sparse tensor, which no snapshot stores. Most sparse tensors in attributes describe a graph and never
-    change."""
-    return isinstance(value, torch.Tensor) and value.layout is not torch.strided
-
-
-def _may_be_kept(value: Any, of: type) -> bool:
-    return is_fixed(value) or is_value(type(value), of) or is_scripts_object(value)

@@ -30,11 +30,6 @@ _FEW = 256
 _EASY = frozenset((*PLAIN, *TENSORS))
 
 
-def is_wrapped(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's class belongs to a wrapping framework, such as Accelerate, which keeps the optimizer in a list of its own."""
-    return type(optimizer).__module__.partition(".")[0] in WRAPPERS
-
-
 def borrows(value: Any, loans: Loans) -> bool:
     """Whether a value contains tensors that lie in the memory of models or optimizers."""
     try:
@@ -75,7 +70,8 @@ def search(
 def is_source_apart(value: Any) -> bool:
     """Whether the value is saved as a source of its own: a model, an optimizer, a scheduler, an object with a `state_dict`."""
     if isinstance(value, torch.optim.Optimizer):
-        return not is_wrapped(value)
+        # Frameworks such as Accelerate keep the optimizers that they wrap in lists of their own.
+        return type(value).__module__.partition(".")[0] not in WRAPPERS
     return isinstance(value, (Module, torch.optim.lr_scheduler.LRScheduler)) or declares(value)
 
 

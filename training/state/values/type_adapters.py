@@ -123,18 +123,14 @@ _BITS: dict[str, Any] = {
 }
 
 
-def descr(dtype: Any) -> Any:
-    return np.lib.format.dtype_to_descr(dtype)
+descr: Any = np.lib.format.dtype_to_descr
+dtype_of = np.lib.format.descr_to_dtype
 
 
 @functools.cache
 def describable(dtype: Any) -> bool:
     """Return whether `dtype_of` can rebuild the dtype, which fails, for example, for ml_dtypes' bfloat16."""
     return dtype_of(descr(dtype)) == dtype
-
-
-def dtype_of(content: Any) -> np.dtype[Any]:
-    return np.lib.format.descr_to_dtype(content)
 
 
 def _scalar(content: Any) -> Any:
