@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mt_resilient.agent.buddy.service import TOKEN
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_port, free_ports
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.checkpoint.arena.arena import Slot, State
 from mt_resilient.checkpoint.arena.fill import destinations, fill
@@ -170,8 +170,8 @@ def kinds(events: Sequence[dict]) -> list[str]:
 # The good way
 
 
-def test_steps_flow_both_ways_while_the_disk_works(node, buddy, guests, port):
-    theirs, back = Guests(range(2)), free_port("127.0.0.1")
+def test_steps_flow_both_ways_while_the_disk_works(node, buddy, guests):
+    theirs, (port, back) = Guests(range(2)), free_ports(2, "127.0.0.1")
     ends = ((buddy, guests, port, back), (node, theirs, back, port))
     there, here = (
         each.drain(buddy={"listen": f"127.0.0.1:{own}", "guests": kept.paths, "send_to": f"127.0.0.1:{other}"})
