@@ -21,7 +21,7 @@ def open_files() -> set[str]:
 
 
 @contextmanager
-def numbers_beyond_select() -> Iterator[list[int]]:
+def numbers_beyond_select() -> Iterator[None]:
     """Take all numbers below 1024, as an agent with many ranks does: `select.select` refuses those of the files that a block opens."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
@@ -29,7 +29,7 @@ def numbers_beyond_select() -> Iterator[list[int]]:
     try:
         while taken[-1] < 1024:
             taken.append(os.dup(taken[0]))
-        yield taken
+        yield
     finally:
         for each in taken:
             os.close(each)

@@ -3,11 +3,14 @@
 import os
 import threading
 import time
+import weakref
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.resilience.clock import monotonic_ns
@@ -48,7 +51,10 @@ def attached(place: Path, monkeypatch: pytest.MonkeyPatch, **sources: Any) -> tu
     )
     at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
     monkeypatch.setitem(attach._attached, os.getpid(), at)
-    return Session(**(sources or {"model": torch.nn.Linear(2, 2)})), page
+    monkeypatch.setattr(DataLoader, "_get_iterator", DataLoader._get_iterator)  # the session puts its own there
+    session = Session(**(sources or {"model": torch.nn.Linear(2, 2)}))
+    weakref.finalize(session, lambda: [*map(os.close, chain(*slots))])
+    return session, page
 
 
 def test_no_boundary_is_crossed_until_the_agent_says_that_it_has_a_lease(
