@@ -1,9 +1,11 @@
 """Ranks whose agent has lost its lease where others would do without them."""
 
 import os
+import sys
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,9 @@ def attached(place: Path, monkeypatch: pytest.MonkeyPatch, **sources: Any) -> tu
     )
     at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
     monkeypatch.setitem(attach._attached, os.getpid(), at)
-    monkeypatch.setattr(DataLoader, "_get_iterator", DataLoader._get_iterator)  # the session puts its own there
+    # A session whose loop does not end leaves both in the process.
+    monkeypatch.setattr(DataLoader, "_get_iterator", DataLoader._get_iterator)
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", OrderedDict())
     session = Session(**(sources or {"model": torch.nn.Linear(2, 2)}))
     weakref.finalize(session, lambda: [*map(os.close, chain(*slots))])
     return session, page
