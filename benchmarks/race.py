@@ -34,7 +34,7 @@ from jobs import BESIDE, REPOSITORY, JobFailed, workplace
 from measure import arguments, count, machine, report, say, version
 from race_table import FAULTS, Outcome
 
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_ports
 from mt_resilient.chaos.live.cluster import Cluster
 from mt_resilient.resilience.report.journal import Tail
 
@@ -60,11 +60,11 @@ class Run:
         place.mkdir()
         train = f"{HERE}/train.py {name} {place} --every {options.every} --step-delay {options.step_delay}"
         venv = options.venvs / system["package"] / "bin" if "install" in system else BESIDE
+        port, *self._ports = free_ports(3)
         self._values: dict[str, Any] = {
             "bin": venv, "python": venv / "python", "run": place, "here": HERE, "every": options.every, "nodes": nodes,
-            "port": free_port(), "train": f"{train} --device {options.device}",
+            "port": port, "train": f"{train} --device {options.device}",
         }  # fmt: skip
-        self._ports = [free_port(), free_port()]
         ours = name.startswith("ours") and nodes == 2
         self._cluster = Cluster(place / "cluster", 2, namespaces=False) if ours else None
         self._tail, self.events = Tail(place / "events"), []

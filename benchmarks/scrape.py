@@ -24,7 +24,7 @@ import psutil
 from measure import Result, arguments, count, report, say
 from prometheus_client import generate_latest
 
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_ports
 from mt_resilient.resilience.report.metrics import Metrics
 
 _RANKS = 8
@@ -77,7 +77,7 @@ def main() -> None:
     for name, usual in (("--agents", 10_000), ("--interval", 60), ("--rounds", 3)):
         parser.add_argument(name, type=count, default=usual, metavar="N", help="default: %(default)s")
     options = parser.parse_args()
-    agents, port, here = Agents(), free_port(), free_port()
+    agents, (port, here) = Agents(), free_ports(2)
     agents.serve(port)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,19 @@ settings.load_profile("the same each time")
 _NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of sched.h; Python 3.12 has os.unshare
 
 
+_OF_THE_RUNNER = re.compile(
+    r"(SLURM|PET|PMI|OMPI|TORCHELASTIC)_|MT_RESILIENT_(?!ETCD$|TEST)|KUBERNETES_SERVICE_HOST$|\w+_VISIBLE_DEVICES$"
+    r"|(https?|all)_proxy$|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_(ADDR|PORT)$",
+    re.IGNORECASE,
+)
+"""Variables with which whatever has started the tests would tell our programs about itself."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its jobs in the background ignore these two
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    for name in filter(_OF_THE_RUNNER.match, [*os.environ]):
+        os.environ.pop(name)
     if hasattr(config, "workerinput"):
         for name in ("COLUMNS", "LINES"):  # readline has put them there for the workers; tests ask the terminal
             os.environ.pop(name, None)
@@ -50,7 +62,9 @@ def _run(*commands: str) -> None:
 
 def _in_namespaces_of_its_own() -> None:
     """From now on this worker of xdist, with all that it starts, has a /dev/shm and a loopback interface that no other one sees."""
-    address = socket.gethostbyname(socket.gethostname())
+    address = "127.0.0.1"
+    with suppress(OSError):  # nobody knows this host's name
+        address = socket.gethostbyname(socket.gethostname())
     if not shutil.which("ip") or ctypes.CDLL(None).unshare(_NEW_MOUNTS | _NEW_NETWORK):
         raise pytest.UsageError(
             "tests run side by side in namespaces, which takes root and iproute2; without them: -n 0"

@@ -16,7 +16,7 @@ import grpc
 import psutil
 
 from mt_resilient.agent.etcd.binary import clean_environment, find_server
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_ports
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.store.etcd.access import Access, parse_endpoint
 from mt_resilient.resilience.store.etcd.client import EtcdStore
@@ -77,7 +77,7 @@ class Authority:
 
 
 def _openssl(*words: str) -> None:
-    done = subprocess.run(["openssl", *words], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["openssl", *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 
@@ -91,7 +91,8 @@ class Cluster:
         if authority:
             names = [str(authority.folder / f"{server}.{end}") for end in ("pem", "key")]
             self._flags = (*flags, f"--cert-file={names[0]}", f"--key-file={names[1]}")
-        self.ports = [(free_port("127.0.0.1"), free_port("127.0.0.1")) for _ in range(members)]
+        ports = free_ports(2 * members, "127.0.0.1")
+        self.ports = list(zip(ports[::2], ports[1::2], strict=True))
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * members
 
     @property
@@ -178,10 +179,10 @@ def ask(endpoint: str, service: str, rpc_name: str, access: Access | None = None
     member = Member(parse_endpoint(endpoint), access or Access())
     rpc = method(service, rpc_name)
     try:
-        member.renew(5.0)
+        member.renew(60.0)
         call = member.channel.unary_unary(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
-        return call(rpc.request(**fields), timeout=5.0, metadata=member.identity())
+        return call(rpc.request(**fields), timeout=60.0, metadata=member.identity())
     finally:
         member.close()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_ports
 
 from .conftest import MARK
 from .harness import ROOT
@@ -21,7 +21,7 @@ BIN = ROOT / ".venv" / "swift" / "bin"
 """Where scripts/swift installs it."""
 KEYS = {"AWS_ACCESS_KEY_ID": "test:tester", "AWS_SECRET_ACCESS_KEY": "testing"}
 REGION = "us-east-1"
-_STARTS_S = 30.0
+_STARTS_S = 90.0
 
 _SWIFT = """
 [swift-hash]
@@ -88,7 +88,7 @@ class Swift:
         self._environment = {key: value for key, value in os.environ.items() if key != MARK}
         self._environment["SWIFT_DIR"] = str(self._etc)
         kinds = ("account", "container", "object", "proxy")
-        self._ports = {kind: free_port("127.0.0.1") for kind in kinds}
+        self._ports = dict(zip(kinds, free_ports(len(kinds), "127.0.0.1"), strict=True))
         (self._etc / "swift.conf").write_text(_SWIFT)
         for kind in kinds:
             before = "catch_errors s3api tempauth " if kind == "proxy" else ""

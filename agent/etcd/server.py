@@ -207,15 +207,14 @@ class EmbeddedEtcd:
     def _port_pairs(self) -> Iterator[tuple[int, int]]:
         """Yield pairs of a client port and a peer port. The previous server's ports come first, so that its clients find the new server.
         Free ports follow."""
-        if self._port:
-            yield self._port, free_port(_LOOPBACK)
-            return
         with suppress(OSError, ValueError, TypeError):  # no file yet, or half a file
             client_port, peer_port = json.loads(self._ports_path.read_text())
-            if is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
+            if not self._port and is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
                 yield client_port, peer_port
         for _ in range(5):
-            yield free_port(self._address), free_port(_LOOPBACK)
+            client_port, peer_port = self._port or free_port(self._address), free_port(_LOOPBACK)
+            if client_port != peer_port:
+                yield client_port, peer_port
 
     def _last_words(self, log_from: int) -> str:
         lines = self._log_path.read_bytes()[log_from:].decode(errors="replace").splitlines()

@@ -26,6 +26,14 @@ def free_port(host: str = "", wished: int = 0) -> int:
     raise MachineError(f"no free port from {low} to {high} on this node; see what listens there with: ss -lt")
 
 
+def free_ports(count: int, host: str = "") -> list[int]:
+    """Return `count` different ports, each as `free_port` finds it."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port(host))
+    return list(found)
+
+
 def is_free(port: int, host: str = "") -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lingering connections do not matter

@@ -10,12 +10,12 @@ power, neither breaks a connection nor refuses one: only the expiry of its agent
 from __future__ import annotations
 
 import errno
-import select
 import socket
 from contextlib import suppress
 
 from ...resilience.model.node import NodeRecord
 from ...resilience.model.types import NodeId
+from ...resilience.store.poll import writable
 
 AGAIN_S = 1.0
 """Seconds between two tries to reach a neighbour that does not answer."""
@@ -122,6 +122,6 @@ def _gone(link: socket.socket) -> bool:
 
 def _outcome(link: socket.socket) -> int | None:
     """Return the result of a pending connect: 0, an errno, or None while the connect is still under way."""
-    if not select.select([], [link], [], 0.0)[1]:
+    if not writable([link.fileno()]):
         return None
     return link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import subprocess
 from collections import Counter
@@ -22,6 +21,7 @@ from typing import Any
 from ...resilience.errors import MachineError
 from ...resilience.ipc import die_with_parent
 from ...resilience.ipc.file_descriptors import appending
+from ...resilience.store.poll import readable
 from ..launch.torchrun import Launch
 from .worker_group import WorkerGroup, watched
 
@@ -58,7 +58,7 @@ class ForkServer:
 
     def heard(self) -> dict[str, Any] | None:
         """Return the process's new message. None: there is no message; empty: the process has ended."""
-        if not select.select([self.channel], [], [], 0)[0]:
+        if not readable([self.channel.fileno()]):
             return None
         words = self._hear()
         self.ready = bool(words.get("ready"))
@@ -68,7 +68,7 @@ class ForkServer:
         """Fork a launcher and return its pid. Raises MachineError if the process does not answer."""
         try:
             self.channel.sendall(json.dumps(order).encode() + b"\n")
-            words = self._hear() if select.select([self.channel], [], [], ANSWER_S)[0] else {}
+            words = self._hear() if readable([self.channel.fileno()], ANSWER_S) else {}
             if "stale" in words:
                 raise MachineError(f"{words['stale']} has changed, or is gone, since the warm process has run it")
             if "launcher" in words:

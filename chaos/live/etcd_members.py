@@ -9,14 +9,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from ...agent.etcd.binary import clean_environment, find_server
-from ...agent.launch.ports import free_port
+from ...agent.launch.ports import free_ports
 from ...resilience.clock import monotonic_s, sleep
 from ...resilience.errors import MachineError, StoreUnavailable
 from ...resilience.ipc.die_with_parent import spawn
 from ...resilience.store.etcd.client import EtcdStore
 from .network import Loopback, Network
 
-_ANSWERS_S, _ENDS_S = 30.0, 30.0
+_ANSWERS_S, _ENDS_S = 90.0, 30.0
 _FIRST = 100
 """The members' addresses begin after this number."""
 
@@ -28,7 +28,7 @@ class Members:
         self.names = [f"e{number}" for number in range(1, count + 1)]
         self._address = {name: hosts.add(name, _FIRST + number) for number, name in enumerate(self.names, 1)}
         alike = len({*self._address.values()}) < count
-        ports = [free_port() if alike else 2379 + at for at in range(2 * count if alike else 2)]
+        ports = free_ports(2 * count) if alike else [2379, 2380]
         self._ports = {name: ports[2 * at : 2 * at + 2] if alike else ports for at, name in enumerate(self.names)}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.start(*self.names)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from ...resilience import clock
 from ...resilience.errors import SiteError
+from ...resilience.store.poll import readable
 from . import protocol
 from .protocol import Strange, Word
 
@@ -76,7 +76,7 @@ class Connection:
         """Return the next frame. idle: the wait for its first byte has no limit."""
         start = memoryview(bytearray(protocol.PREFIX_BYTES))
         if idle:
-            self._calling(select.select, [self._socket], [], [])
+            self._calling(readable, [self._socket.fileno()], math.inf)
         self.read(start, until_s)
         try:
             word, length = protocol.prefix(bytes(start), *expected)
@@ -101,7 +101,7 @@ class Connection:
 
     def idle(self, seconds: float) -> None:
         """Wait `seconds` during which the peer should send nothing. If anything arrives, raise Lost."""
-        if self._calling(select.select, [self._socket], [], [], seconds)[0]:
+        if self._calling(readable, [self._socket.fileno()], seconds):
             raise Lost("it has closed the connection")
 
     def _calling(self, call: Callable[..., _T], *arguments: object, until_s: float = math.inf) -> _T:

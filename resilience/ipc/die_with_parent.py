@@ -8,8 +8,8 @@ threads make forking unsafe (measured: 13 of 60 forked children hung).
 from __future__ import annotations
 
 import ctypes
+import math
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -35,7 +35,8 @@ def die_with_parent(parent_pid: int) -> None:
 
 def die_with(pid: int) -> None:
     """SIGKILL this process when process `pid`, which is not its parent, ends. A thread waits for that."""
-    from .file_descriptors import high  # not at the top, because this file is also a program
+    from ..store.poll import readable  # not at the top, because this file is also a program
+    from .file_descriptors import high
 
     watched = None
     try:
@@ -47,7 +48,7 @@ def die_with(pid: int) -> None:
 
     def wait() -> None:
         if watched is not None:
-            select.select([watched], [], [])
+            readable([watched], math.inf)
         while watched is None and os.path.exists(f"/proc/{pid}"):
             time.sleep(_LOOKS_S)
         os.kill(os.getpid(), signal.SIGKILL)

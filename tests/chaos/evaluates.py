@@ -16,7 +16,7 @@ for step in session.steps(60):
     time.sleep(0.02)
     if step == 30 and os.environ["RANK"] == "1":
         with session.pausing("evaluation"):
-            time.sleep(8)
+            time.sleep(12)
     if step == 20 and os.environ["RANK"] == "0" and "UPLOADS" in os.environ:
-        time.sleep(12)
+        time.sleep(16)
     distributed.barrier()

@@ -147,7 +147,8 @@ def test_an_interrupted_campaign_leaves_no_process(tmp_path: Path) -> None:
     assert process.wait(60) == 130
 
 
-def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     train = ["--", "torchrun", "--nproc-per-node", "2", str(MINIMAL)]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "journal.jsonl").touch()

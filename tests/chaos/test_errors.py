@@ -110,7 +110,7 @@ def test_directories_that_cannot_be_written(tmp_path: Path) -> None:
         refused(3, "run directory", "run", "--run-dir", str(sealed / "run"), *TRAIN)
         refused(3, "snapshot directory", "run", "--run-dir", str(tmp_path / "run"), "--snapshots", str(sealed), *TRAIN)
     finally:
-        subprocess.run(["umount", sealed], check=True)
+        subprocess.run(["umount", "--lazy", sealed], check=True)
 
 
 @pytest.mark.variant
@@ -388,7 +388,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], check=True)
     yield place
-    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def test_a_full_disk_is_told_and_costs_no_step(tmp_path: Path, small_disk: Path) -> None:
@@ -545,7 +545,7 @@ def freezer(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("no file system can be mounted here")
     yield place
     subprocess.run(["fsfreeze", "-u", place], capture_output=True, check=False)
-    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", "--lazy", place], check=True)
 
 
 def test_storage_that_hangs_holds_up_nobody(tmp_path: Path, freezer: Path) -> None:

@@ -15,7 +15,7 @@ from ..harness import GATED, MINIMAL, Job, cli, digest_of, undisturbed
 def metrics_of(job: Job) -> dict[str, float]:
     address = re.search(r"http://localhost:\d+/metrics", job.said())
     assert address
-    text = urllib.request.urlopen(address[0], timeout=5).read().decode()
+    text = urllib.request.urlopen(address[0], timeout=60).read().decode()
     return {
         line.rpartition(" ")[0]: float(line.rpartition(" ")[2])
         for line in text.splitlines()

@@ -50,6 +50,8 @@ from mt_resilient.training.data.loader_state import Own as LooksFor
 from mt_resilient.training.state.rng import Randomness
 from mt_resilient.training.state.sources import sources_of
 
+from ..etcd_cluster import eventually
+
 SAMPLES, EPOCHS = 14, 3
 
 
@@ -732,19 +734,23 @@ def test_a_batch_size_that_changes_from_epoch_to_epoch_is_that_of_the_epoch(work
 
 @pytest.mark.parametrize("stay", [False, True])
 def test_its_workers_go_with_the_loop_or_stay_with_the_loader(stay: bool) -> None:
-    gc.collect()  # those of the tests before
+    before = {*multiprocessing.active_children()}
+
+    def workers() -> int:
+        return len({*multiprocessing.active_children()} - before)
+
     loader = DataLoader(Numbers(), persistent_workers=stay, **SEVERAL)
     data = watched(loader)
     data.take(0)
-    assert len(multiprocessing.active_children()) == 2
+    assert workers() == 2
     data.end()
-    assert len(multiprocessing.active_children()) == 2 * stay
+    eventually(lambda: workers() == 2 * stay)
     drawn = torch.get_rng_state()
     assert len([*loader]) == 7
     assert torch.equal(drawn, torch.get_rng_state()) == stay
     del data, loader
     gc.collect()
-    assert multiprocessing.active_children() == []
+    eventually(lambda: workers() == 0)
 
 
 def test_steps_of_several_batches_are_put_back() -> None:

@@ -222,8 +222,8 @@ def test_it_ends_at_once_although_a_visitor_waits_for_a_prometheus(tmp_path: Pat
         silent.accept()  # the first panel
         began = time.monotonic()
         server.send_signal(sent)
-        said = server.communicate(timeout=20)[1]
-        assert time.monotonic() - began < 3, "it waits 5 s for a Prometheus"
+        said = server.communicate(timeout=60)[1]
+        assert time.monotonic() - began < 4.5, "it waits 5 s for a Prometheus"
     assert (server.returncode, said) == (code, "")
 
 

@@ -38,7 +38,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", target]).returncode:
         pytest.skip("mounting a small file system takes root")
     yield target
-    subprocess.run(["umount", target], check=True)
+    subprocess.run(["umount", "--lazy", target], check=True)
 
 
 def undrained(node: Node, step: int) -> None:
@@ -125,7 +125,7 @@ def test_what_is_in_the_way_of_a_slab_may_go_away(node):
         pytest.skip("mounting takes root")
     process = node.drain()
     failed = process.events("failed")[-1]
-    subprocess.run(["umount", metadata], check=True)
+    subprocess.run(["umount", "--lazy", metadata], check=True)
     assert failed["retry_in_s"] == 1.0
     assert "rank-00001 is in the way" in failed["reason"]
     assert process.events("durable")[-1]["step"] == 1

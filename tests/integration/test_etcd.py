@@ -63,7 +63,7 @@ def compacted(endpoint: str, revision: int) -> None:
         ask = channel.unary_unary(
             rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
         )
-        ask(rpc.request(revision=revision, physical=True), timeout=5.0)
+        ask(rpc.request(revision=revision, physical=True), timeout=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ class TestEtcdStore(StoreContract):
 
 
 def test_a_store_goes_on_after_its_server_was_killed_and_started_again(server: EmbeddedEtcd) -> None:
-    store = EtcdStore([server.start()])
+    store = EtcdStore([server.start()], deadline_s=30.0)
     lease = store.grant(600)
     store.put("/a", b"kept", lease)
     assert store.keepalive(lease) > 0.0
@@ -184,8 +184,8 @@ import sys, time
 from mt_resilient.resilience.store.election import Election
 from mt_resilient.resilience.store.etcd.client import EtcdStore
 from mt_resilient.resilience.store.protocol import Put
-store = EtcdStore([sys.argv[1]])
-election, lease = Election(store, "/leader", "node-a"), store.grant(5)
+store = EtcdStore([sys.argv[1]], deadline_s=30.0)
+election, lease = Election(store, "/leader", "node-a"), store.grant(10)
 election.campaign(lease)
 while store.transact([election.guard()], [Put("/generation", b"node-a")]):
     store.keepalive(lease)
@@ -270,11 +270,11 @@ def test_a_malformed_endpoint_is_the_users_to_correct(text: str) -> None:
 
 def test_an_endpoint_where_nothing_listens_is_named_with_what_to_do() -> None:
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1 unavailable: Connection refused.*endpoint health"):
-        probe("127.0.0.1:1", deadline_s=1.0)
+        probe("127.0.0.1:1", deadline_s=30.0)
 
 
 def test_no_process_is_left_after_a_stop(server: EmbeddedEtcd, shared_endpoint: str) -> None:
-    probe(server.start(), deadline_s=1.0)
+    probe(server.start(), deadline_s=30.0)
     pid = pid_of(server)
     assert server.alive()
     server.stop()
@@ -304,7 +304,7 @@ def test_the_data_of_a_finished_run_of_one_node_is_deleted(
 
 def test_data_outlives_the_server_and_even_its_ports(server: EmbeddedEtcd) -> None:
     endpoint = server.start()
-    store = EtcdStore([endpoint])
+    store = EtcdStore([endpoint], deadline_s=30.0)
     store.put("/a", b"kept")
     store.close()
     os.kill(pid_of(server), signal.SIGKILL)
@@ -313,11 +313,19 @@ def test_data_outlives_the_server_and_even_its_ports(server: EmbeddedEtcd) -> No
     with socket.create_server(("127.0.0.1", int(endpoint.rpartition(":")[2]))):
         elsewhere = server.start()
     assert elsewhere != endpoint
-    store = EtcdStore([elsewhere])
+    store = EtcdStore([elsewhere], deadline_s=30.0)
     entry = store.get("/a")
     assert entry is not None
     assert entry.value == b"kept"
     store.close()
+
+
+def test_etcd_s_two_ports_are_different_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the one port for clients that the user names, too: that port is free while the other one is drawn."""
+    drawn, etcd = iter((7, 8, 9, 10, 11)), find_server()
+    monkeypatch.setattr("mt_resilient.agent.etcd.server.free_port", lambda host: next(drawn))
+    server = EmbeddedEtcd(etcd, tmp_path / "data", tmp_path / "etcd.log", port=7)
+    assert [*server._port_pairs()] == [(7, 8), (7, 9), (7, 10), (7, 11)]
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -326,7 +334,7 @@ def test_etcd_listens_at_all_addresses_only_if_it_has_to(everywhere: bool, tmp_p
     try:
         _, _, port = server.start().partition(":")
         with nullcontext() if everywhere else pytest.raises(StoreUnavailable):
-            probe(f"127.0.0.2:{port}", 1.0)
+            probe(f"127.0.0.2:{port}", 30.0)
     finally:
         server.stop()
 

@@ -117,7 +117,7 @@ def test_a_password_that_is_changed_is_taken_up_from_its_file(authority: Authori
         cluster.ready()
         cluster.require_users(root=ROOT)
         access = Papers(user="root", password_file=str(file)).access({})
-        with closing(EtcdStore(cluster.endpoints, access=access)) as store:
+        with closing(EtcdStore(cluster.endpoints, access=access, deadline_s=30.0)) as store:
             lease = store.grant(600)
             ask(cluster.endpoints[0], "Auth", "UserChangePassword", access, name="root", password="another")
             with suppress(StoreUnavailable):  # which finds out
@@ -157,7 +157,7 @@ def test_authentication_that_is_switched_off_and_on_again_stops_nothing(tmp_path
     try:
         cluster.ready()
         cluster.require_users(root=ROOT)
-        with closing(EtcdStore(cluster.endpoints, access=root)) as store:
+        with closing(EtcdStore(cluster.endpoints, access=root, deadline_s=30.0)) as store:
             lease = store.grant(600)
             assert store.keepalive(lease) > 0
             ask(cluster.endpoints[0], "Auth", "AuthDisable", root)

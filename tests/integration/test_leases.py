@@ -1,13 +1,18 @@
 """Ranks whose agent has lost its lease where others would do without them."""
 
 import os
+import sys
 import threading
 import time
+import weakref
+from collections import OrderedDict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mt_resilient.checkpoint.arena import arena
 from mt_resilient.resilience.clock import monotonic_ns
@@ -48,7 +53,12 @@ def attached(place: Path, monkeypatch: pytest.MonkeyPatch, **sources: Any) -> tu
     )
     at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
     monkeypatch.setitem(attach._attached, os.getpid(), at)
-    return Session(**(sources or {"model": torch.nn.Linear(2, 2)})), page
+    # A session whose loop does not end leaves both in the process.
+    monkeypatch.setattr(DataLoader, "_get_iterator", DataLoader._get_iterator)
+    monkeypatch.setattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_pre_hooks", OrderedDict())
+    session = Session(**(sources or {"model": torch.nn.Linear(2, 2)}))
+    weakref.finalize(session, lambda: [*map(os.close, chain(*slots))])
+    return session, page
 
 
 def test_no_boundary_is_crossed_until_the_agent_says_that_it_has_a_lease(

@@ -1,7 +1,9 @@
 """Whatever a script does to its live state between two snapshots, the second one holds what is there then."""
 
 import os
+import weakref
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -29,9 +31,10 @@ class Script:
         self.extra = {"table": torch.zeros(4)}
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
         self.step()
-        self._slots = arena.create(1, 3)
+        slots = arena.create(1, 3)
+        weakref.finalize(self, lambda: [*map(os.close, chain(*slots))])
         handoff = Handoff(
-            generation=1, board="", arena=tuple(map(tuple, arena.paths(self._slots, os.getpid()))),
+            generation=1, board="", arena=tuple(map(tuple, arena.paths(slots, os.getpid()))),
             snapshots="/nowhere", resume_step=-1, replay_until=-1, origin="", every_steps=1, durable_every_steps=50,
             reach_steps=100, policy=RankPolicy(), turns=(), windows=(), modules="",
         )  # fmt: skip

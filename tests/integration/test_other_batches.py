@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import random
 import sys
@@ -371,9 +372,13 @@ def test_a_value_that_has_not_changed_is_not_packed_again_for_each_batch() -> No
     own = LooksFor(value=SimpleNamespace(held=[{"name": str(at), "of": "b"} for at in range(1000)]))
     own.collect()
     calls = []
+    gc.disable()  # what other tests have left may run code when it goes
     sys.setprofile(lambda frame, event, _: calls.append(frame.f_code) if event == "call" else None)
-    own.collect()
-    sys.setprofile(None)
+    try:
+        own.collect()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
     assert len(calls) < 200
 
 

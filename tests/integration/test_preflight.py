@@ -36,13 +36,13 @@ QUICK = PreflightPolicy(enabled=True, link_s=0.05, wait_s=60.0)
 
 @pytest.mark.parametrize("folder", ["", "/dev/shm"])
 def test_storage_is_measured_and_nothing_is_left(folder: str, tmp_path: Path) -> None:
-    place = Path(folder) if folder else tmp_path / "new"
-    before = set(place.iterdir()) if folder else set()
+    place = Path(folder, tmp_path.name) if folder else tmp_path / "new"
     read = probes.storage(Files(place), 2)
     assert read.error == ""
     assert read.free_bytes > 0
     assert read.mb_per_s > 0
-    assert set(place.iterdir()) == before
+    assert [*place.iterdir()] == []
+    place.rmdir()
 
 
 def test_storage_that_is_none(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_all_nodes_see_the_same_links_of_both_pairings(count: int) -> None:
     )
     for each in links:
         assert each.error == ""
-        assert each.mb_per_s > 1
+        assert each.mb_per_s > 0
         assert abs(each.ahead_s) <= each.within_s + 0.001  # one clock
     assert not [
         key for key in store.range(Keys("job").root) if "/links/" not in key

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_port, free_ports
 from mt_resilient.resilience.errors import StoreUnavailable
 from mt_resilient.resilience.model.incident import PHASES, Incident
 from mt_resilient.resilience.model.types import Generation
@@ -61,8 +61,8 @@ def started(log: Path, *command: str) -> Iterator[None]:
 
 
 @contextmanager
-def prometheus(place: Path, **changes: Any) -> Iterator[int]:
-    """Debian's Prometheus with our example's configuration, but for `changes`; its port."""
+def prometheus(place: Path, here: int = 0, **changes: Any) -> Iterator[int]:
+    """Debian's Prometheus with our example's configuration, but for `changes`; its port. here: the port that it is to have."""
     config = yaml.safe_load((ROOT / "examples/prometheus/prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     config["rule_files"] = [str(ROOT / "examples/prometheus/rules.yml")]
@@ -70,7 +70,7 @@ def prometheus(place: Path, **changes: Any) -> Iterator[int]:
     del job["http_sd_configs"]
     job |= changes.pop("scrape")
     (place / "prometheus.yml").write_text(yaml.safe_dump(config | changes))
-    here = free_port()
+    here = here or free_port()
     command = ["prometheus", f"--config.file={place}/prometheus.yml", f"--storage.tsdb.path={place}/data"]
     with started(place / "log", *command, f"--web.listen-address=127.0.0.1:{here}"):
         yield here
@@ -147,7 +147,7 @@ def test_a_cluster_s_prometheus_finds_all_agents_by_asking_one(tmp_path: Path) -
 )
 def test_an_alert_goes_through_a_real_alertmanager_to_a_person(tmp_path: Path) -> None:
     metrics, port = serve()
-    alertmanager = free_port()
+    alertmanager, here = free_ports(2)  # a port that nothing listens on yet may be drawn twice
     with webhook() as (address, got):
         receivers = [{"name": "person", "webhook_configs": [{"url": address}]}]
         route = {"receiver": "person", "group_wait": "0s", "group_by": ["..."]}
@@ -158,7 +158,7 @@ def test_an_alert_goes_through_a_real_alertmanager_to_a_person(tmp_path: Path) -
         sent_to = {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]}
         with (
             started(tmp_path / "alertmanager.log", "prometheus-alertmanager", *words),
-            prometheus(tmp_path, scrape=static(port), alerting=sent_to) as here,
+            prometheus(tmp_path, here, scrape=static(port), alerting=sent_to),
         ):
             seen = (
                 "count_over_time(max by (job) (mt_resilient_recoveries_total)[1h:15s]) > 1"  # the rule looks that often

@@ -163,6 +163,10 @@ def test_a_file_system_that_opens_for_direct_io_and_then_refuses_it_is_read(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = []
+    try:
+        os.close(os.open(next(rank.snapshot.path.rglob("COMMIT")), os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("the temporary directory takes no direct I/O")
 
     def preadv(descriptor: int, *given: object, real=os.preadv) -> int:
         if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
@@ -174,7 +178,7 @@ def test_a_file_system_that_opens_for_direct_io_and_then_refuses_it_is_read(
     assert catalog.verify(rank.snapshot) == []
     go_back(rank, "own")
     assert torch.equal(rank.model.weight, rank.expected)
-    assert refused, "the temporary directory takes no direct I/O"
+    assert refused
 
 
 @pytest.mark.parametrize("code", TRANSIENT)

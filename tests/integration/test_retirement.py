@@ -295,4 +295,4 @@ def test_a_full_disk_is_freed_of_what_may_go(tmp_path: Path) -> None:
         assert catalog.verify(catalog.committed(node.root)[0]) == []
     finally:
         node.close()
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["umount", "--lazy", disk], check=True)

@@ -470,7 +470,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", target]).returncode:
         pytest.skip("mounting a small file system takes root")
     yield target
-    subprocess.run(["umount", target], check=True)
+    subprocess.run(["umount", "--lazy", target], check=True)
 
 
 def test_a_full_disk_is_reported_and_tried_again(small_disk):

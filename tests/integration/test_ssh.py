@@ -21,6 +21,7 @@ import pytest
 
 from mt_resilient.agent.cli import explain
 from mt_resilient.agent.run_directory import RunDirectory
+from mt_resilient.resilience.model.cluster_state import World
 from mt_resilient.resilience.report.journal import Journal
 
 from ..harness import BIN, GATED, MINIMAL, cli, digest_of, environment, step_lines
@@ -234,7 +235,7 @@ def test_silence_is_taken_for_the_end_and_one_that_does_not_listen_is_killed(tmp
         "folder": str(tmp_path),
         "environment": {},
         "command": wait,
-        "silence_s": 1.0,
+        "silence_s": 4.0,
         "ending_s": 5.0,
     }
     far = [sys.executable, "-P", "-m", "mt_resilient.agent.ssh.ssh_remote"]
@@ -338,8 +339,9 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     job = Real(tmp_path, sshd, 200, held=True)
     job.until_step(10)
     status = json.loads(cli("status", "--json", "--run-dir", str(tmp_path / "run")).stdout)
-    world = explain.look(RunDirectory(tmp_path / "run"))
-    assert world
+    worlds: list[World] = []
+    job.until(lambda: worlds.extend(filter(None, [explain.look(RunDirectory(tmp_path / "run"))])) or worlds != [])
+    (world,) = worlds
     assert {name: node.labels for name, node in world.nodes.items()} == {"a": {}, "b": {"rack": "r1"}}
     etcd = next(each for each in psutil.Process(job.process.pid).children() if "etcd" in each.name())
     etcd.kill()

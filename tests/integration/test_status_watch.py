@@ -38,7 +38,7 @@ class Tmux:
         self.do("new-session", "-d", "-x", "100", "-y", "30", "env", "PS1=$ ", "sh")
 
     def do(self, *words: str) -> str:
-        return subprocess.run([*self._tmux, *words], check=True, capture_output=True, text=True, timeout=20).stdout
+        return subprocess.run([*self._tmux, *words], check=True, capture_output=True, text=True, timeout=60).stdout
 
     def until(self, shown: Callable[[str], bool], seconds: float = 60) -> str:
         until = time.monotonic() + seconds

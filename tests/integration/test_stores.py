@@ -88,7 +88,7 @@ s3 = pytest.mark.parametrize("root", ["s3"], indirect=True)
 
 def test_a_listing_may_take_longer_than_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
-        """A store that sends its names after a second."""
+        """A store that sends its names after some seconds."""
 
         def __init__(self, kv: ts.KvStore) -> None:
             self.kv = kv
@@ -99,10 +99,10 @@ def test_a_listing_may_take_longer_than_another_request(monkeypatch: pytest.Monk
         def list(self, *given: Any) -> ts.Future:
             promise, future = ts.Promise.new()
             names = self.kv.list(*given).result()
-            threading.Timer(0.0 if given else 1.0, promise.set_result, [names]).start()
+            threading.Timer(0.0 if given else 3.0, promise.set_result, [names]).start()
             return future
 
-    monkeypatch.setattr(object_store, "DEADLINE_S", 0.5)
+    monkeypatch.setattr(object_store, "DEADLINE_S", 2.0)
     place = Objects.at("memory://listing")
     (place / "a").write("x", b"")
     slow = Objects(cast(ts.KvStore, Slow(place.kv)), place.url, "")

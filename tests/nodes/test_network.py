@@ -58,7 +58,7 @@ def arrived(net: Network, address: dict[str, str], sender: str, receiver: str) -
     assert listening.stdout
     listening.stdout.readline()
     subprocess.run([*net.inside(sender), sys.executable, "-c", SEND, address[receiver]], check=True)
-    return int(listening.communicate(timeout=30)[0])
+    return int(listening.communicate(timeout=60)[0])
 
 
 def test_a_link_is_cut_one_way_and_loses_frames(net: Network) -> None:

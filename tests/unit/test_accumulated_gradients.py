@@ -280,4 +280,6 @@ def test_nan_anywhere_in_the_state_does_harm(where: str) -> None:
         }[where]
         assert spoiled is not None
         spoiled.fill_(float("nan"))
-    assert accumulation.finite() is (where == "nothing")
+    finite = accumulation.finite()
+    accumulation.release()
+    assert finite is (where == "nothing")

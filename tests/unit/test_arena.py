@@ -71,7 +71,7 @@ def test_reading_after_a_growth_that_failed_midway_takes_no_memory(slot_paths):
     with open(slot_paths[0], "r+b") as file:
         os.ftruncate(file.fileno(), 64 << 20)
         before = shared_memory.allocated(file.fileno())
-        assert before < 1 << 20
+        assert before < 4 << 20  # the kernel may take huge pages
         with Slot(slot_paths[0]).reading() as view:
             assert bytes(view.memory[:5]) == b"hello"
         assert shared_memory.allocated(file.fileno()) == before

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 from mt_resilient.agent.ranks.orphans import Orphans, forget_openmp
 
 
@@ -18,13 +20,15 @@ def test_what_openmp_has_registered_of_killed_processes_is_removed_and_no_other(
 
 def test_the_agent_renews_its_lease_while_processes_take_long_to_vanish() -> None:
     tidying = subprocess.Popen([sys.executable, "-c", "import time; '.resource_tracker'; time.sleep(60)"])
-    others, calls, orphans = set(_children()) - {tidying.pid}, list[float](), Orphans()
-    orphans.meanwhile = lambda: calls.append(0.0)
-    orphans.end(lambda: others, tidy_s=0.5)
-    assert len(calls) > 20
-    tidying.kill()
+    others = {child.pid for child in psutil.Process().children()} - {tidying.pid}
+    calls, orphans = list[None](), Orphans()
+
+    def meanwhile() -> None:
+        calls.append(None)
+        if len(calls) == 20:
+            tidying.kill()
+
+    orphans.meanwhile = meanwhile
+    orphans.end(lambda: others, tidy_s=60.0)
+    assert len(calls) >= 20
     tidying.wait()
-
-
-def _children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]

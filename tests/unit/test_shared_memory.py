@@ -33,7 +33,7 @@ def test_what_failed_midway_counts_as_missing() -> None:
     try:
         allocate(fd, MIB)
         os.ftruncate(fd, 4 * MIB)
-        assert allocated(fd) == MIB
+        assert MIB <= allocated(fd) < 4 * MIB  # the kernel may take a huge page of 2 MiB
     finally:
         os.close(fd)
 
@@ -58,12 +58,16 @@ def test_a_failure_leaves_the_former_length_if_the_file_may_shrink(
         os.close(fd)
 
 
+def mappings() -> list[str]:
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
 def test_a_refused_mapping_leaves_nothing_behind() -> None:
-    before = len(Path("/proc/self/maps").read_text().splitlines())
-    for _ in range(20):
+    before = len(mappings())
+    for _ in range(200):
         with pytest.raises(OSError, match="descriptor"):
             mapped(-1, 4 * MIB)
-    assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 10
+    assert len(mappings()) < before + 100  # those of other tests come and go
 
 
 def test_mappings_leave_nothing_behind() -> None:
@@ -71,9 +75,9 @@ def test_mappings_leave_nothing_behind() -> None:
     try:
         allocate(fd, 4 * MIB)
         mapped(fd, 4 * MIB)
-        before = len(Path("/proc/self/maps").read_text().splitlines())
-        for _ in range(20):
+        before = len(mappings())
+        for _ in range(200):
             mapped(fd, 4 * MIB)
-        assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 10
+        assert len(mappings()) < before + 100
     finally:
         os.close(fd)

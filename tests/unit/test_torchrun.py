@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.launch import ports
 from mt_resilient.agent.launch import torchrun as launch
-from mt_resilient.agent.launch.ports import free_port
+from mt_resilient.agent.launch.ports import free_port, free_ports
 from mt_resilient.agent.launch.torchrun import Launch, understand
 from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.membership.rank_assignment import sizes
@@ -144,6 +145,13 @@ def test_a_requested_port_is_used_while_it_is_free() -> None:
         taken = other.getsockname()[1]
         assert free_port("127.0.0.1", wished=taken) != taken
     assert free_port("127.0.0.1", wished=taken) == taken
+
+
+def test_several_ports_are_different_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that nothing listens on yet may be drawn twice."""
+    drawn = iter((7, 7, 7, 8))
+    monkeypatch.setattr(ports, "free_port", lambda host: next(drawn))
+    assert sorted(free_ports(2)) == [7, 8]
 
 
 def test_variables_of_the_rendezvous_do_not_reach_the_launcher_but_the_ranks() -> None:

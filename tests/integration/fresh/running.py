@@ -57,7 +57,10 @@ class Run:
         """words: torchrun's options, script and arguments; lives: how often the ranks may fail and be started again."""
         command = [str(BIN / "torchrun"), "--nproc-per-node", str(ranks)]
         if self.how == PLAIN:
-            command += ["--master-port", str(free_port("127.0.0.1")), "--max-restarts", str(lives - 1)]
+            port = free_port(
+                "127.0.0.1", wished=11_000
+            )  # below those that the agents beside it draw, until it is bound
+            command += ["--master-port", str(port), "--max-restarts", str(lives - 1)]
         else:
             settings = [word for setting in _BUDGETS for word in ("--set", setting)] if lives > 1 else []
             ours = [
