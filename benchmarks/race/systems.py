@@ -167,6 +167,7 @@ def inprocess(args: argparse.Namespace) -> None:
     """nvidia-resiliency-ext: the function is called again in the same process, beneath ft_launcher, which restarts a rank that has died.
     As in its examples, each call has a store of its own."""
     from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
+    from nvidia_resiliency_ext.inprocess.health_check import CudaHealthCheck
 
     rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     common = distributed.TCPStore(os.environ["MASTER_ADDR"], port + 1, ranks, rank == 0, multi_tenant=True)
@@ -179,7 +180,8 @@ def inprocess(args: argparse.Namespace) -> None:
         with_checkpoints(args, Nvrx)
 
     train.__annotations__ = {"call": CallWrapper}  # the wrapper looks for the class, and not for its name
-    Wrapper(store_kwargs={"port": port + 2})(train)(None)
+    check = CudaHealthCheck() if accelerator.KIND == "cuda" else None
+    Wrapper(store_kwargs={"port": port + 2}, health_check=check)(train)(None)
 
 
 COPIES = os.environ.get("GROUP_WORLD_SIZE") != "1"
