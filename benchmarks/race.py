@@ -47,7 +47,7 @@ WARM_UP, AFTER = 40, 20
 """Steps before the first fault, and between the end of one recovery and the next fault."""
 BACK_S = 5.0
 """Seconds after which a lost node's command is given again."""
-WITHIN_S = {"kill": 120.0, "hang": 110.0, "nan": 120.0, "agent": 120.0, "node": 120.0}
+WITHIN_S = {"kill": 120.0, "hang": 130.0, "nan": 120.0, "agent": 120.0, "node": 120.0}
 """A recovery that takes longer is not awaited."""
 
 
@@ -187,7 +187,11 @@ def race(
 ) -> dict[str, Any]:
     """Return what `options.repeats` faults cost one system. reference: the digest of the state without faults, by kind and step."""
     found: list[Outcome] = []
-    run, note, digest, equal = Run(name, 2 if fault in ("agent", "node") else 1, place, options), "", None, None
+    note, digest, equal = "", None, None
+    try:
+        run = Run(name, 2 if fault in ("agent", "node") else 1, place, options)
+    except OSError as error:  # a program is missing
+        return {"outcomes": [], "phases": {}, "equal": None, "note": str(error), "load": os.getloadavg()[0]}
     try:
         if not run.wait(lambda: run.newest(2) >= WARM_UP, options.start_within, "the start"):
             raise JobFailed(f"{WARM_UP} steps took more than {options.start_within:.0f} s: {run.why()}")
@@ -312,7 +316,7 @@ def main() -> None:
     if options.install:
         install(options.install, options.wheels)
         return
-    options.end_s = time.monotonic() + options.end_after
+    options.venvs, options.end_s = options.venvs.absolute(), time.monotonic() + options.end_after
     kept = read(options.results)
     if not options.write:
         asked = {name: getattr(options, name) for name in ("every", "step_delay", "device", "remark")}
