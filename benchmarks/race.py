@@ -1,21 +1,22 @@
 """Measure the time from a fault to the first new step: ours beside torchrun, ft_launcher, torchft and dlrover-run, in one training.
 
-    python benchmarks/race.py --install DIR                       make the peers' virtual environments
-    python benchmarks/race.py --venvs DIR [--systems …] [--faults …] [--repeats N] [--results FILE]
-    python benchmarks/race.py --write docs/benchmarks.md          write the tables and the picture of what FILE holds
+    python benchmarks/race.py --install DIR [--wheels FOLDER]     make the peers' virtual environments
+    python benchmarks/race.py --venvs DIR [--systems …] [--faults …] [--repeats N] [--device cuda] [--results FILE]
+    python benchmarks/race.py --write docs/benchmarks.md          write the tables and the picture of what the files of --results hold
 
-The training is `race/train.py`: a small GPT of megatron-core, two data-parallel ranks, gloo. `race/systems.toml` says how each system is
-started, `race/systems.py` has its checkpoint code. A system's faults of a kind strike one job, one after the other. A step is new if no
-rank has done it before. The final state is compared with that of a run without faults.
+The training is `race/train.py`: a small GPT of megatron-core, two data-parallel ranks, gloo, or NCCL with `--device cuda`.
+`race/systems.toml` says how each system is started, `race/systems.py` has its checkpoint code. A system's faults of a kind strike one job,
+one after the other. A step is new if no rank has done it before. The final state is compared with that of a run without faults.
 
 Predicted: a kill costs 0.3 s warm, 2.5 s under torchrun and more elsewhere; only ft_launcher is faster at a hang.
-`--write` makes docs/benchmarks.md of the results.
+`--write` makes docs/benchmarks.md of the results. Those of `--device cuda` are a section of that page, and the rest of it stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -25,13 +26,15 @@ import time
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+import race_page
 import race_table
 from jobs import BESIDE, REPOSITORY, JobFailed, workplace
-from measure import arguments, count, machine, report, say, version
+from measure import arguments, count, machine, report, say
 from race_table import FAULTS, Outcome
 
 from mt_resilient.agent.launch.ports import free_ports
@@ -42,9 +45,9 @@ HERE = Path(__file__).parent / "race"
 SYSTEMS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "systems.toml").read_text())
 WARM_UP, AFTER = 40, 20
 """Steps before the first fault, and between the end of one recovery and the next fault."""
-START_S, BACK_S = 240.0, 5.0
-"""Seconds until a job must train; seconds after which a lost node's command is given again."""
-WITHIN_S = {"kill": 120.0, "hang": 110.0, "nan": 120.0, "agent": 120.0, "node": 120.0}
+BACK_S = 5.0
+"""Seconds after which a lost node's command is given again."""
+WITHIN_S = {"kill": 120.0, "hang": 130.0, "nan": 120.0, "agent": 120.0, "node": 120.0}
 """A recovery that takes longer is not awaited."""
 
 
@@ -63,7 +66,7 @@ class Run:
         port, *self._ports = free_ports(3)
         self._values: dict[str, Any] = {
             "bin": venv, "python": venv / "python", "run": place, "here": HERE, "every": options.every, "nodes": nodes,
-            "port": port, "train": f"{train} --device {options.device}",
+            "port": port, "train": f"{train} --device {options.device}", "flags": flags(name, options.venvs),
         }  # fmt: skip
         ours = name.startswith("ours") and nodes == 2
         self._cluster = Cluster(place / "cluster", 2, namespaces=False) if ours else None
@@ -96,12 +99,18 @@ class Run:
             if found := condition():
                 return found
             if all(agent.poll() is not None for agent in self.agents):
-                log = (self.place / "log").read_text(errors="replace").splitlines()
-                errors = [line for line in log if "Error" in line and "warn" not in line.lower()]
-                why = (errors or log or ["it printed nothing"])[-1].strip()
-                raise JobFailed(f"{what}: the job ended with code {self.agents[0].returncode}: {why[-200:]}")
+                raise JobFailed(f"{what}: the job ended with code {self.agents[0].returncode}: {self.why()}")
             time.sleep(0.02)
         return None
+
+    def log(self) -> str:
+        return (self.place / "log").read_text(errors="replace")
+
+    def why(self) -> str:
+        """Return the line of the log that may name the error."""
+        lines = self.log().splitlines()
+        errors = [line for line in lines if "Error" in line and "warn" not in line.lower()]
+        return (errors or lines or ["it printed nothing"])[-1].strip()[-200:]
 
     def steps(self) -> list[tuple[float, int, int, int]]:
         return [(one["at_s"], one["rank"], one["step"], one["ranks"]) for one in self.events if "step" in one]
@@ -178,26 +187,32 @@ def race(
 ) -> dict[str, Any]:
     """Return what `options.repeats` faults cost one system. reference: the digest of the state without faults, by kind and step."""
     found: list[Outcome] = []
-    run, note, digest, equal = Run(name, 2 if fault in ("agent", "node") else 1, place, options), "", None, None
+    note, digest, equal = "", None, None
     try:
-        if not run.wait(lambda: run.newest(2) >= WARM_UP, START_S, "the start"):
-            raise JobFailed(f"{WARM_UP} steps took more than {START_S:.0f} s")
+        run = Run(name, 2 if fault in ("agent", "node") else 1, place, options)
+    except OSError as error:  # a program is missing
+        return {"outcomes": [], "phases": {}, "equal": None, "note": str(error), "load": os.getloadavg()[0]}
+    try:
+        if not run.wait(lambda: run.newest(2) >= WARM_UP, options.start_within, "the start"):
+            raise JobFailed(f"{WARM_UP} steps took more than {options.start_within:.0f} s: {run.why()}")
         if name == "ours-warm":
             run.wait(run.warm, 180.0, "the warm process")
-        while len(found) < options.repeats and not note:
+        while len(found) < options.repeats and not note and time.monotonic() < options.end_s:
             run.wait(lambda: (run.newest() + 1 - len(found)) % options.every == 0, 60.0, "the moment")
             top, struck_s = run.newest(), run.strike(fault)
             try:
                 if not run.wait(lambda s=struck_s, t=top: run.whole(fault, s, t), WITHIN_S[fault], "after the fault"):
                     note = f"not all ranks train again within {WITHIN_S[fault]:.0f} s"
-                    say((place / "log").read_text(errors="replace")[-1500:])
+                    say(run.log()[-1500:])
             except JobFailed as error:
                 note = str(error)
             found.append(race_table.outcome(run.steps(), struck_s, 2))
             say(f"  {name}, {fault} {len(found)}: {found[-1]}; load {os.getloadavg()[0]:.1f}")
+        note = note or ("" if found else "the time was up")
         digest = None if note else run.digest_after(run.newest())
     except (JobFailed, OSError) as error:
         note = str(error)
+        say(run.log()[-1500:])
     finally:
         run.stop()
     if digest and (undisturbed := reference("torchft" if run.groups else "none", digest["after"])):
@@ -214,45 +229,57 @@ def without_faults(kind: str, until: int, place: Path, options: argparse.Namespa
     run = Run(kind, 1, place, argparse.Namespace(**{**vars(options), "step_delay": 0.0}))
     try:
         run.wait(
-            lambda: any(one.get("after", 0) >= until for one in run.events), START_S + 0.3 * until, "without faults"
+            lambda: any(one.get("after", 0) >= until for one in run.events),
+            options.start_within + 0.3 * until,
+            "without faults",
         )
         return {str(one["after"]): one["digest"] for one in run.events if "digest" in one}
     finally:
         run.stop()
 
 
-def install(venvs: Path) -> None:
-    """Make a virtual environment for each peer, over this environment's packages."""
+def installed(name: str, venvs: Path) -> str:
+    """Return the version of a system's package."""
+    package, own = SYSTEMS[name]["package"], "install" in SYSTEMS[name]
+    places = [*(venvs / package).glob("lib/python*/site-packages")] if own else sys.path
+    return next((one.version for one in metadata.distributions(name=package, path=[*map(str, places)])), "")
+
+
+def flags(name: str, venvs: Path) -> str:
+    """Return the flags that a system has in its installed version alone."""
+    by_version: dict[str, str] = SYSTEMS[name].get("flags", {})
+    return next((text for start, text in by_version.items() if installed(name, venvs).startswith(start)), "")
+
+
+def install(venvs: Path, wheels: Path | None) -> None:
+    """Make a virtual environment for each peer, over this environment's packages. wheels: a folder with all that is to be added to them."""
     for name, system in SYSTEMS.items():
         if "install" in system and not (place := venvs / system["package"]).exists():
             say(f"{name}: {place}")
-            subprocess.run([sys.executable, "-m", "venv", place], check=True)
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
             for packages in place.glob("lib/python*/site-packages"):
                 (packages / "zz_base.pth").write_text(f"{BESIDE.parent / packages.relative_to(place)}\n")
-            pip = [place / "bin" / "python", "-m", "pip", "install", "-q", "-c", REPOSITORY / "constraints.txt"]
-            subprocess.run([*pip, *system["install"]], check=True)
+            pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "-q"]
+            what = ["-c", REPOSITORY / "constraints.txt", *system["install"]]
+            if wheels:
+                what = ["--no-index", "--no-deps", *wheels.glob("*.whl")]
+            subprocess.run([*pip, *what], check=True)
 
 
-def page(kept: dict[str, Any], found: list[race_table.Result]) -> str:
-    """Return docs/benchmarks.md."""
-    labels = {name: system["label"] for name, system in SYSTEMS.items() if name in kept["versions"]}
-    loads = [run["load"] for run in kept["runs"].values()]
-    settings = [
-        f"| {system['label']} | {kept['versions'][name]} | {system['checkpoint'].format(**kept['settings'])} | {system['limits']} |"
-        for name, system in SYSTEMS.items()
-        if name in labels
-    ]
-    text = (HERE / "page.md").read_text()
-    faults = [
-        f"### {title}\n\n{race_table.table(kept['runs'], fault, labels)}"
-        for fault, title in FAULTS.items()
-        if any(f"{name} {fault}" in kept["runs"] for name in labels)
-    ]
-    return text.format(
-        **kept["settings"], **kept["machine"], lightest=min(loads), heaviest=max(loads), back=BACK_S, targets=race_table.targets(found),
-        faults="\n\n".join(faults),
-        systems="\n".join(settings), phases=race_table.phases(kept["runs"], labels),
-    )  # fmt: skip
+def devices() -> str:
+    """Return the names of this machine's GPUs."""
+    said = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
+    return ", ".join(said.stdout.split("\n")).strip(", ")
+
+
+def read(files: list[Path]) -> dict[str, Any]:
+    """Return the results in the files, the later ones over the earlier ones."""
+    kept: dict[str, Any] = {"runs": {}, "reference": {}, "versions": {}}
+    for file in files:
+        with suppress(FileNotFoundError):
+            one = json.loads(file.read_text())
+            kept |= one | {name: kept[name] | one[name] for name in ("runs", "reference", "versions")}
+    return kept
 
 
 def main() -> None:
@@ -269,29 +296,35 @@ def main() -> None:
     parser.add_argument("--venvs", type=Path, default=Path("/tmp/race-venvs"), help="the peers' virtual environments")
     parser.add_argument("--install", type=Path, metavar="DIR", help="make them there, and end")
     parser.add_argument(
-        "--results", type=Path, default=Path("race.json"), help="what is measured is added to this file"
+        "--wheels", type=Path, metavar="FOLDER", help="make them of all wheels in this folder, without an index"
     )
+    parser.add_argument(
+        "--start-within", type=float, default=240.0, metavar="SECONDS", help="a job must train by then (default: 240)"
+    )
+    parser.add_argument(
+        "--end-after", type=float, default=math.inf, metavar="SECONDS", help="strike no more faults after that time"
+    )
+    parser.add_argument("--remark", default="", metavar="TEXT", help="how it was measured, for the page")
+    parser.add_argument(
+        "--results", type=Path, nargs="+", default=[Path("race.json")], metavar="FILE",
+        help="what is measured is added to what these files hold, and saved in the first one",
+    )  # fmt: skip
     parser.add_argument(
         "--write", type=Path, metavar="PAGE", help="write the page from the results, and measure nothing"
     )
     options = parser.parse_args()
     if options.install:
-        install(options.install)
+        install(options.install, options.wheels)
         return
-    kept: dict[str, Any] = {"runs": {}, "reference": {}, "versions": {}}
-    with suppress(FileNotFoundError):
-        kept = json.loads(options.results.read_text())
+    options.venvs, options.end_s = options.venvs.absolute(), time.monotonic() + options.end_after
+    kept = read(options.results)
     if not options.write:
-        kept |= {
-            "machine": machine(),
-            "settings": {"every": options.every, "step_delay": options.step_delay, "device": options.device},
-        }
+        asked = {name: getattr(options, name) for name in ("every", "step_delay", "device", "remark")}
+        kept |= {"machine": machine() | {"devices": devices() if options.device == "cuda" else ""}, "settings": asked}
         measure(kept, options)
     found = race_table.results(kept["runs"], names, kept["settings"]["every"])
     if options.write:
-        options.write.write_text(page(kept, found))
-        labels = {name: SYSTEMS[name]["label"] for name in names}
-        race_table.draw(kept["runs"], labels, options.write.parent / "img" / "race.png")
+        race_page.write(options.write, SYSTEMS, kept, found, back=BACK_S)
     report("race", found, **kept["versions"])
 
 
@@ -307,13 +340,13 @@ def measure(kept: dict[str, Any], options: argparse.Namespace) -> None:
 
         for fault in options.faults:
             for name in options.systems:
-                system = SYSTEMS[name]
-                if fault in ("agent", "node") and "node" not in system:
+                late = time.monotonic() > options.end_s
+                if late or (fault in ("agent", "node") and "node" not in SYSTEMS[name]):
                     continue
-                kept["versions"][name] = version(system["package"]) or system.get("install", [""])[0].partition("==")[2]
+                kept["versions"][name] = installed(name, options.venvs)
                 kept["runs"][f"{name} {fault}"] = race(name, fault, place / f"{name}-{fault}", options, reference)
                 say(f"  {name}, {fault}: {kept['runs'][f'{name} {fault}'] | {'outcomes': '…'}}")
-                options.results.write_text(json.dumps(kept, indent=1))
+                options.results[0].write_text(json.dumps(kept, indent=1))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ class Nvrx(None_):
     """nvidia-resiliency-ext: local checkpoints with a copy at the other rank, and heartbeats whose timeouts it computes itself."""
 
     client = None
+    beats = BEATS
 
     def __init__(self, training: Training) -> None:
         from any_device import OnAnyDevice
@@ -97,8 +98,14 @@ class Nvrx(None_):
     def beat(self) -> None:
         self._client.send_heartbeat()
         self._steps += 1
-        if self._steps == BEATS:
+        if self._steps == self.beats:
             self._client.calculate_and_set_hb_timeouts()
+
+
+class NvrxInProcess(Nvrx):
+    """No timeouts of heartbeats: its documents ask for timeouts longer than those of the wrapper, which notices a hang itself."""
+
+    beats = -1
 
 
 class Dlrover(None_):
@@ -167,6 +174,7 @@ def inprocess(args: argparse.Namespace) -> None:
     """nvidia-resiliency-ext: the function is called again in the same process, beneath ft_launcher, which restarts a rank that has died.
     As in its examples, each call has a store of its own."""
     from nvidia_resiliency_ext.inprocess import CallWrapper, Wrapper
+    from nvidia_resiliency_ext.inprocess.health_check import CudaHealthCheck
 
     rank, ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     common = distributed.TCPStore(os.environ["MASTER_ADDR"], port + 1, ranks, rank == 0, multi_tenant=True)
@@ -176,10 +184,11 @@ def inprocess(args: argparse.Namespace) -> None:
             mpu.destroy_model_parallel()
         store = distributed.PrefixStore(str(call.iteration), common)
         distributed.init_process_group(accelerator.BACKEND, store=store, rank=rank, world_size=ranks)
-        with_checkpoints(args, Nvrx)
+        with_checkpoints(args, NvrxInProcess)
 
     train.__annotations__ = {"call": CallWrapper}  # the wrapper looks for the class, and not for its name
-    Wrapper(store_kwargs={"port": port + 2})(train)(None)
+    check = CudaHealthCheck() if accelerator.KIND == "cuda" else None
+    Wrapper(store_kwargs={"port": port + 2}, health_check=check)(train)(None)
 
 
 COPIES = os.environ.get("GROUP_WORLD_SIZE") != "1"

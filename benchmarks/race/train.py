@@ -200,6 +200,7 @@ def with_session(args: argparse.Namespace) -> None:
 
 def main() -> None:
     args = arguments()
+    accelerator.device()  # before the process groups
     if args.system.startswith("ours"):
         with_session(args)
     else:

@@ -1,11 +1,14 @@
 """What benchmarks/race.py makes of the steps that it has seen."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import race
+import race_page
 import race_table
 from race_table import Outcome, outcome
 
@@ -60,3 +63,50 @@ def test_a_table_shows_the_range_the_bits_and_why_a_system_did_not_recover() -> 
         "| A | **0.3 s** | **0.3 s** | **0** | equal | 1 |  |",
         "| B | - | - | - | - | 1 | not within 60 s |",
     ]
+
+
+PAGE = f"the page\n{race_page.BEGIN}old\n{race_page.END}its end\n"
+
+
+def test_results_of_gpus_replace_their_section_alone() -> None:
+    assert race_page.put(PAGE, "cuda", "new\n") == PAGE.replace("old", "new")
+
+
+def test_results_of_cpus_leave_the_section_of_the_gpus() -> None:
+    template = f"a new page\n{race_page.BEGIN}{race_page.END}its new end\n"
+    assert race_page.put(PAGE, "cpu", template) == f"a new page\n{race_page.BEGIN}old\n{race_page.END}its new end\n"
+
+
+def test_the_first_page_has_the_section_too() -> None:
+    template = f"a page\n{race_page.BEGIN}{race_page.END}its end\n"
+    assert race_page.put("", "cpu", template) == template
+
+
+def test_the_templates_and_the_page_have_the_marks_of_the_section() -> None:
+    root = Path(__file__).parents[2]
+    for page in (root / "benchmarks" / "race" / "page.md", root / "docs" / "benchmarks.md"):
+        assert race_page.put(page.read_text(), "cuda", "").count(race_page.BEGIN + race_page.END) == 1
+
+
+def test_later_files_of_results_add_to_the_former_and_replace_them(tmp_path: Path) -> None:
+    old = {"runs": {"a kill": 1, "b kill": 1}, "reference": {}, "versions": {"a": "1"}, "settings": {"every": 5}}
+    new = {"runs": {"b kill": 2}, "reference": {"none cpu": {}}, "versions": {"b": "2"}}
+    for name, held in (("old", old), ("new", new)):
+        (tmp_path / name).write_text(json.dumps(held))
+    assert race.read([tmp_path / "old", tmp_path / "new", tmp_path / "absent"]) == {
+        "runs": {"a kill": 1, "b kill": 2}, "reference": {"none cpu": {}}, "versions": {"a": "1", "b": "2"}, "settings": {"every": 5},
+    }  # fmt: skip
+
+
+def _environment(venvs: Path, package: str, version: str) -> None:
+    info = venvs / package / "lib" / "python3" / "site-packages" / f"{package.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+
+
+@pytest.mark.parametrize(("version", "has"), [("0.4.1", "--ft-restart-policy min-healthy"), ("0.7.0", "")])
+def test_a_system_gets_the_flags_of_the_version_in_its_own_environment(tmp_path: Path, version: str, has: str) -> None:
+    _environment(tmp_path, "nvidia-resiliency-ext", version)
+    assert race.installed("nvrx-inprocess", tmp_path) == version
+    assert race.flags("nvrx-inprocess", tmp_path) == has
+    assert race.flags("torchft", tmp_path) == ""
