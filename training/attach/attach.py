@@ -10,8 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -101,17 +102,7 @@ def _attach(trains: bool) -> Attachment | None:
         die_with_parent(os.getppid())
     elif launcher := _launcher():
         die_with(launcher)
-    previous = sys.excepthook
-
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == page.pid:  # not in a child that the script has forked
-            farewell(page, error)
-        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
-            say(str(error))  # the script is not at fault: a traceback would not help
-        else:
-            previous(kind, error, trace)
-
-    sys.excepthook = excepthook
+    sys.excepthook = _excepthook(page, sys.excepthook)
     if handoff.stacks:
         listen(page, handoff.stacks[local_rank(os.environ)])
     atexit.register(_leave, page)
@@ -123,6 +114,21 @@ def _attach(trains: bool) -> Attachment | None:
         world=int(os.environ["WORLD_SIZE"]),
         environment=dict(os.environ),
     )
+
+
+def _excepthook(page: Page, previous: Callable[..., object]) -> Callable[..., None]:
+    """Return the function that Python calls for an exception that nothing has caught. Other threads' exceptions do not end the rank."""
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ends = threading.current_thread() is threading.main_thread()
+        if ends and os.getpid() == page.pid:  # not in a child that the script has forked
+            farewell(page, error)
+        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
+            say(str(error))  # the script is not at fault: a traceback would not help
+        else:
+            previous(kind, error, trace)
+
+    return excepthook
 
 
 _last_words: list[ResilientError] = []
