@@ -105,5 +105,8 @@ class LoopFinder(importlib.abc.MetaPathFinder):
             execute(module)
             self.wraps[fullname](module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        try:
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        except (AttributeError, TypeError):  # the loader takes no attributes: the script runs unwatched
+            return None
         return spec
