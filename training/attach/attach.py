@@ -20,7 +20,7 @@ from types import TracebackType
 from ...resilience.clock import monotonic_ns
 from ...resilience.errors import FormatError, InternalError, LayoutError, ResilientError, StateError, UsageError
 from ...resilience.ipc.board_layout import Page
-from ...resilience.ipc.die_with_parent import die_with, die_with_parent
+from ...resilience.ipc.die_with_parent import die_with, die_with_parent, parent_of
 from ...resilience.ipc.handoff import VARIABLE, Handoff, local_rank
 from ...resilience.model.types import RankPhase
 from .board import claim
@@ -69,14 +69,6 @@ def _started_by_the_launcher() -> bool:
         return True
 
 
-def _launcher() -> int:
-    """Return the launcher's pid: the parent of this session's first process. Return 0 if it is unknown."""
-    try:
-        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
 def _attach(trains: bool) -> Attachment | None:
     handoff = Handoff.from_environment(os.environ)
     if handoff is None or not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
@@ -100,7 +92,7 @@ def _attach(trains: bool) -> Attachment | None:
     # a process as its parent. torchrun's thread lives as long as torchrun; a wrapper's thread may end earlier.
     if _started_by_the_launcher():
         die_with_parent(os.getppid())
-    elif launcher := _launcher():
+    elif launcher := parent_of(os.getsid(0)):  # the session's first process is the rank that the launcher started
         die_with(launcher)
     sys.excepthook = _excepthook(page, sys.excepthook)
     if handoff.stacks:
