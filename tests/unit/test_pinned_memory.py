@@ -93,3 +93,9 @@ def test_no_memory_is_registered_beside_copies_unless_the_loop_waits_for_it(
         Offload._make_room(offload)
     assert waited == ["the copies have arrived"] * considerate
     assert offload._under_way == [job], "only the loop's thread changes the list, which it may extend at this moment"
+
+
+def test_the_end_of_the_loop_ends_the_registration_after_a_piece(told: list[str]) -> None:
+    memory = pinned()
+    memory.prepare(WANTED, 0, memory.stop)
+    assert told == ["populate 8", "register 8", "sleep 6.0"]

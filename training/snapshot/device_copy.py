@@ -12,7 +12,6 @@ a step is shorter, the part whose copies would be too late is first copied withi
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +36,7 @@ from ..state.tensors.finite_check import finite, sums
 from . import early_memory
 from .attempt import Copy, Job
 from .detour import Detour
-from .pinned_memory import PIECE_BYTES, Pinned
+from .pinned_memory import PIECE_BYTES, Pinned, Worker
 from .strided_copy import Strip, Transfer
 
 _FIRST_S = 0.5
@@ -67,8 +66,8 @@ class Offload:
         self._detour = Detour()
         self._before: Job | None = None
         """The last snapshot. `_detour` does not yet know how long the optimizer waited for it."""
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool] | None] = SimpleQueue()
         self._largest_bytes = 0
         """The bytes of the largest snapshot's image so far."""
         self._prepared = (0, 0)
@@ -81,9 +80,8 @@ class Offload:
         self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
         self.captured = False
         """Whether an optimizer's step was captured into a graph. No hook runs when the graph is replayed."""
-        register_optimizer_step_pre_hook(self._before_update)
-        for work in (self._carry, self._make_room):
-            threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True).start()
+        self._hook = register_optimizer_step_pre_hook(self._before_update)
+        self._workers = Worker(self._carry, self._jobs), Worker(self._make_room, self._rooms, *self._pinned.values())
 
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
@@ -133,6 +131,12 @@ class Offload:
         """Wait until the copies of all jobs have arrived. Any thread may call this."""
         for job in [*self._under_way]:
             job.over.wait()
+
+    def close(self) -> None:
+        """End the threads and the hook: the loop has ended."""
+        for worker in self._workers:
+            worker.close()
+        self._hook.remove()
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
         """Return the positions of each piece's bytes in a slot's image."""
@@ -226,8 +230,7 @@ class Offload:
         self._module.set_device(self.device)
         with suppress(Exception):  # an error must not end this thread: the loop would wait forever
             device.allow_capture(self.device.type)  # copies within the device may allocate memory
-        while True:
-            job = self._jobs.get()
+        for job in iter(self._jobs.get, None):
             try:
                 self._carry_one(job)
             except Exception:  # an error of the device, which the loop gets as well
@@ -288,12 +291,10 @@ class Offload:
         self._module.set_device(self.device)
         with suppress(Exception):
             device.allow_capture(self.device.type)  # registering memory would break a capture in the loop's thread
-        while True:
-            wanted, table_bytes, chosen, considerate = self._rooms.get()
+        for wanted, table_bytes, chosen, considerate in iter(self._rooms.get, None):
             # While copies run, a registration delays each of them, and so the optimizer, which waits for them.
-            quiet = self.finish if considerate else None
             for pinned in chosen:
                 try:
-                    pinned.prepare(wanted, table_bytes, quiet)
+                    pinned.prepare(wanted, table_bytes, self.finish if considerate else None)
                 except MachineError:  # the next snapshot requests memory again
                     self._again = self.starved = True
