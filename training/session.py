@@ -143,6 +143,7 @@ class Session(Boundaries):
             if data is not None:
                 data.end()
             if watched:  # the script may train further models in this process
+                self._tape.close()
                 self._accumulation.release()
                 self._started.release()
 

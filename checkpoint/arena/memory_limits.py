@@ -16,6 +16,11 @@ from numpy.typing import NDArray
 
 from ...resilience.errors import MachineError
 
+_RESERVE_BYTES = 512 << 20
+_RESERVE_PART = 10
+"""A growing slot leaves `_RESERVE_BYTES`, or this part of each limit (a tenth), to all other processes. A slot never shrinks. When memory
+runs out, the kernel kills a rank rather than refuse a page."""
+
 
 def room(nbytes: int, what: str) -> NDArray[np.uint8]:
     """Return `nbytes` zeros. Raises MachineError if there is not enough memory for them."""
@@ -27,9 +32,13 @@ def room(nbytes: int, what: str) -> NDArray[np.uint8]:
 
 def available_bytes(root: Path = Path("/")) -> int:
     """Return the number of bytes that this process may still allocate. root: the directory that contains proc/ and sys/."""
-    meminfo = (root / "proc/meminfo").read_text().splitlines()
-    free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
-    return min([free, *_left_in_groups(root)])
+    return min(left for _, left in _limits(root))
+
+
+def bytes_for_slot(size: int, root: Path = Path("/")) -> int:
+    """Return the number of bytes by which a slot may grow to `size` bytes. As many bytes as the slot has stay available as well: each rank
+    may load a checkpoint of its state into memory."""
+    return min(left - max(_RESERVE_BYTES, limit // _RESERVE_PART, size) for limit, left in _limits(root))
 
 
 def oom_kills(root: Path = Path("/")) -> tuple[int, int]:
@@ -47,13 +56,18 @@ def _counted(*files: Path) -> int:
     return found
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Yield the limit minus the usage of each control group with a limit. Page cache that the kernel can drop does not count as usage."""
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield each limit, of the machine and of its control groups, and how many bytes are left. Page cache that the kernel can drop does not
+    count as used."""
+    lines = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    machine = {words[0]: int(words[1]) << 10 for words in lines}
+    yield machine["MemTotal:"], machine["MemAvailable:"]
     for directory, limit, used, stat in _groups(root):
         with suppress(OSError, ValueError):  # the group has no limit ("max"), or the files of another cgroup version
             reclaimable = dict(line.split() for line in (directory / stat).read_text().splitlines())
             cache = int(reclaimable.get("total_inactive_file", reclaimable.get("inactive_file", 0)))
-            yield int((directory / limit).read_text()) - int((directory / used).read_text()) + cache
+            most = int((directory / limit).read_text())
+            yield most, most - int((directory / used).read_text()) + cache
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:

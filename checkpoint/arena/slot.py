@@ -27,13 +27,8 @@ from ...resilience.ipc.file_descriptors import high
 from ...resilience.ipc.shared_memory import allocate, allocated, mapped
 from ..format.shard_image import PAGE_BYTES, pages
 from ..format.tensor_table import Table
-from .memory_limits import available_bytes
+from .memory_limits import bytes_for_slot
 from .slot_header import DRAINED_OFFSET, DURABLE_OFFSET, HEADER_BYTES, STATE_OFFSET, Header, State
-
-RESERVE_BYTES = 512 << 20
-"""Memory in bytes that a growing slot leaves to all other processes. When memory runs out, the kernel kills a rank rather than refuse a
-page."""
-
 
 _LOOKS = 1000
 """How many times the header is read if it keeps changing. A slot whose header changes at every read counts as empty: no process of this
@@ -239,7 +234,7 @@ class Slot:
         except OSError as error:
             if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                 raise MachineError(f"the memory for a snapshot cannot grow: {error.strerror or error}") from error
-            free = max(available_bytes() - RESERVE_BYTES, 0)
+            free = max(bytes_for_slot(size), 0)
             raise MachineError(
                 f"no memory for a snapshot: it needs {growth >> 20} MiB more, and {free >> 20} MiB are available. "
                 "The slot keeps its old snapshot. Use fewer slots, or give the machine more memory."
@@ -252,7 +247,7 @@ class Slot:
         # memory.
         with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
-            if growth > available_bytes() - RESERVE_BYTES:
+            if growth > bytes_for_slot(size):
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             allocate(self._fd, size)  # if a page were missing later, the kernel would kill the process that uses it
 

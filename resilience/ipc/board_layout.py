@@ -158,10 +158,10 @@ class Page:
         return self.floats[6]
 
     def beat(self, step: int, loss: float, grad_norm: float, now_ns: int) -> None:
-        """Write the heartbeat of one finished step."""
+        """Write the heartbeat of one finished step, and clear a last message: the rank has outlived the exception in it."""
         floats, ints = self.floats, self.ints
-        floats[5] = loss
-        floats[6] = grad_norm
+        ints[_FAREWELL_AT // 8] = 0
+        floats[5], floats[6] = loss, grad_norm
         ints[4] = step
         ints[7] = now_ns
 

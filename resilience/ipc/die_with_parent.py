@@ -56,6 +56,15 @@ def die_with(pid: int) -> None:
     threading.Thread(target=wait, name="mt-resilient", daemon=True).start()
 
 
+def parent_of(pid: int) -> int:
+    """Return the pid of the process's parent. Return 0 if it is unknown, or outside of this pid namespace."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
 def may_die_with_parent() -> bool:
     """Whether the kernel lets a process ask for SIGKILL at its parent's end. The test does not change this process's own setting."""
     now = ctypes.c_int()

@@ -524,3 +524,25 @@ with torch.no_grad():
     next(other.parameters()).fill_(float("nan"))
 assert not both.record(2, Wanted.NOWHERE), "what is not finite is not kept"
 """)
+
+
+def test_no_thread_and_no_hook_stays_after_the_loop():
+    """Also at the end of a process whose loop has not ended."""
+    run("""
+import threading
+from torch.optim import optimizer as module
+hooks = len(module._global_optimizer_pre_hooks)
+tape = tape(model=model, optimizer=optimizer)
+tape.record(1, Wanted.NOWHERE)
+ours = [thread for thread in threading.enumerate() if thread.name.startswith("mt-resilient")]
+assert ours
+tape.close()
+assert not [thread for thread in ours if thread.is_alive()]
+assert len(module._global_optimizer_pre_hooks) == hooks
+assert tape.held[0] is Held.WHOLE
+""")
+    run("""
+import atexit, threading
+atexit.register(lambda: os._exit(any(t.name.startswith("mt-resilient") for t in threading.enumerate())))
+tape = tape(model=model, optimizer=optimizer)
+""")

@@ -62,9 +62,9 @@ def test_each_field_has_a_place_of_its_own() -> None:
 
 def test_the_last_rewinds_are_told_each_by_itself() -> None:
     written = page()
-    written.say_farewell(error="said before")
     for ordinal in range(1, 3 * REWINDS.kept):
         written.beat(100 + ordinal, 1.0, 1.0, 7)
+        written.say_farewell(error="said before")
         written.rewound(rewound(ordinal))
         assert (written.rewinds, written.step) == (ordinal, ordinal - 1)
         for kept in range(max(1, ordinal - REWINDS.kept + 1), ordinal + 1):

@@ -1,6 +1,7 @@
 """Which process of a rank has its page."""
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mt_resilient.resilience.ipc.board_events import PAGE_BYTES
 from mt_resilient.resilience.ipc.board_layout import Page
 from mt_resilient.resilience.ipc.handoff import local_rank
 from mt_resilient.resilience.model.types import RankPhase
+from mt_resilient.training.attach.attach import _excepthook
 from mt_resilient.training.attach.board import claim, page_of
 
 from .test_handoff import HANDOFF
@@ -93,3 +95,19 @@ def test_a_rank_of_a_larger_torchrun_within_a_rank_gets_no_page(
 )
 def test_each_rank_of_a_node_has_a_page_of_its_own(environ: dict[str, str], number: int) -> None:
     assert local_rank(environ) == number
+
+
+def test_only_an_exception_that_ends_the_rank_stays_on_its_page(page: Page) -> None:
+    """A thread that passes its exceptions to sys.excepthook ends alone, and an interactive console goes on."""
+    page.pid = os.getpid()
+    seen: list[object] = []
+    hook = _excepthook(page, lambda *words: seen.append(words[1]))
+    error = ValueError("no")
+    thread = threading.Thread(target=hook, args=(ValueError, error, None))
+    thread.start()
+    thread.join()
+    assert (seen, page.farewell()) == ([error], {})
+    hook(ValueError, error, None)
+    assert page.farewell()["error"] == "ValueError: no"
+    page.beat(8, 0.5, 1.0, 7)
+    assert page.farewell() == {}

@@ -1,13 +1,16 @@
 """What ranks have imported of a package that the warm process has, it imports too, from the same places; the rest is left to the ranks."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from mt_resilient.training.warm.imported_modules import Noted, note
+from mt_resilient.training.loops.hooks import replace_everywhere
+from mt_resilient.training.warm.imported_modules import Noted, note, spec_of
 
 ODD = ("odd_package", "odd_package.part", "odd_space", "odd_space.inner", "odd_module")
 
@@ -110,6 +113,28 @@ def test_a_module_that_cannot_be_imported_without_its_script_is_left_to_it(place
     )
     known.complete()
     assert odd() == ["odd_package"]
+
+
+def test_a_lazy_module_is_not_executed_and_no_object_in_sys_modules_disturbs_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `importlib.util.LazyLoader` leaves a broken package that the script does not use, and as stubs stand for missing packages."""
+    (tmp_path / "odd_lazy.py").write_text("raise ImportError('broken')")
+    spec = importlib.util.spec_from_file_location("odd_lazy", tmp_path / "odd_lazy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    lazy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    monkeypatch.setitem(sys.modules, "odd_lazy", lazy)
+    monkeypatch.setitem(sys.modules, "odd_stub", MagicMock())
+    monkeypatch.setitem(sys.modules, "odd_number", 1)  # type: ignore[arg-type]
+    assert spec_of(lazy) is None
+    replace_everywhere(object(), None)
+    note(tmp_path / "modules", os.environ)
+    known = Noted.read(tmp_path / "modules")
+    assert "pytest" in known.places
+    assert not [name for name in known.places if name.startswith("odd")]
 
 
 @pytest.mark.parametrize(

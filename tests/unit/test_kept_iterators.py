@@ -85,3 +85,14 @@ def test_only_an_iterator_that_goes_on_from_step_to_step_is_told(make: Callable[
 
 def test_batches_that_a_step_accumulates_are_of_the_loops_own_iterator() -> None:
     assert said_of(lambda: id, steps=2, accumulated=1) == []
+
+
+@pytest.mark.parametrize("batches", [iter([1, 2]), (number for number in (1, 2))])
+def test_an_iterator_of_a_library_that_replaces_torchs_is_left_alone(batches: Iterator[int]) -> None:
+    beside = Beside(pytest.fail)
+    beside.made(batches)
+    beside.begins()
+    for _ in range(2):
+        beside.gives()
+        next(batches)
+        beside.gave()

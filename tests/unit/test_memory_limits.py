@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mt_resilient.checkpoint.arena.memory_limits import available_bytes
+from mt_resilient.checkpoint.arena.memory_limits import available_bytes, bytes_for_slot
 
 MIB = 1 << 20
 
@@ -62,3 +62,20 @@ def test_the_tightest_limit_counts(files: dict[str, str], expected_mib: int, tmp
 
 def test_this_machine_has_available_memory() -> None:
     assert 0 < available_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "used_mib", "size_mib", "expected_mib"),
+    [
+        (1000, 100, 300, 388),  # 512 MiB stay, as in a small container
+        (20000, 5000, 300, 13000),  # a tenth of the limit
+        (20000, 5000, 6000, 9000),  # as much as the slot
+        (1000, 600, 300, -112),
+    ],
+)
+def test_a_slot_leaves_memory_for_what_ranks_need_later(
+    limit_mib: int, used_mib: int, size_mib: int, expected_mib: int, tmp_path: Path
+) -> None:
+    machine = {"proc/meminfo": f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 29} kB\n"}
+    group = {"proc/self/cgroup": "0::/\n", **v2(TOP, str(limit_mib * MIB), used_mib * MIB)}
+    assert bytes_for_slot(size_mib * MIB, tree(tmp_path, **machine, **group)) == expected_mib * MIB

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.training.snapshot import device_copy, pinned_memory
+from mt_resilient.training.snapshot import pinned_memory, slot_memory
 from mt_resilient.training.snapshot.device_copy import Offload
 from mt_resilient.training.snapshot.pinned_memory import Pinned
+from mt_resilient.training.snapshot.slot_memory import SlotMemory
 
 MEMORY = memoryview(bytearray(20))
 WANTED: Any = SimpleNamespace(image=SimpleNamespace(memory_bytes=20), pieces=0)
@@ -80,16 +81,22 @@ def test_no_memory_is_registered_beside_copies_unless_the_loop_waits_for_it(
             raise Over
         return requests.pop()
 
-    offload: Any = SimpleNamespace(
-        _module=SimpleNamespace(set_device=lambda where: None),
-        device=SimpleNamespace(type="cuda"),
-        _under_way=[job],
+    offload: Any = SimpleNamespace(_under_way=[job])
+    memory: Any = SimpleNamespace(
+        _device=SimpleNamespace(type="cuda"),
+        _quiet=lambda: Offload.finish(offload),
         _rooms=SimpleNamespace(get=request),
     )
-    offload.finish = lambda: Offload.finish(offload)
-    monkeypatch.setattr(device_copy.device, "allow_capture", lambda kind: True)
+    monkeypatch.setattr(slot_memory.device, "allow_capture", lambda kind: True)
+    monkeypatch.setattr(slot_memory.device, "module", lambda kind: SimpleNamespace(set_device=lambda where: None))
     requests[0][2].append(SimpleNamespace(prepare=lambda wanted, table_bytes, quiet: quiet and quiet()))
     with pytest.raises(Over):
-        Offload._make_room(offload)
+        SlotMemory._make_room(memory)
     assert waited == ["the copies have arrived"] * considerate
     assert offload._under_way == [job], "only the loop's thread changes the list, which it may extend at this moment"
+
+
+def test_the_end_of_the_loop_ends_the_registration_after_a_piece(told: list[str]) -> None:
+    memory = pinned()
+    memory.prepare(WANTED, 0, memory.stop)
+    assert told == ["populate 8", "register 8", "sleep 6.0"]

@@ -203,7 +203,7 @@ def test_what_only_measures_is_not_there() -> None:
     text = "\n".join(
         [
             "Current thread 0x0000000000000001 (most recent call first):",
-            '  File "/env/lib/python3.11/site-packages/mt_resilient/training/boundary/step_timer.py", line 88 in timed',
+            '  File "/env/lib/python3.11/site-packages/mt_resilient/training/boundary/step_timer.py", line 88 in backward',
             f'  File "{TORCH}/distributed/distributed_c10d.py", line 4 in barrier',
             '  File "/job/train.py", line 31 in main',
         ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import importlib
+import importlib.machinery
+import os
 import re
 import sys
 from pathlib import Path
@@ -177,6 +181,33 @@ def test_the_import_of_a_module_without_the_expected_names_is_not_disturbed() ->
         module = ModuleType(name)
         import_hook._wrap(module)
         assert not [key for key in vars(module) if key in ("pretrain", "initialize_megatron")]
+
+
+def test_a_further_interpreter_of_a_process_is_not_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the page of its own process, and reset it."""
+    monkeypatch.setattr(_thread, "_is_main_interpreter", lambda: False, raising=False)
+    monkeypatch.setattr(import_hook, "_attach", pytest.fail)
+    monkeypatch.setattr(import_hook.os, "getsid", lambda _: os.getpid())
+    before = [*sys.meta_path]
+    import_hook.activate()
+    assert sys.meta_path == before
+
+
+def test_a_loader_that_takes_no_attributes_loads_the_loop_unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loader:
+        __slots__ = ()
+
+        def create_module(self, spec: object) -> None: ...
+
+        def exec_module(self, module: Any) -> None:
+            module.value = 7
+
+    spec = importlib.machinery.ModuleSpec("odd_loop", Loader())  # type: ignore[arg-type]
+    theirs = SimpleNamespace(find_spec=lambda name, *_: spec if name == "odd_loop" else None)
+    ours = import_hook.LoopFinder({"odd_loop": pytest.fail})
+    monkeypatch.setattr(sys, "meta_path", [ours, theirs, *sys.meta_path])
+    assert importlib.import_module("odd_loop").value == 7
+    monkeypatch.delitem(sys.modules, "odd_loop")
 
 
 @pytest.mark.parametrize("name", ["iteration", "num_floating_point_operations_so_far", "train_iters", "get_args"])

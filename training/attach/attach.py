@@ -10,8 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from ...resilience.clock import monotonic_ns
 from ...resilience.errors import FormatError, InternalError, LayoutError, ResilientError, StateError, UsageError
 from ...resilience.ipc.board_layout import Page
 from ...resilience.ipc.descriptor_client import opened
-from ...resilience.ipc.die_with_parent import die_with, die_with_parent
+from ...resilience.ipc.die_with_parent import die_with, die_with_parent, parent_of
 from ...resilience.ipc.handoff import VARIABLE, Handoff, Output, local_rank
 from ...resilience.model.types import RankPhase
 from .board import claim
@@ -69,14 +70,6 @@ def _started_by_the_launcher() -> bool:
         return True
 
 
-def _launcher() -> int:
-    """Return the launcher's pid: the parent of this session's first process. Return 0 if it is unknown."""
-    try:
-        return int(Path(f"/proc/{os.getsid(0)}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
 def _attach(trains: bool) -> Attachment | None:
     handoff = Handoff.from_environment(os.environ)
     if handoff is None or not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
@@ -100,19 +93,9 @@ def _attach(trains: bool) -> Attachment | None:
     # a process as its parent. torchrun's thread lives as long as torchrun; a wrapper's thread may end earlier.
     if _started_by_the_launcher():
         die_with_parent(os.getppid())
-    elif launcher := _launcher():
+    elif launcher := parent_of(os.getsid(0)):  # the session's first process is the rank that the launcher started
         die_with(launcher)
-    previous = sys.excepthook
-
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if os.getpid() == page.pid:  # not in a child that the script has forked
-            farewell(page, error)
-        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
-            say(str(error))  # the script is not at fault: a traceback would not help
-        else:
-            previous(kind, error, trace)
-
-    sys.excepthook = excepthook
+    sys.excepthook = _excepthook(page, sys.excepthook)
     if handoff.stacks:
         listen(page, handoff.stacks[local_rank(os.environ)])
     atexit.register(_leave, page)
@@ -124,6 +107,21 @@ def _attach(trains: bool) -> Attachment | None:
         world=int(os.environ["WORLD_SIZE"]),
         environment=dict(os.environ),
     )
+
+
+def _excepthook(page: Page, previous: Callable[..., object]) -> Callable[..., None]:
+    """Return the function that Python calls for an exception that nothing has caught. Other threads' exceptions do not end the rank."""
+
+    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ends = threading.current_thread() is threading.main_thread()
+        if ends and os.getpid() == page.pid:  # not in a child that the script has forked
+            farewell(page, error)
+        if isinstance(error, ResilientError) and not isinstance(error, UsageError | InternalError):
+            say(str(error))  # the script is not at fault: a traceback would not help
+        else:
+            previous(kind, error, trace)
+
+    return excepthook
 
 
 _last_words: list[ResilientError] = []

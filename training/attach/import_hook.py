@@ -5,6 +5,7 @@ After a loop's module is executed, its wrapper is installed. Other programs' hoo
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -29,7 +30,9 @@ _EARLY = "mt_resilient.training.snapshot.early_memory"
 
 def activate() -> None:
     """Attach this rank and prepare the hooks. Each process of the rank calls `activate`, because only the training loop shows which process
-    trains. Workers of multiprocessing are not attached."""
+    trains. Workers of multiprocessing are not attached, nor are further interpreters of a process (known from Python 3.13 on)."""
+    if not getattr(_thread, "_is_main_interpreter", lambda: True)():
+        return
     _turn_a_deaf_ear()
     if any(word.startswith("from multiprocessing.") for word in sys.orig_argv):
         return
@@ -105,5 +108,8 @@ class LoopFinder(importlib.abc.MetaPathFinder):
             execute(module)
             self.wraps[fullname](module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        try:
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        except (AttributeError, TypeError):  # the loader takes no attributes: the script runs unwatched
+            return None
         return spec

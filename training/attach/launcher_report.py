@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...resilience.ipc.board_layout import Page
-from ...resilience.ipc.handoff import Handoff
+from ...resilience.ipc.die_with_parent import parent_of
+from ...resilience.ipc.handoff import VARIABLE, Handoff
 from .board import page_of
 
 MODULE = "torch.distributed.elastic.multiprocessing.api"
@@ -22,7 +24,9 @@ MODULE = "torch.distributed.elastic.multiprocessing.api"
 
 
 def wrap(module: ModuleType) -> None:
-    """Make torchrun write its ranks' states on their pages before it sends them a signal."""
+    """Make torchrun write its ranks' states on their pages before it sends them a signal. A torchrun that a rank started has no pages."""
+    if _below_a_rank():
+        return
     torchrun: Any = module  # Any, because torch's type stubs lack an attribute
     close, end = torchrun.SubprocessContext._close, torchrun._terminate_process_handler
 
@@ -42,6 +46,18 @@ def wrap(module: ModuleType) -> None:
 
     torchrun.SubprocessContext._close = tell_and_close
     torchrun._terminate_process_handler = tell_and_end
+
+
+def _below_a_rank() -> bool:
+    """Whether a rank has started this torchrun, with the rank's handoff but without torchrun's variables."""
+    ours, pid = VARIABLE.encode() + b"=" + os.environb.get(VARIABLE.encode(), b""), os.getppid()
+    while pid:
+        with suppress(OSError):  # another user's process
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if ours in variables and any(each.startswith(b"TORCHELASTIC_RUN_ID=") for each in variables):
+                return True
+        pid = parent_of(pid)
+    return False
 
 
 def _pages() -> Iterator[tuple[int, Page]]:

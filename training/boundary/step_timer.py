@@ -50,8 +50,8 @@ class OwnTime:
             self._queue = high(os.open(schedstat, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:  # the kernel does not provide it: queueing counts as sleep then
             self._queue = -1
-        dist.Work.wait = self._around(dist.Work.wait, self._waits)  # type: ignore[method-assign]
-        torch.autograd.backward = self._around(torch.autograd.backward, self._sleeps)  # type: ignore[assignment]
+        dist.Work.wait = self._waits(dist.Work.wait)  # type: ignore[method-assign]
+        torch.autograd.backward = self._sleeps(torch.autograd.backward)  # type: ignore[assignment]
 
     def begin(self, now_ns: int) -> None:
         """Record that a step begins."""
@@ -83,30 +83,37 @@ class OwnTime:
         queued = int(os.pread(self._queue, 64, 0).split()[1]) if self._queue >= 0 else 0
         return monotonic_ns(), thread_ns(), queued
 
-    def _around(self, original: Callable[..., Any], measure: Callable[..., Any]) -> Callable[..., Any]:
+    def _elsewhere(self) -> bool:
+        """Whether a call is not measured: it is no part of a step, or of another thread, or within another call."""
+        return self._inside or self._from_ns is None or threading.get_ident() != self._thread
+
+    def _waits(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # C++ must not call this again for a Python subclass of Work without a `wait`. pybind recognizes the call of the original by the
+        # caller's name and first parameter.
         @functools.wraps(original)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._inside or self._from_ns is None or threading.get_ident() != self._thread:
-                return original(*args, **kwargs)
-            self._inside = True
+        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            if self._elsewhere():
+                return original(work, *args, **kwargs)
+            self._inside, began = True, monotonic_ns()
             try:
-                return measure(original, *args, **kwargs)
+                return original(work, *args, **kwargs)
             finally:
+                self._waited_ns += monotonic_ns() - began
                 self._inside = False
 
-        return timed
+        return wait
 
-    def _waits(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        began = monotonic_ns()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self._waited_ns += monotonic_ns() - began
+    def _sleeps(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if self._elsewhere():
+                return original(*args, **kwargs)
+            self._inside, began = True, self._clocks()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                took, computed, queued = (b - a for a, b in zip(began, self._clocks(), strict=True))
+                self._waited_ns += max(0, took - computed - queued)
+                self._inside = False
 
-    def _sleeps(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        began = self._clocks()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            took, computed, queued = (b - a for a, b in zip(began, self._clocks(), strict=True))
-            self._waited_ns += max(0, took - computed - queued)
+        return backward

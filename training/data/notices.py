@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..attach.rank_stderr import say
 
@@ -158,8 +159,8 @@ class Beside:
         """Whether iterators created now belong to the script. Between two steps the Session creates its own."""
 
     def made(self, iterator: Any) -> None:
-        """Record that a DataLoader has created an iterator."""
-        if self._say is not None and self._of_the_script:
+        """Record that a DataLoader has created an iterator. Iterators of another library that replaces torch's are left out."""
+        if self._say is not None and self._of_the_script and isinstance(iterator, _BaseDataLoaderIter):
             self._made.append(weakref.ref(iterator))
 
     def begins(self) -> None:

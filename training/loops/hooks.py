@@ -71,9 +71,11 @@ def before_call(module: Any, name: str, act: Callable[[Callable[..., Any]], None
 
 
 def replace_everywhere(original: Any, wrapper: Any) -> None:
-    """Put `wrapper` in place of `original` in all modules, also in those that imported it by name before this rank was forked."""
-    for module in [m for m in sys.modules.values() if isinstance(m, ModuleType)]:
-        for name in [name for name, value in list(vars(module).items()) if value is original]:
+    """Put `wrapper` in place of `original` in all modules, also in those that imported it by name before this rank was forked. No attribute
+    is read: this would execute a lazy module."""
+    for module in [m for m in sys.modules.values() if issubclass(type(m), ModuleType)]:
+        held = object.__getattribute__(module, "__dict__")
+        for name in [name for name, value in list(held.items()) if value is original]:
             setattr(module, name, wrapper)
 
 

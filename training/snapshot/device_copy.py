@@ -12,7 +12,6 @@ a step is shorter, the part whose copies would be too late is first copied withi
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +33,7 @@ from .. import device
 from ..state.tensors.finite_check import finite, sums
 from .attempt import Copy, Job
 from .detour import Detour
-from .pinned_memory import PIECE_BYTES
+from .pinned_memory import PIECE_BYTES, Worker
 from .slot_memory import SlotMemory
 from .strided_copy import Strip, Transfer
 
@@ -58,14 +57,14 @@ class Offload:
         self._detour = Detour()
         self._before: Job | None = None
         """The last snapshot. `_detour` does not yet know how long the optimizer waited for it."""
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._under_way: list[Job] = []
         self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
         self.stepped: set[int] = set()
         """The ids of the optimizers that have waited for copies since the last snapshot."""
-        register_optimizer_step_pre_hook(self._before_update)
+        self._hook = register_optimizer_step_pre_hook(self._before_update)
         self.memory = SlotMemory(where, arena.slots, self.finish)
-        threading.Thread(target=self._carry, name="mt-resilient_carry", daemon=True).start()
+        self._worker = Worker(self._carry, self._jobs)
 
     # -- the loop's side ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +104,12 @@ class Offload:
         """Wait until the copies of all jobs have arrived. Any thread may call this."""
         for job in [*self._under_way]:
             job.over.wait()
+
+    def close(self) -> None:
+        """End the threads and the hook: the loop has ended."""
+        self._worker.close()
+        self.memory.close()
+        self._hook.remove()
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
         """Return the positions of each piece's bytes in a slot's image."""
@@ -200,8 +205,7 @@ class Offload:
         self._module.set_device(self.device)
         with suppress(Exception):  # an error must not end this thread: the loop would wait forever
             device.allow_capture(self.device.type)  # copies within the device may allocate memory
-        while True:
-            job = self._jobs.get()
+        for job in iter(self._jobs.get, None):
             try:
                 self._carry_one(job)
             except Exception:  # an error of the device, which the loop gets as well

@@ -7,8 +7,11 @@ yet. A large state takes seconds, so a thread does this work (`device_copy.py`).
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
 
 from ...checkpoint.arena.slot import Slot, image_offset
 from ...checkpoint.arena.slot_header import Header
@@ -21,6 +24,8 @@ PIECE_BYTES = 16 * STRIDE_BYTES
 _REST = 3.0
 """How many times as long as it takes to register a piece the thread rests after it. The loop can't launch kernels while the runtime
 registers memory. A loop that launches kernels all the time thus takes a third longer, and other loops less."""
+_END_S = 1.0
+"""Seconds that the end of the loop, or of the process, waits for a thread."""
 
 
 class Pinned:
@@ -35,7 +40,7 @@ class Pinned:
         """The registered pieces. None stands for a piece that the runtime refused to register."""
         self._turn = threading.Condition()
         self._ready_bytes = 0
-        self._failed = False
+        self._failed = self._stopped = False
         self._head_bytes = 0
         """The number of bytes before the image."""
 
@@ -51,6 +56,10 @@ class Pinned:
                 self._turn.notify_all()
             raise
 
+    def stop(self) -> None:
+        """Let `prepare` register no further piece, in any thread."""
+        self._stopped = True
+
     def release(self) -> None:
         """Unregister the memory."""
         with self._preparing:
@@ -65,6 +74,8 @@ class Pinned:
         if self._ready_bytes >= len(memory):
             return  # register nothing again, because copies may be running
         for start in range(self._ready_bytes // PIECE_BYTES * PIECE_BYTES, len(memory), PIECE_BYTES):
+            if self._stopped:
+                return
             piece = memory[start : start + PIECE_BYTES]
             if quiet:
                 device.populate(piece)
@@ -101,3 +112,22 @@ class Pinned:
     def _unregister(self, piece: memoryview | None) -> None:
         if piece is not None:
             device.unregister(self._kind, piece)
+
+
+class Worker:
+    """A thread that ends with the loop, or with the process. A thread that is inside torch when Python (up to 3.13) exits aborts the
+    process."""
+
+    def __init__(self, work: Callable[[], None], requests: SimpleQueue[Any], *prepared: Pinned) -> None:
+        """work: ends when it gets None from `requests`. prepared: the memory that it prepares."""
+        self._requests, self._prepared = requests, prepared
+        self._thread = threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Let the thread end after the present requests."""
+        self._requests.put(None)
+        for pinned in self._prepared:
+            pinned.stop()
+        self._thread.join(_END_S)

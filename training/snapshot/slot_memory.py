@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -15,7 +14,7 @@ from ...resilience.clock import monotonic_s, sleep
 from ...resilience.errors import MachineError
 from .. import device
 from . import early_memory
-from .pinned_memory import Pinned
+from .pinned_memory import Pinned, Worker
 
 _FIRST_S = 0.5
 """Seconds that the first snapshot waits for its memory. With a large state, this is not long enough, and the rank misses the snapshot."""
@@ -31,7 +30,7 @@ class SlotMemory:
         them."""
         self._device, self._quiet = where, quiet
         self.pinned = {slot: early_memory.pinned(where.type, slot) for slot in slots}
-        self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool]] = SimpleQueue()
+        self._rooms: SimpleQueue[tuple[Header, int, list[Pinned], bool] | None] = SimpleQueue()
         self._largest_bytes = 0
         """The bytes of the largest snapshot's image so far."""
         self._prepared = (0, 0)
@@ -40,7 +39,7 @@ class SlotMemory:
         """Whether the last request for memory failed."""
         self.starved = False
         """Whether there was too little memory for a slot."""
-        threading.Thread(target=self._make_room, name="mt-resilient_make_room", daemon=True).start()
+        self._worker = Worker(self._make_room, self._rooms, *self.pinned.values())
 
     def ready(self, wanted: Header, table_bytes: int, stride: int) -> Collection[Slot]:
         """Return the slots that can store such a snapshot now. The thread prepares missing memory meanwhile. If the state has just grown,
@@ -68,12 +67,15 @@ class SlotMemory:
         self._rooms.put((wanted, wanted.table_bytes, [self.pinned[slot]], False))
         return self.pinned[slot]
 
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()
+
     def _make_room(self) -> None:
         device.module(self._device.type).set_device(self._device)
         with suppress(Exception):
             device.allow_capture(self._device.type)  # registering memory would break a capture in the loop's thread
-        while True:
-            wanted, table_bytes, chosen, considerate = self._rooms.get()
+        for wanted, table_bytes, chosen, considerate in iter(self._rooms.get, None):
             for pinned in chosen:
                 try:
                     pinned.prepare(wanted, table_bytes, self._quiet if considerate else None)

@@ -253,6 +253,11 @@ class Tape:
         if self._offload is not None:
             self._offload.finish()
 
+    def close(self) -> None:
+        """Copy nothing any more: the loop has ended."""
+        if self._offload is not None:
+            self._offload.close()
+
     # -- going back --------------------------------------------------------------------------------------------------------
 
     def go_back(self, step: int, left: str = "", course: tuple[int, ...] = ()) -> None:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import io
 import itertools
+import mmap
 import threading
 import weakref
 from collections import deque
@@ -221,18 +222,29 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _sample(value: Any) -> bytes:
-    """Return some numbers of an array or tensor, if its memory is contiguous."""
+    """Return some numbers of an array or tensor, if its memory is contiguous and no file (reading the file would hold up the step)."""
     if isinstance(value, np.ndarray):
+        if _maps_a_file(value):
+            return b""
         flat = value.reshape(-1) if value.flags.c_contiguous and value.dtype != object else np.empty(0)
         return repr(value.shape).encode() + flat[:: max(1, flat.size // _SAMPLES)][: 2 * _SAMPLES].tobytes()
     if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or value.is_meta:
         return b""
     told = f"{value.shape} {value._version}".encode()
-    if not value.is_contiguous() or not value.numel():
+    freed = (
+        value.untyped_storage().nbytes() < value.nbytes
+    )  # its storage was resized: reading it would crash the process
+    if not value.is_contiguous() or not value.numel() or freed:
         return told
     flat = value.detach().view(-1)
     some = flat[:: max(1, flat.numel() // _SAMPLES)][: 2 * _SAMPLES].cpu()
     return told + some.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _maps_a_file(array: Any) -> bool:
+    while issubclass(type(array), (np.ndarray, memoryview)):
+        array = array.base if issubclass(type(array), np.ndarray) else array.obj
+    return issubclass(type(array), mmap.mmap)
 
 
 def sentence(names: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from .side_effects import installed
 
@@ -26,15 +27,12 @@ Place = tuple[str, list[str]]
 def note(file: Path, environment: Mapping[str, str]) -> None:
     """Write to `file` which modules this process has imported by now, in the order of their import. The file also gets the names in
     `environment`, the variables with which the process was started. If a variable has changed since the start, the file gets a digest of
-    its value. If the file cannot be written, the next start is cold."""
+    its value. If the modules cannot be listed or the file cannot be written, the next start is cold."""
     changed = {n: digest(now) for n in {*environment, *os.environ} if (now := os.environ.get(n)) != environment.get(n)}
-    found = [
-        [name, *_place(spec)]
-        for name, module in list(sys.modules.items())
-        if name != "__main__" and (spec := getattr(module, "__spec__", None)) is not None
-    ]
     fresh = file.with_suffix(".new")
-    with suppress(OSError):
+    with suppress(Exception):  # any object can be in sys.modules
+        modules = [(name, spec_of(module)) for name, module in list(sys.modules.items()) if name != "__main__"]
+        found = [[name, *_place(spec)] for name, spec in modules if spec is not None]
         fresh.write_text(json.dumps({"environment": list(environment), "changed": changed, "modules": found}))
         fresh.replace(file)
 
@@ -74,10 +72,20 @@ class Noted:
     def foreign(self) -> str:
         """Return a sentence that names a module loaded here from another file than in the ranks; empty if there is none."""
         for name, place in self.places.items():
-            spec = getattr(sys.modules.get(name), "__spec__", None)
+            spec = spec_of(sys.modules.get(name))
             if spec is not None and _place(spec) != place:
                 return f"the module {name} comes from {_said(_place(spec))} here, and from {_said(place)} in the ranks"
         return ""
+
+
+def spec_of(module: Any) -> ModuleSpec | None:
+    """Return the spec of an imported module. Return None for a module that is to be executed when an attribute is read, and for an object
+    that is no module. No attribute is read."""
+    with suppress(AttributeError):
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
+        lazy = type(module) is importlib.util._LazyModule  # type: ignore[attr-defined]
+        return spec if isinstance(spec, ModuleSpec) and not lazy else None
+    return None
 
 
 def digest(value: str | None) -> str:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from .captured_output import sizes
-from .imported_modules import Noted
+from .imported_modules import Noted, spec_of
 from .script_preamble import opening, passed_over
 from .side_effects import Watch, installed
 
@@ -83,7 +83,8 @@ def version(file: str) -> list[int]:
 
 def _own_file(module: ModuleType) -> str:
     """Return the file of a module that belongs to the script; empty for other modules."""
-    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    spec = spec_of(module)
+    origin = spec.origin if spec else None
     return "" if origin is None or installed(origin) else origin
 
 
