@@ -38,28 +38,28 @@ def test_every_step_until_enough_is_known_and_one_slow_snapshot_is_no_rule() -> 
     assert pace.stride == 1
     pace.recorded(30.0)
     assert pace.stride == 1
-    assert measured(pace, step_s=1.0, held_s=0.009) == 1
+    assert measured(pace, step_s=1.0, held_s=0.005) == 1
 
 
 @pytest.mark.parametrize(
     ("figures", "expected"),
     [
-        ({"held_s": 0.002}, 3),  # a CPU: nothing runs beside the step
-        ({"held_s": 0.001, "longer_s": 0.032}, 36),  # two H100: a step of 93 ms takes 125 ms beside copies
+        ({"held_s": 0.002}, 4),  # a CPU: nothing runs beside the step
+        ({"held_s": 0.001, "longer_s": 0.032}, 60),  # two H100: a step of 93 ms takes 125 ms beside copies
         (
             {"held_s": 0.001, "longer_s": 0.032, "noticed_later": True},
-            36,
+            60,
         ),  # the loop waits for its device before the optimizer's step
-        ({"held_s": 0.001, "waited_s": 0.032}, 36),  # the loop never waits for its device, and only the device tells
-        ({"held_s": 0.0, "longer_s": 0.0009, "waited_s": 0.0009}, 1),  # hidden
+        ({"held_s": 0.001, "waited_s": 0.032}, 60),  # the loop never waits for its device, and only the device tells
+        ({"held_s": 0.0, "longer_s": 0.0005, "waited_s": 0.0005}, 1),  # hidden
         ({"held_s": 0.001, "longer_s": -0.05}, 2),  # a step that happens to be shorter takes nothing away
     ],
 )
-def test_all_that_steps_take_longer_counts_and_stays_below_one_percent(figures: dict[str, Any], expected: int) -> None:
+def test_all_that_steps_take_longer_counts_and_stays_below_its_share(figures: dict[str, Any], expected: int) -> None:
     assert measured(Pace(AUTO), step_s=0.093, **figures) == expected
 
 
-@pytest.mark.parametrize(("first_s", "later_s", "expected"), [(0.0005, 0.03, 73), (0.03, 0.03, 73)])
+@pytest.mark.parametrize(("first_s", "later_s", "expected"), [(0.0005, 0.03, 118), (0.03, 0.03, 118)])
 def test_a_script_that_begins_to_learn_gets_its_snapshots_as_often_as_its_longer_steps_afford(
     first_s: float, later_s: float, expected: int
 ) -> None:
