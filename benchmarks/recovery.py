@@ -17,8 +17,9 @@ CUDA, two runs): warm 1.36 and 1.39 s, cold 13.5 and 14.5 s, torchrun 13.1 s.
 With `--device`, the training is `device_loop.py` on two devices: first with a warm start, then under torchrun for as many steps. The losses
 after the fault must equal, bit for bit, those of the same steps under torchrun before its fault.
 
-Measured on two H200s (torch 2.11, two faults): 2.86 s (stop 0.95, start 0.09, build 1.15, restore 0.36, step 0.31), torchrun 8.4 s, the
-script's own first start 12.6 s, the same bits in 367 steps. An earlier measurement on two H100s: 3.28 s, torchrun 13.4 s. The parts are in
+Measured on two H200s (torch 2.11, two faults): 2.96 and 2.92 s (stop 1.1, start 0.1, build 1.2, restore 0.23, step 0.3), torchrun 13.2 s,
+the script's own first start 17.3 and 20.2 s, the same bits in 204 steps. Another host of two H200s, before memory was registered early:
+2.86 s (stop 0.95, restore 0.36), torchrun 8.4 s, the first start 12.6 s. Two H100s: 3.28 s, torchrun 13.4 s. The parts are in
 docs/architecture.md.
 """
 
