@@ -23,8 +23,8 @@ collectives spinning on the devices.) All step times of both kinds are compared.
 
 Measured on two H200s (torch 2.11, 40 s each): mean 93.8 ms against 92.9 (1.010), median 93.1 against 92.8, 99th percentile 107.0 against
 94.7 (1.13), longest 199 against 96. In the second of the two jobs, the longest was 113. With snapshots that may cost 1 % instead of 0.6 %
-(55 s each): mean 1.013, 99th percentile 1.16. An earlier measurement on two H100s: mean 1.016, 99th percentile 1.10, longest 248 against 99.
-Before copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289.
+(55 s each): mean 1.013, 99th percentile 1.16. An earlier measurement on two H100s: mean 1.016, 99th percentile 1.10, longest 248 against
+99. Before copies were paced and memory had huge pages: mean 97.2, 99th percentile 150, longest 289.
 
 The benchmark does not set CUDA_DEVICE_MAX_CONNECTIONS, so the figures were measured without this variable. With the value 1, which Megatron
 requires, all streams share one queue. Copies may then disturb steps more (not measured).
