@@ -21,6 +21,9 @@ _RESERVE_PART = 10
 """A growing slot leaves `_RESERVE_BYTES`, or this part of each limit (a tenth), to all other processes. A slot never shrinks. When memory
 runs out, the kernel kills a rank rather than refuse a page."""
 
+_FEW = 4
+"""A slot leaves at most this many times the bytes that it needs, or `_RESERVE_BYTES`."""
+
 
 def room(nbytes: int, what: str) -> NDArray[np.uint8]:
     """Return `nbytes` zeros. Raises MachineError if there is not enough memory for them."""
@@ -35,10 +38,11 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(left for _, left in _limits(root))
 
 
-def bytes_for_slot(size: int, root: Path = Path("/")) -> int:
-    """Return the number of bytes by which a slot may grow to `size` bytes. As many bytes as the slot has stay available as well: each rank
-    may load a checkpoint of its state into memory."""
-    return min(left - max(_RESERVE_BYTES, limit // _RESERVE_PART, size) for limit, left in _limits(root))
+def bytes_for_slot(growth: int, root: Path = Path("/")) -> int:
+    """Return the number of bytes by which a slot that needs `growth` more may grow. As many stay available as well: each rank may load a
+    checkpoint of its state into memory. A small slot, or one that needs a few pages more, leaves less than `_RESERVE_PART`."""
+    limits = [(left, min(limit // _RESERVE_PART, _FEW * growth)) for limit, left in _limits(root)]
+    return min(left - max(_RESERVE_BYTES, part, growth) for left, part in limits)
 
 
 def oom_kills(root: Path = Path("/")) -> tuple[int, int]:

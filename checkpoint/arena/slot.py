@@ -234,7 +234,7 @@ class Slot:
         except OSError as error:
             if error.errno not in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
                 raise MachineError(f"the memory for a snapshot cannot grow: {error.strerror or error}") from error
-            free = max(bytes_for_slot(size), 0)
+            free = max(bytes_for_slot(growth), 0)
             raise MachineError(
                 f"no memory for a snapshot: it needs {growth >> 20} MiB more, and {free >> 20} MiB are available. "
                 "The slot keeps its old snapshot. Use fewer slots, or give the machine more memory."
@@ -247,7 +247,7 @@ class Slot:
         # memory.
         with os.fdopen(opened(self._turn, os.O_RDWR), "r+b", buffering=0) as turn:
             fcntl.lockf(turn, fcntl.LOCK_EX)
-            if growth > bytes_for_slot(size):
+            if growth > bytes_for_slot(growth):
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             allocate(self._fd, size)  # if a page were missing later, the kernel would kill the process that uses it
 

@@ -58,6 +58,13 @@ def test_less_takes_it_after_snapshots_without_a_wait() -> None:
     assert not any(detour.divide([*SIZES, GB], lambda: pytest.fail("asked")))
 
 
+def test_a_snapshot_that_is_copied_before_the_loop_goes_on_teaches_nothing() -> None:
+    detour = Detour()
+    detour.waited(0.040, 0.120, 6 * GB)
+    detour.waited(0.0, 0.120, 0)
+    assert sum(detour.divide(SIZES, lambda: (60 * GB, 80 * GB, 0))) == 3
+
+
 def test_a_wait_for_want_of_room_teaches_nothing() -> None:
     detour = Detour()
     detour.waited(0.040, 0.120, 6 * GB)

@@ -65,17 +65,18 @@ def test_this_machine_has_available_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_mib", "used_mib", "size_mib", "expected_mib"),
+    ("limit_mib", "used_mib", "growth_mib", "expected_mib"),
     [
         (1000, 100, 300, 388),  # 512 MiB stay, as in a small container
-        (20000, 5000, 300, 13000),  # a tenth of the limit
+        (20000, 5000, 600, 13000),  # a tenth of the limit
+        (2000000, 1990000, 10, 9488),  # a small slot, or a few pages more: 512 MiB again
         (20000, 5000, 6000, 9000),  # as much as the slot
         (1000, 600, 300, -112),
     ],
 )
 def test_a_slot_leaves_memory_for_what_ranks_need_later(
-    limit_mib: int, used_mib: int, size_mib: int, expected_mib: int, tmp_path: Path
+    limit_mib: int, used_mib: int, growth_mib: int, expected_mib: int, tmp_path: Path
 ) -> None:
     machine = {"proc/meminfo": f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 29} kB\n"}
     group = {"proc/self/cgroup": "0::/\n", **v2(TOP, str(limit_mib * MIB), used_mib * MIB)}
-    assert bytes_for_slot(size_mib * MIB, tree(tmp_path, **machine, **group)) == expected_mib * MIB
+    assert bytes_for_slot(growth_mib * MIB, tree(tmp_path, **machine, **group)) == expected_mib * MIB

@@ -62,9 +62,9 @@ def restore(at: Attachment, tape: Tape, course: Course, *, known_data: bool) -> 
         started = monotonic_ns()
         while at.page.fetching:
             sleep(_FETCHING_S)
+        tape.rewinds += handoff.rewind is not None
         tape.go_back(step, handoff.rewind.left if handoff.rewind else "", handoff.resume_course)
         if handoff.rewind is not None:
-            tape.rewinds += 1
             tape.keep(step)  # as after an ordered rewind in place
             obey(handoff.rewind, course, at, started, known_data=known_data)
             return step

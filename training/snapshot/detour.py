@@ -44,7 +44,7 @@ class Detour:
         if seconds > _TOLERATED * took_s:
             direct = min(self._direct_bytes, nbytes - self._taken_bytes)
             self._direct_bytes = max(0.0, direct - _MORE * seconds * nbytes / took_s)
-        else:
+        elif nbytes > self._direct_bytes:  # fewer bytes show nothing: most were copied before the loop went on
             direct = self._direct_bytes + _LESS * nbytes
             self._direct_bytes = direct if direct < nbytes else math.inf
 

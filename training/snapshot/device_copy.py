@@ -60,8 +60,10 @@ class Offload:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._under_way: list[Job] = []
         self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
-        self.stepped: set[int] = set()
-        """The ids of the optimizers that have waited for copies since the last snapshot."""
+        self.waiting: set[int] = set()
+        """The ids of optimizers whose steps wait for copies, and of their groups, which a wrapper shares."""
+        self._captured: set[int] = set()
+        """The ids of those whose step was captured into a graph. No hook runs when the graph is replayed."""
         self._hook = register_optimizer_step_pre_hook(self._before_update)
         self.memory = SlotMemory(where, arena.slots, self.finish)
         self._worker = Worker(self._carry, self._jobs)
@@ -82,13 +84,14 @@ class Offload:
         try:
             with torch.no_grad():
                 job.words += self._look(job, [*job.early, *job.proven])
-                self._send(job, job.early, paced=False)
+                if job.early:
+                    self._send(job, job.early, paced=False)
         except torch.OutOfMemoryError:
             self._abandon(job)
             return
         if job.words:
             before.record(loop)
-            for stream in (self._stream, self._reading):
+            for stream in (self._reading, *[self._stream][: len(job.early)]):
                 self._after(stream, loop)
             after.record(loop)
             job.stops.append((before, after))
@@ -107,9 +110,9 @@ class Offload:
 
     def close(self) -> None:
         """End the threads and the hook: the loop has ended."""
-        self._worker.close()
         self.memory.close()
-        self._hook.remove()
+        if self._worker.close():
+            self._hook.remove()
 
     def plan(self, layout: Layout) -> list[list[Strip]]:
         """Return the positions of each piece's bytes in a slot's image."""
@@ -148,12 +151,14 @@ class Offload:
             self._stream.synchronize()  # after this, nothing reads the slot
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more. If the step becomes part of a
-        graph, no hook runs when the graph is replayed."""
+        """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more."""
+        ids = {id(optimizer), id(optimizer.param_groups)}
         if self._captures():
             self.finish()
+            self._captured |= ids
+            self.waiting -= ids
             return
-        self.stepped.add(id(optimizer))
+        self.waiting |= ids - self._captured
         for job in self.under_way():
             stream = self._module.current_stream(self.device)
             before, after = _timing(self._module)
@@ -218,6 +223,8 @@ class Offload:
     def _abandon(self, job: Job) -> None:
         with suppress(Exception):
             self._stream.synchronize()  # after this, nothing writes to the slot
+        for each in (job.early, job.late, job.proven, job.checked, job.sources, job.words):
+            each.clear()
         job.slot.free()
         job.held = Held.MISSED
         job.issued.set()

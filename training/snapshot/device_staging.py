@@ -1,7 +1,7 @@
 """Start the copy of a state on a device. The part on the CPU is copied immediately, the rest by `Offload`.
 
 Tensors that the forward pass writes are copied first. Tensors that only an optimizer's step writes follow, because a hook makes that step
-wait. An optimizer is trusted to call the hook if it has done so since the last snapshot: in the replay of a graph, no hook runs.
+wait. An optimizer is trusted to call the hook once it has done so, and until its step is captured: in the replay of a graph, no hook runs.
 
 A parameter that no optimizer steps may be frozen, or the script may write it anywhere, as it does with a moving average. So such a
 parameter follows only as long as its fingerprint stays the same. If it has changed, or if any tensor has changed while it was copied, the
@@ -47,10 +47,8 @@ class HandingOver:
         """Start the snapshot and return its job. state: as collected, by source. leaves: its tensors, in the order of the layout's
         pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
-        stepped, offload.stepped = offload.stepped, set()
-        waiting = [
-            name for name, each in self._sources.items() if isinstance(each, Optimizers) and each.all_in(stepped)
-        ]
+        optimizers = {name: each for name, each in self._sources.items() if isinstance(each, Optimizers)}
+        waiting = [name for name, each in optimizers.items() if each.all_in(offload.waiting)]
         by = [*((model.gathered, model.buffers) for model, _ in models), waiting]
         self._learn()
         if self._sides[0] is not layout.pieces or self._divided_by != by:

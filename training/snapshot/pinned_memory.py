@@ -24,7 +24,7 @@ PIECE_BYTES = 16 * STRIDE_BYTES
 _REST = 3.0
 """How many times as long as it takes to register a piece the thread rests after it. The loop can't launch kernels while the runtime
 registers memory. A loop that launches kernels all the time thus takes a third longer, and other loops less."""
-_END_S = 1.0
+END_S = 1.0
 """Seconds that the end of the loop, or of the process, waits for a thread."""
 
 
@@ -125,9 +125,11 @@ class Worker:
         self._thread.start()
         atexit.register(self.close)
 
-    def close(self) -> None:
-        """Let the thread end after the present requests."""
+    def close(self) -> bool:
+        """Let the thread end after the present requests. Return whether it has ended."""
+        atexit.unregister(self.close)
         self._requests.put(None)
         for pinned in self._prepared:
             pinned.stop()
-        self._thread.join(_END_S)
+        self._thread.join(END_S)
+        return not self._thread.is_alive()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -101,12 +101,14 @@ class Optimizers:
         """Return the parameters in the optimizers' groups."""
         return [parameter for _, _, inner in self.parts() for _, parameter in parameters_of(inner)]
 
-    def all_in(self, ids: Collection[int]) -> bool:
-        """Whether `ids` has an optimizer of each wrapper: the wrapper, the torch optimizer in it, or one nested in that."""
-        found = {name.partition(".")[0]: False for name, _, _ in self.parts()}
+    def all_in(self, ids: Set[int]) -> bool:
+        """Whether `ids` has, for each wrapper, the wrapper, the torch optimizer in it or one nested in that, or the groups of one."""
+        wrappers, found = set[str](), set[str]()
         for name, wrapper, inner in self.parts():
-            found[name.partition(".")[0]] |= id(wrapper) in ids or id(inner) in ids
-        return all(found.values())
+            wrappers.add(name.partition(".")[0])
+            if not ids.isdisjoint((id(wrapper), id(inner), id(inner.param_groups))):
+                found.add(name.partition(".")[0])
+        return found == wrappers != set()
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
         """Return the tensors in `collected` that only an optimizer's step writes: the optimizer's copies of the parameters, and its
