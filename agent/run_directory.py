@@ -64,11 +64,13 @@ class RunDirectory:
     def nodes(self) -> list[RunDirectory]:
         """The run directories of this job's nodes that are known here: those of `below`, and those beside this one
         (`agent/join/static_nodes.py`)."""
-        beside = (
-            sorted(self.root.parent.glob("*/journal.jsonl")) if self.root.parent.name == "nodes" and self.owner else []
-        )
-        others = [RunDirectory(path.parent) for path in beside if path != self.journal]
-        return [*self.below, *(each for each in others if each.owner == self.owner)]
+        found = self.below
+        with suppress(OSError):  # a node's directory that cannot be read
+            owner = self.owner if self.root.parent.name == "nodes" else ""
+            for path in sorted(self.root.parent.glob("*/journal.jsonl")) if owner else ():
+                if path != self.journal and (other := RunDirectory(path.parent)).owner == owner:
+                    found.append(other)
+        return found
 
     def publish(self, job: str, endpoints: Sequence[str], papers: Papers, metrics_port: int = 0) -> None:
         """Write the running agent's etcd endpoints, and the paths of its credentials, to a file for the other commands. The file contains
@@ -141,8 +143,8 @@ class RunDirectory:
         return any(line["kind"] == "end" or line.get("record", {}).get("phase") in over for line in last)
 
     def _milestones(self) -> tuple[dict[str, Any], ...]:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            now = self.journal.stat()
+        with suppress(FileNotFoundError, NotADirectoryError), self.journal.open("rb") as file:
+            now = os.fstat(file.fileno())  # NFS asks its server when a file is opened, and not for `stat`
             return _milestones_of(self.journal, now.st_size, now.st_mtime_ns)
         return ()
 

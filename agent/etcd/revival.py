@@ -1,4 +1,4 @@
-"""Restarts an embedded etcd when it has died. Training continues meanwhile."""
+"""Restarts an embedded etcd when it has died."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .server import AGAIN_WITHIN_S, EmbeddedEtcd
 
 
 class Revival:
-    """Restarts the embedded etcd when it has died. After each failed restart it waits twice as long as before, at most 60 s."""
+    """Restarts the embedded etcd when it has died. After each failed restart it waits twice as long as before, at most 10 s."""
 
     def __init__(
         self, server: EmbeddedEtcd, endpoint: str, spared: set[int], say: Callable[[str, str], object]
@@ -30,8 +30,8 @@ class Revival:
             self._wait_s = 1.0
             self._say("etcd had died and was started again", "good")
         except SiteError as error:
-            self._say(f"{error}; training continues, and the start is tried again in {self._wait_s:.0f} s", "bad")
+            self._say(f"{error}; the start is tried again in {self._wait_s:.0f} s", "bad")
             self._not_before_s = monotonic_s() + self._wait_s
-            self._wait_s = min(60.0, self._wait_s * 2)
+            self._wait_s = min(10.0, self._wait_s * 2)
         self._spared.discard(gone)
         self._spared.add(self._server.pid or 0)

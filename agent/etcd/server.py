@@ -211,7 +211,8 @@ class EmbeddedEtcd:
             client_port, peer_port = json.loads(self._ports_path.read_text())
             if not self._port and is_free(client_port, self._address) and is_free(peer_port, _LOOPBACK):
                 yield client_port, peer_port
-        for _ in range(5):
+        taken = self._port and not is_free(self._port, self._address)  # another try would not help
+        for _ in range(1 if taken else 5):
             client_port, peer_port = self._port or free_port(self._address), free_port(_LOOPBACK)
             if client_port != peer_port:
                 yield client_port, peer_port

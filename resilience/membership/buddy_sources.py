@@ -39,9 +39,9 @@ def fetchable(world: World) -> dict[NodeId, dict[Snapshot, Source]]:
     in its own memory must come from disk.
     """
     members, held = world.members, own(world)
-    if len(held) == len(members) and len({*held.values()}) == 1:
-        return {}  # no member lacks a step that another member has
     kept = {node: world.status[node].remembered() if steps else set() for node, steps in held.items()}
+    if len(held) == len(members) and len({frozenset(each) for each in kept.values()}) == 1:
+        return {}  # no member lacks a snapshot that another member has
     known = set[Snapshot]().union(*kept.values())
     found: dict[NodeId, dict[Snapshot, Source]] = {}
     for node in held:

@@ -54,11 +54,15 @@ def stable(agreed: Iterable[Step], clean: Step, policy: StabilityPolicy) -> tupl
 
 
 def common(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Snapshot]:
-    """Return the snapshots that every node holds in memory or can read from disk. avoid: steps on disk that storage did not return."""
+    """Return the snapshots that every node holds in memory or can read from disk. avoid: steps on disk that storage did not return. If an
+    older agent tells no lineages, they are unknown for all: the snapshots are then compared by their steps."""
     alike = {  # most of thousands of nodes are alike
         (s.memory_steps, s.courses, s.durable_steps, s.durable_courses): s for s in statuses
     }
-    return set.intersection(*(s.kept(avoid) for s in alike.values())) if alike else set()
+    kept = [s.kept(avoid) for s in alike.values()]
+    if any(len(each) == 1 for some in kept for each in some):
+        kept = [{each[-1:] for each in some} for some in kept]
+    return set.intersection(*kept) if kept else set()
 
 
 def common_steps(statuses: Sequence[NodeStatus], avoid: Collection[Step] = ()) -> set[Step]:

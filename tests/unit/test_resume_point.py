@@ -168,3 +168,9 @@ def test_stable_after_so_many_clean_steps(agreed: set[Step], clean: int, after: 
 def test_a_policy_that_certifies_at_once_is_refused() -> None:
     with pytest.raises(UsageError, match="certify_after_steps"):
         StabilityPolicy(certify_after_steps=0)
+
+
+def test_beside_an_older_agent_that_tells_no_lineages_steps_are_compared() -> None:
+    new = status(memory_steps=(4, 8), courses=((2, 0), (2, 0)))
+    old = status(durable_steps=(4, 8))
+    assert choose([new, old]).step == 8
