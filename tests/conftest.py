@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import shutil
@@ -26,6 +27,10 @@ settings.register_profile("the same each time", deadline=None, derandomize=True)
 settings.load_profile("the same each time")
 
 _NEW_MOUNTS, _NEW_NETWORK = 0x20000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET of sched.h; Python 3.12 has os.unshare
+
+
+os.register_at_fork(after_in_child=gc.freeze)
+"""What other tests have left must not be finalized in a DataLoader's worker, which has none of the threads that it needs."""
 
 
 _OF_THE_RUNNER = re.compile(
