@@ -21,7 +21,7 @@ from ..checkpoint.backend import paths, place
 from ..checkpoint.backend.filesystem import Files, own_name, read_file
 from ..checkpoint.backend.place import Place
 from ..checkpoint.durable import catalog
-from ..resilience.errors import MachineError, UsageError
+from ..resilience.errors import MachineError, SnapshotError, UsageError
 from ..resilience.ipc.file_descriptors import high
 from ..resilience.model.state_machine import Phase
 from ..resilience.report.journal import Journal
@@ -64,10 +64,9 @@ class RunDirectory:
     def nodes(self) -> list[RunDirectory]:
         """The run directories of this job's nodes that are known here: those of `below`, and those beside this one
         (`agent/join/static_nodes.py`)."""
-        found = self.below
-        with suppress(OSError):  # a node's directory that cannot be read
-            owner = self.owner if self.root.parent.name == "nodes" else ""
-            for path in sorted(self.root.parent.glob("*/journal.jsonl")) if owner else ():
+        found, owner = self.below, self.owner if self.root.parent.name == "nodes" else ""
+        for path in sorted(self.root.parent.glob("*/journal.jsonl")) if owner else ():
+            with suppress(OSError, SnapshotError):  # a node's directory that cannot be read
                 if path != self.journal and (other := RunDirectory(path.parent)).owner == owner:
                     found.append(other)
         return found

@@ -37,7 +37,7 @@ def tape(**sources):
     at = Attachment(handoff=handoff, page=page, rank=0, local_rank=0, world=1)
     made = Tape(at, {name: source_of(name, thing) for name, thing in sources.items()}, Pace(1))
     if made._offload:
-        made._offload.waiting = {id(thing) for thing in sources.values()}  # as after a step
+        made._offload.stepped.update(sources.values())  # as after a step
     return made
 
 torch.manual_seed(1)
@@ -257,7 +257,7 @@ def capture():
     tape._offload._captures = lambda: False
 
 tape = tape(model=model, optimizer=optimizer)
-tape._offload.waiting.clear()
+tape._offload.stepped.clear()
 early = []
 for number, then in enumerate((step, step, capture, replay, replay, step, step), 1):
     expected = bits()

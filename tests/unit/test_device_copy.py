@@ -53,7 +53,7 @@ def test_the_device_is_asked_how_long_it_waits_from_before_the_host_does(read: s
     job = SimpleNamespace(issued=SimpleNamespace(wait=lambda: said.append("issued")), read=read, waits=[])
     module = SimpleNamespace(Event=event, current_stream=lambda where: stream)
     offload: Any = SimpleNamespace(
-        _module=module, device=None, under_way=lambda: [job], _captures=lambda: False, waiting=set(), _captured=set()
+        _module=module, device=None, under_way=lambda: [job], _captures=lambda: False, stepped=set(), captured=set()
     )
     Offload._before_update(offload, SGD([torch.zeros(1)]))
     assert said == ["before", "issued", *(("read", "after") if read else ())]

@@ -1,6 +1,7 @@
 """Which optimizers are known to make their steps wait for copies from a device."""
 
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -25,27 +26,31 @@ class Wrapper(Optimizer):
         self.inner.step()
 
 
-@pytest.mark.parametrize("wrap", [lambda inner: inner, Wrapper, Accelerator(cpu=True).prepare_optimizer])
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda inner: inner, Wrapper, lambda inner: Accelerator(cpu=True).prepare_optimizer(inner)],
+    ids=["itself", "wrapper", "accelerate"],
+)
 def test_an_optimizer_waits_once_it_has_stepped_and_until_its_step_is_captured(wrap: Any) -> None:
     inner = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     optimizer = wrap(inner)
     source, captures = Optimizers(optimizer), False
     offload: Any = Offload.__new__(Offload)
-    offload.waiting, offload._captured, offload._under_way = set(), set(), []
+    offload.stepped, offload.captured, offload._under_way = WeakSet(), WeakSet(), []
     offload._captures = lambda: captures
     inner.register_step_pre_hook(offload._before_update)
 
-    assert not source.all_in(offload.waiting)
+    assert not source.wait(offload.stepped, offload.captured)
     optimizer.step()
-    assert source.all_in(offload.waiting)
+    assert source.wait(offload.stepped, offload.captured)
     captures = True
     optimizer.step()
     captures = False
     optimizer.step()
-    assert not source.all_in(offload.waiting)
+    assert not source.wait(offload.stepped, offload.captured)
 
 
 def test_a_source_without_optimizers_on_this_rank_waits_for_nothing() -> None:
     source: Any = Optimizers.__new__(Optimizers)
     source.wrappers = []
-    assert not source.all_in({1})
+    assert not source.wait([1], [])

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -60,10 +61,10 @@ class Offload:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._under_way: list[Job] = []
         self._captures: Callable[[], bool] = getattr(self._module, "is_current_stream_capturing", lambda: False)
-        self.waiting: set[int] = set()
-        """The ids of optimizers whose steps wait for copies, and of their groups, which a wrapper shares."""
-        self._captured: set[int] = set()
-        """The ids of those whose step was captured into a graph. No hook runs when the graph is replayed."""
+        self.stepped: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """The optimizers whose steps wait for copies."""
+        self.captured: WeakSet[torch.optim.Optimizer] = WeakSet()
+        """Those whose step was captured into a graph. No hook runs when the graph is replayed."""
         self._hook = register_optimizer_step_pre_hook(self._before_update)
         self.memory = SlotMemory(where, arena.slots, self.finish)
         self._worker = Worker(self._carry, self._jobs)
@@ -152,13 +153,11 @@ class Offload:
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Before the optimizer's step, make the loop's stream wait until nothing reads the state any more."""
-        ids = {id(optimizer), id(optimizer.param_groups)}
         if self._captures():
             self.finish()
-            self._captured |= ids
-            self.waiting -= ids
+            self.captured.add(optimizer)
             return
-        self.waiting |= ids - self._captured
+        self.stepped.add(optimizer)
         for job in self.under_way():
             stream = self._module.current_stream(self.device)
             before, after = _timing(self._module)

@@ -48,7 +48,7 @@ class HandingOver:
         pieces."""
         models = [(source, state[name]) for name, source in self._sources.items() if isinstance(source, Modules)]
         optimizers = {name: each for name, each in self._sources.items() if isinstance(each, Optimizers)}
-        waiting = [name for name, each in optimizers.items() if each.all_in(offload.waiting)]
+        waiting = [name for name, each in optimizers.items() if each.wait(offload.stepped, offload.captured)]
         by = [*((model.gathered, model.buffers) for model, _ in models), waiting]
         self._learn()
         if self._sides[0] is not layout.pieces or self._divided_by != by:

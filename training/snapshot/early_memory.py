@@ -8,7 +8,6 @@ all of them. If no Session takes the memory, the thread releases it.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from contextlib import suppress
@@ -21,7 +20,7 @@ from ...checkpoint.arena.slot_header import Header
 from ...resilience.clock import monotonic_s, sleep
 from .. import device
 from ..attach.attach import Attachment
-from .pinned_memory import END_S, Pinned
+from .pinned_memory import Pinned
 
 _KINDS = ("cuda", "musa")
 _CONTEXT_S = 60.0
@@ -70,16 +69,7 @@ def _start(kind: str, at: Attachment) -> None:
             return
         _arenas[os.getpid()], _pinned[kind, slot] = slots, Pinned(kind, slot)
         arguments = kind, slot, wanted, _pinned[kind, slot]
-        thread = threading.Thread(target=_register, args=arguments, name="mt-resilient_register", daemon=True)
-        atexit.register(_end, thread, _pinned[kind, slot])
-        thread.start()
-
-
-def _end(thread: threading.Thread, memory: Pinned) -> None:
-    """Before Python exits: a thread that is inside torch then aborts the process."""
-    if any(each is memory for each in _pinned.values()):  # otherwise an Offload has the memory, and ends the thread
-        memory.stop()
-        thread.join(END_S)
+        threading.Thread(target=_register, args=arguments, name="mt-resilient_register", daemon=True).start()
 
 
 def _register(kind: str, slot: Slot, wanted: Header, memory: Pinned) -> None:

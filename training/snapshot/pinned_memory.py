@@ -127,9 +127,10 @@ class Worker:
 
     def close(self) -> bool:
         """Let the thread end after the present requests. Return whether it has ended."""
-        atexit.unregister(self.close)
         self._requests.put(None)
         for pinned in self._prepared:
             pinned.stop()
         self._thread.join(END_S)
+        if not self._thread.is_alive():
+            atexit.unregister(self.close)
         return not self._thread.is_alive()

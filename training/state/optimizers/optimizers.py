@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -101,13 +101,18 @@ class Optimizers:
         """Return the parameters in the optimizers' groups."""
         return [parameter for _, _, inner in self.parts() for _, parameter in parameters_of(inner)]
 
-    def all_in(self, ids: Set[int]) -> bool:
-        """Whether `ids` has, for each wrapper, the wrapper, the torch optimizer in it or one nested in that, or the groups of one."""
+    def wait(self, stepped: Iterable[Any], captured: Iterable[Any]) -> bool:
+        """Whether an optimizer of each wrapper is in `stepped`, and none in `captured`. A wrapper and the optimizer in it may be known by
+        their common list of groups."""
+        yes, no = ({i for each in some for i in _ids(each)} for some in (stepped, captured))
         wrappers, found = set[str](), set[str]()
         for name, wrapper, inner in self.parts():
-            wrappers.add(name.partition(".")[0])
-            if not ids.isdisjoint((id(wrapper), id(inner), id(inner.param_groups))):
-                found.add(name.partition(".")[0])
+            ids, top = {id(wrapper), *_ids(inner)}, name.partition(".")[0]
+            wrappers.add(top)
+            if not ids.isdisjoint(no):
+                return False
+            if not ids.isdisjoint(yes):
+                found.add(top)
         return found == wrappers != set()
 
     def steady(self, collected: Nested) -> list[torch.Tensor]:
@@ -268,3 +273,7 @@ def _forget(parts: Iterable[Part], parameters: Iterable[torch.Tensor]) -> None:
     for parameter in parameters:
         for _, _, inner in parts:
             state_of(inner).pop(parameter, None)
+
+
+def _ids(optimizer: Any) -> tuple[int, int]:
+    return id(optimizer), id(getattr(optimizer, "param_groups", optimizer))
