@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,9 @@ def test_a_flipped_bit_is_found_and_blamed(layout: str, what: str, step: int, tm
     if ranks == 3:
         assert "rank 1 differs from the others" in incident.summary
     elif incident.onset == step:  # with no step in between that has carried it on, computing it again tells
-        assert "rank 1 was wrong" in incident.evidence[-1]
+        # if the agent is too busy to look at the step that is computed again, it blames nobody
+        assert re.search("rank 1 was wrong|not known which of them is wrong", incident.evidence[-1])
+        assert not any("rank 0 was wrong" in each for each in incident.evidence)
     assert step != 60 or incident.onset == step, "what goes to disk is always compared"
 
 
