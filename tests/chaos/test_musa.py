@@ -19,16 +19,15 @@ def on_musa() -> str:
     return os.pathsep.join(filter(None, [str(MUSA / "standin"), os.environ.get("PYTHONPATH")]))
 
 
+def under_torchrun(script: list[str], path: str) -> subprocess.CompletedProcess[str]:
+    command = ["torchrun", "--standalone", "--nproc-per-node", "2", *script]
+    return subprocess.run(command, env=environment(PYTHONPATH=path), text=True, capture_output=True, timeout=300)
+
+
 def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
     path = on_musa()
     script = [str(MUSA / "train.py"), str(STEPS), str(tmp_path / "marker")]
-    plain = subprocess.run(
-        ["torchrun", "--standalone", "--nproc-per-node", "2", *script],
-        env=environment(PYTHONPATH=path),
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
+    plain = under_torchrun(script, path)
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), *script], PYTHONPATH=path, POISON="once")
     job.until_said("the warm process is ready")
     job.kill_rank(1)
@@ -42,13 +41,7 @@ def test_a_musa_device_poisoned_and_killed(tmp_path: Path) -> None:
 def test_a_restarted_rank_registers_its_slot_before_the_session_and_the_bits_are_equal(tmp_path: Path) -> None:
     path = on_musa()
     script = [str(MUSA / "train.py"), str(STEPS), str(tmp_path / "marker")]
-    plain = subprocess.run(
-        ["torchrun", "--standalone", "--nproc-per-node", "2", *script],
-        env=environment(PYTHONPATH=path),
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
+    plain = under_torchrun(script, path)
     job = Job(tmp_path, ["--nproc-per-node", "2", *script], PYTHONPATH=path, HOLDS="20")
     job.until_said("the warm process is ready")
     job.kill_rank(1)

@@ -92,7 +92,7 @@ class Offload:
             return
         if job.words:
             before.record(loop)
-            for stream in (self._reading, *[self._stream][: len(job.early)]):
+            for stream in (self._reading, self._stream) if job.early else (self._reading,):
                 self._after(stream, loop)
             after.record(loop)
             job.stops.append((before, after))

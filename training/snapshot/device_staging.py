@@ -83,9 +83,11 @@ class HandingOver:
     def _learn(self) -> None:
         """Learn from complete snapshots which of the parameters that no optimizer steps stay the same, and which tensors the script writes
         at any time."""
-        over = [each for each in self._begun if each[0].over.is_set()]
-        self._begun = [each for each in self._begun if each not in over]
-        for job, pieces in over:
+        begun, self._begun = self._begun, []
+        for job, pieces in begun:
+            if not job.over.is_set():
+                self._begun.append((job, pieces))
+                continue
             for index, word in job.found.items():
                 name = pieces[index].name
                 self._still[name] = word if self._still.get(name, word) == word else None
