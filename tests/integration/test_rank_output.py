@@ -20,8 +20,10 @@ import os, sys, time
 import torch
 import mt_resilient
 rank, here = os.environ["RANK"], sys.argv[1]
-print(rank, "terminal", os.isatty(1), os.isatty(2), os.get_terminal_size() if os.isatty(1) else "")
-print(rank, "\\x1b[31mred\\x1b[0m", file=sys.stderr)
+size = os.get_terminal_size() if os.isatty(1) else ""
+# In one piece, because both ranks write to one pipe.
+print(f"{rank} terminal {os.isatty(1)} {os.isatty(2)} {size}\\n", end="")
+print(f"{rank} \\x1b[31mred\\x1b[0m\\n", end="", file=sys.stderr)
 os.write(1, rank.encode() + b" raw \\xff bytes\\n")
 os.system(f"echo {rank} from a child")
 if rank == "0":  # others that write meanwhile could tear a line that a pipe does not take at once
@@ -42,7 +44,7 @@ while rank == "0" and os.environ.get("CRASH") and not os.path.exists(here + ".ag
     time.sleep(0.02)  # it comes to its end in its second life alone
 open(here + ".again", "w").close()
 time.sleep(2)
-print(rank, "end")
+print(f"{rank} end\\n", end="")
 """
 
 

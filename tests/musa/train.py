@@ -29,7 +29,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
 
 if "HOLDS" in os.environ:
-    print(f"rank {rank} finds {len(early_memory._pinned)} slots prepared", flush=True)
+    # In one piece, because both ranks write to one pipe.
+    print(f"rank {rank} finds {len(early_memory._pinned)} slots prepared\n", end="", flush=True)
 session = Session(model=model, optimizer=optimizer, scheduler=scheduler)
 for step in session.steps(steps):
     time.sleep(0.01 + (evaluates_s if step == 3 else 0))
