@@ -115,12 +115,12 @@ def test_metadata_grows_with_the_tensors_and_no_faster(save: Saving) -> None:
 
 
 @pytest.mark.variant
-def test_looking_for_snapshots_asks_thrice_for_each(save: Saving, tmp_path: Path) -> None:
+def test_looking_for_snapshots_asks_six_times_for_each(save: Saving, tmp_path: Path) -> None:
     for step in range(1, SNAPSHOTS + 1):
         save(step, 1)
     found = calls(lambda: catalog.look(Files(tmp_path)))
     assert found["stat"] >= SNAPSHOTS, "the counting counts"
-    assert sum(found.values()) <= 3 * SNAPSHOTS + 5, found
+    assert sum(found.values()) <= 6 * SNAPSHOTS + 5, found  # three marks and a turn; NFS needs the directory opened and closed
     assert len(catalog.look(Files(tmp_path)).durable) == SNAPSHOTS
     known: dict[Attempt, Stored] = {}
     durable = catalog.look(Files(tmp_path)).durable

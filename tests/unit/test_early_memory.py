@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from mt_resilient.training.snapshot import early_memory, pinned_memory
 from .test_handoff import HANDOFF
 
 STEP, BYTES = 7, 1 << 20
+REAL_ENDS = early_memory._ends
 
 
 class Script:
@@ -45,7 +47,7 @@ class Script:
         monkeypatch.setattr(early_memory, "device", runtime)
         monkeypatch.setattr(pinned_memory, "device", runtime)
         monkeypatch.setattr(early_memory, "torch", SimpleNamespace(cuda=SimpleNamespace(_lazy_call=self.calls.append)))
-        monkeypatch.setattr(early_memory, "sleep", self._sleep)
+        monkeypatch.setattr(early_memory, "_ends", self._ends)
 
     def _contexts(self) -> list[int]:
         if self.looks:
@@ -58,9 +60,10 @@ class Script:
         self.told.append(("registered", kind))
         return True
 
-    def _sleep(self, seconds: float) -> None:
+    def _ends(self, requests: SimpleQueue[None], seconds: float) -> bool:
         if seconds == early_memory._UNUSED_S:
             assert self.over.wait(60)
+        return False
 
     def snapshot(self, **more: Any) -> None:
         wanted = {"generation": 1, "step": STEP, "rank": 3, "world": 4, "payload_bytes": BYTES} | more
@@ -209,3 +212,20 @@ def test_a_torch_without_devices_is_left_alone(script: Script, monkeypatch: pyte
     monkeypatch.setattr(early_memory, "torch", SimpleNamespace(cuda=SimpleNamespace()))
     early_memory.begin(script.at)
     assert script.calls == []
+
+
+def test_a_process_that_ends_ends_the_wait(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is inside torch when Python exits aborts the process."""
+    closes: list[Callable[[], bool]] = []
+    monkeypatch.setattr(pinned_memory.atexit, "register", closes.append)
+    monkeypatch.setattr(early_memory, "_ends", REAL_ENDS)
+    monkeypatch.setattr(pinned_memory, "END_S", 60.0)
+    script.snapshot()
+    early_memory.begin(script.at)
+    script.opens_a_device()
+    (close,) = closes
+    assert script.threads()
+    assert close()
+    script.devices = [0]
+    script.ends()
+    assert script.told == []

@@ -9,18 +9,18 @@ all of them. If no Session takes the memory, the thread releases it.
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 
 import torch
 
 from ...checkpoint.arena.arena import RankArena, Slot
 from ...checkpoint.arena.slot_header import Header
-from ...resilience.clock import monotonic_s, sleep
+from ...resilience.clock import monotonic_s
 from .. import device
 from ..attach.attach import Attachment
-from .pinned_memory import Pinned
+from .pinned_memory import Pinned, Worker
 
 _KINDS = ("cuda", "musa")
 _CONTEXT_S = 60.0
@@ -67,29 +67,44 @@ def _start(kind: str, at: Attachment) -> None:
         if slot is None or (wanted.rank, wanted.world) != (at.rank, at.world):
             slots.close()
             return
-        _arenas[os.getpid()], _pinned[kind, slot] = slots, Pinned(kind, slot)
-        arguments = kind, slot, wanted, _pinned[kind, slot]
-        threading.Thread(target=_register, args=arguments, name="mt-resilient_register", daemon=True).start()
+        memory, requests = Pinned(kind, slot), SimpleQueue[None]()
+        _arenas[os.getpid()], _pinned[kind, slot] = slots, memory
+
+        def _register() -> None:
+            _hold(kind, slot, wanted, memory, requests)
+
+        Worker(_register, requests, memory)
 
 
-def _register(kind: str, slot: Slot, wanted: Header, memory: Pinned) -> None:
+def _hold(kind: str, slot: Slot, wanted: Header, memory: Pinned, requests: SimpleQueue[None]) -> None:
+    """Register the memory, and release it if no Session takes it. requests: gets None when the process ends."""
     with suppress(Exception):  # the Offload registers what is not registered here
-        if (where := _context(kind)) is not None:
+        if (where := _context(kind, requests)) is not None:
             device.module(kind).set_device(where)
             device.allow_capture(kind)
             memory.prepare(wanted, wanted.table_bytes)
-            sleep(_UNUSED_S)
+            _ends(requests, _UNUSED_S)
     if _pinned.pop((kind, slot), None):
         memory.release()
     if left := _arenas.pop(os.getpid(), None):
         left.close()
 
 
-def _context(kind: str) -> int | None:
+def _context(kind: str, requests: SimpleQueue[None]) -> int | None:
     """Wait until this process has opened a device, and return the device's number. Return None if that does not happen or show."""
     contexts, until_s = device.contexts(kind), monotonic_s() + _CONTEXT_S
     while contexts is not None and monotonic_s() < until_s:
         if found := contexts():
             return found[0]
-        sleep(_LOOK_S)
+        if _ends(requests, _LOOK_S):
+            break
     return None
+
+
+def _ends(requests: SimpleQueue[None], seconds: float) -> bool:
+    """Wait so long. Return at once, and true, if the process ends."""
+    try:
+        requests.get(timeout=seconds)
+    except Empty:
+        return False
+    return True

@@ -120,10 +120,14 @@ class Worker:
 
     def __init__(self, work: Callable[[], None], requests: SimpleQueue[Any], *prepared: Pinned) -> None:
         """work: ends when it gets None from `requests`. prepared: the memory that it prepares."""
-        self._requests, self._prepared = requests, prepared
-        self._thread = threading.Thread(target=work, name=f"mt-resilient{work.__name__}", daemon=True)
-        self._thread.start()
+        self._work, self._requests, self._prepared = work, requests, prepared
+        self._thread = threading.Thread(target=self._run, name=f"mt-resilient{work.__name__}", daemon=True)
         atexit.register(self.close)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the process may start no further thread
+            atexit.unregister(self.close)
+            raise
 
     def close(self) -> bool:
         """Let the thread end after the present requests. Return whether it has ended."""
@@ -131,6 +135,10 @@ class Worker:
         for pinned in self._prepared:
             pinned.stop()
         self._thread.join(END_S)
-        if not self._thread.is_alive():
-            atexit.unregister(self.close)
         return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            atexit.unregister(self.close)
