@@ -21,7 +21,7 @@ from ..resilience.errors import UsageError
 from ..resilience.inprocess.tally import Directive
 from .attach.rank_stderr import say
 from .boundary.boundary import Boundaries
-from .boundary.loop_start import length, shown
+from .boundary.loop_start import length
 from .boundary.step_metrics import Figures, number
 from .data.batches import OVER, Batches
 from .data.loader_adapters import Loadable
@@ -124,13 +124,12 @@ class Session(Boundaries):
                 if self._named:
                     self._tell(loop_variables.sentence(self._named))
         restored = self.restore()
-        step = self._step = self.begin(restored if restored is not None else start)
         if self._at is not None:
             asked = {"steps": total, "epochs": None if data is None else data.epochs}
             total, epochs = length(self._at, self._course, asked).values()
-            self._page.total = shown(total)
             if data is not None:
                 data.epochs = epochs
+        step = self._step = self.begin(restored if restored is not None else start, total)
         if data is not None and restored:
             data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
         self._put_back(data)

@@ -120,7 +120,9 @@ def test_looking_for_snapshots_asks_six_times_for_each(save: Saving, tmp_path: P
         save(step, 1)
     found = calls(lambda: catalog.look(Files(tmp_path)))
     assert found["stat"] >= SNAPSHOTS, "the counting counts"
-    assert sum(found.values()) <= 6 * SNAPSHOTS + 5, found  # three marks and a turn; NFS needs the directory opened and closed
+    assert sum(found.values()) <= 6 * SNAPSHOTS + 5, (
+        found
+    )  # three marks and a turn; NFS needs the directory opened and closed
     assert len(catalog.look(Files(tmp_path)).durable) == SNAPSHOTS
     known: dict[Attempt, Stored] = {}
     durable = catalog.look(Files(tmp_path)).durable

@@ -423,6 +423,7 @@ def test_generators_in_variables_come_back() -> None:
     expected = draw()
     generators.restore(kept)
     assert draw() != expected  # the data may draw on its way back
+    assert generators.collect() is kept, "a snapshot taken now holds the restored state"
     generators.put_back()
     assert draw() == expected
 

@@ -107,6 +107,8 @@ class Generators:
         self._now(frame, _LOOKED_AT)
 
     def collect(self) -> Nested:
+        if self._kept is not None:  # a snapshot between `restore` and `put_back`
+            return self._kept
         self._fill(self._now(sys._getframe()))
         return self._source.collect()
 
