@@ -129,10 +129,12 @@ class Session(Boundaries):
             total, epochs = length(self._at, self._course, asked).values()
             if data is not None:
                 data.epochs = epochs
-        step = self._step = self.begin(restored if restored is not None else start, total)
+        self._step = restored if restored is not None else start
         if data is not None and restored:
             data.restored(self.data_step, same_job=self._handoff.resume_step >= 0)
-        self._put_back(data)
+        self._put_back(data)  # before `begin`, which may take the restored state as a snapshot
+        step = self._step = self.begin(self._step, total)
+        self._put_back(data)  # `begin` may have obeyed an order to rewind
         try:
             yield from self._computed(step, total, data)
         except GeneratorExit:

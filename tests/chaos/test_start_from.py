@@ -11,7 +11,7 @@ from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.checkpoint.durable.retention import RetentionPolicy
 
-from ..harness import MINIMAL, Job
+from ..harness import MINIMAL, Job, step_lines
 
 SCRIPT = """
 import os, shutil, sys, time
@@ -34,6 +34,49 @@ print("began", session.restore(), flush=True)
 while not (turn / "over").exists():
     time.sleep(0.01)
 """
+
+
+OTHER_DATA = """
+import os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from mt_resilient import Session
+
+torch.manual_seed(1)
+model = nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+session = Session(model=model, optimizer=optimizer)
+loader = DataLoader(torch.arange(400.0).view(100, 4), batch_size=4)
+marker = sys.argv[1]
+for step, batch in session.batches(loader, 20) if marker else zip(session.steps(10), loader):
+    loss = model(batch[:, :1]).square().mean()
+    if marker and step == 10 and not os.path.exists(marker):
+        open(marker, "w").close()
+        loss = loss * float("nan")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    session.report(loss=loss)
+    print(f"step {step} with {batch[:, 0].tolist()}", flush=True)
+"""
+
+
+def test_data_that_begins_anew_begins_anew_after_a_rewind_too(tmp_path: Path) -> None:
+    """The other job's snapshot has no position in the data. The ranks take its state as a snapshot of their own at once."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(OTHER_DATA)
+    other = Job(first, ["--nproc-per-node", "1", str(script), ""])
+    assert other.finish() == 0, other.said()
+    command = ["--nproc-per-node", "1", str(script), str(second / "marker")]
+    job = Job(second, command, "--start-from", str(other.directory), "--snapshot-every", "100")
+    assert job.finish() == 0, job.said()
+    assert [incident.resume_step for incident in job.faults()] == [10]
+    begins = [f"step {10 + batch} with {[16.0 * batch + 4 * row for row in range(4)]}" for batch in range(10)]
+    assert step_lines(job.printed()) == begins
 
 
 @pytest.mark.variant
