@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace, command: list[str], words: list[str]) -> in
         return _run_on_hosts(options, command, words, found, terminal)
     asked = found["nodes"]
     try:
-        placed = place(command, found)
+        placed = place(command, found, options.invocation)
         if options.run_dirs != RUNS and not (placed.found or asked.number or asked.spares):
             identity.counted(placed.nodes, placed.control, found["agent"], options.snapshots)
     except UsageError as error:
@@ -86,7 +87,8 @@ def _default_directory(
 
     alone = identity.alone(placed.launch, chosen["control"], chosen["nodes"])
     task = scheduler_env.task(os.environ) if alone else ""
-    return default_directory(placed.launch, placed.below, options.run_dirs, busy, task, once=options.run_dirs == RUNS)
+    runs, once = options.run_dirs, options.run_dirs == RUNS
+    return default_directory(placed.launch, placed.below, runs, busy, task, placed.invocation, once=once)
 
 
 def _fitting(options: argparse.Namespace, command: list[str], control: ControlPolicy, *, script: bool) -> None:
@@ -151,6 +153,8 @@ def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, 
 
 def _run_script(options: argparse.Namespace, command: list[str], words: list[str]) -> NoReturn:
     """Replace this process by `command`, a script whose torchruns are handed to agents."""
+    from .agent.join import dry_run
+
     if options.run_dirs != RUNS:  # it was handed over as a torchrun, but is not one
         _become(command, os.environ)
     paths = known.Parser()
@@ -158,6 +162,7 @@ def _run_script(options: argparse.Namespace, command: list[str], words: list[str
         paths.add_argument(option)
     given, rest = paths.parse_known_args(words)
     runs = os.path.abspath(given.run_dir) if given.run_dir else f"{os.path.abspath(options.run_dirs)}/"
+    ours = ["--run-dirs", runs, "--invocation", secrets.token_hex(4)]
     for option in ("config", "snapshots", "start_from"):
         if value := getattr(given, option):
             where = value if "://" in value else os.path.abspath(value)  # the script may change into another directory
@@ -169,7 +174,9 @@ def _run_script(options: argparse.Namespace, command: list[str], words: list[str
             file=sys.__stderr__,  # printed immediately, because the script replaces this process
             flush=True,
         )
-    _become(command, handover.environment([*rest, "--run-dirs", runs], os.environ, command))
+    if lost := dry_run.unwatched(command):
+        print(f"mt-resilient: {printable(lost)}", file=sys.__stderr__, flush=True)
+    _become(command, handover.environment([*rest, *ours], os.environ, command))
 
 
 def _become(command: list[str], environ: Mapping[str, str]) -> NoReturn:

@@ -51,6 +51,7 @@ def run_options(commands: Any) -> None:
     add = run.add_argument
     add("--run-dir", type=Path, metavar="DIR", help="directory for all files of the job (default: mt-runs/<script>)")
     add("--run-dirs", default=RUNS, help=argparse.SUPPRESS)  # for the torchruns of a script
+    add("--invocation", default="", help=argparse.SUPPRESS)  # for the torchruns of a script: names its start
     add(
         "--snapshots",
         metavar="DIR|URL",

@@ -144,6 +144,7 @@ def run_job(
             "arguments": list(spec.command),
             "snapshots": root.address,
             "pid": os.getpid(),
+            "invocation": placed.invocation,
             "several": joined.neighbour is not None,
             "configuration": changed(policies),
             "versions": python_check.versions(),

@@ -9,7 +9,7 @@ from ..resilience.clock import monotonic_s, sleep, wall_s
 from .join.registration import described
 from .launch.torchrun import Launch
 from .run_directory import InUse, RunDirectory
-from .shared_run import last_run
+from .shared_run import in_use, last_run
 
 _AT_ONCE_S = 60.0
 """Torchruns that begin within this many seconds of each other were started by one script, to run at the same time."""
@@ -21,26 +21,33 @@ def default_directory(
     base: str = "mt-runs/",
     busy: Collection[Path] = (),
     task: str = "",
+    invocation: str = "",
     *,
     once: bool = False,
 ) -> Path:
     """Return the run directory for `launch`. The directory's name is `base`, or `<base><script>` if `base` ends with a slash.
     `next_directory` says when it appends `.2`, `.3` … task: this agent's number among agents that srun has started with the same command,
     each for a training of its own. The other arguments are those of `next_directory`."""
-    name = Path(launch.script[0]).stem.rpartition(".")[2] if base.endswith("/") else ""
-    path = Path(base) / name
+    path = Path(base) / (launch.name if base.endswith("/") else "")
     path = path.with_name(f"{path.name}-task{task}") if task else path
-    return next_directory(path, described(launch, ()).command, below, busy, once=once)
+    return next_directory(path, described(launch, ()).command, below, busy, invocation, once=once)
 
 
 def next_directory(
-    base: Path, arguments: Sequence[str], below: str = "", busy: Collection[Path] = (), *, once: bool = False
+    base: Path,
+    arguments: Sequence[str],
+    below: str = "",
+    busy: Collection[Path] = (),
+    invocation: str = "",
+    *,
+    once: bool = False,
 ) -> Path:
     """Return the first of `base`, `base.2`, `base.3` … with an unfinished run of these arguments (`Spec.command`). If there is no such run,
     return the first of these paths that does not exist. But if no run ever had these arguments, and an unfinished run with other arguments
     has a snapshot, return that run's directory: the agent then reports the difference. below: this node's folder in it. busy: directories
-    that other agents have locked. once: return a locked directory too if its run has these arguments, or is one of several nodes. The user
-    may have given the same command twice."""
+    that other agents have locked. invocation: names the start of the script that has started this torchrun; a run of the same start is no
+    reason to report a difference, because the script itself began this torchrun behind it. once: return a locked directory too if its run
+    has these arguments, or is one of several nodes. The user may have given the same command twice."""
     again, other, ordinal, path = False, None, 1, base
     while run := _run_in(path, below):
         unfinished = not run.finished.exists()
@@ -50,7 +57,9 @@ def next_directory(
         if same and free and unfinished:
             return path
         again = again or same
-        if not same and path not in busy and unfinished and not run.agent() and run.has_snapshot:
+        earlier = not invocation or run.start().get("invocation") != invocation
+        left = not same and unfinished and earlier and path not in busy and not (run.agent() or in_use(path))
+        if left and run.has_snapshot:
             other = path
         ordinal += 1
         path = base.with_name(f"{base.name}.{ordinal}")

@@ -47,7 +47,12 @@ def heir(whole: Path, run: RunDirectory, launch: str, arguments: Sequence[str] |
             f"the run directory {whole} belongs to another command: {command_difference(arguments, known)}; nothing was started. To "
             "continue the job with this command, add --changed-arguments. To train anew, name another directory with --run-dir"
         )
-    return not any(_runs(other, launch) for other in whole.glob(f"nodes/*/{_NAME}"))
+    return not in_use(whole, launch)
+
+
+def in_use(whole: Path, launch: str = "") -> bool:
+    """Return whether an agent of several nodes runs in `whole`, on any host, or may run there. launch: except those of this launch."""
+    return any(_runs(record, launch) for record in whole.glob(f"nodes/*/{_NAME}"))
 
 
 def _runs(record: Path, launch: str) -> bool:

@@ -140,7 +140,7 @@ def _possible(chosen: Plan, nodes: int) -> None:
 
 def _folder(given: Path | None, found: Launch) -> Path:
     """Return the empty folder for the campaign's files."""
-    name = Path(found.script[0]).stem
+    name = found.name
     candidates = [Path("mt-chaos") / (name if number == 1 else f"{name}.{number}") for number in range(1, 10_000)]
     root = (given or next(each for each in candidates if not each.exists())).absolute()
     if root.exists() and (not root.is_dir() or any(root.iterdir())):

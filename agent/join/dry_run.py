@@ -39,6 +39,20 @@ _LOOPS = {
 """What a script mentions → its training loop."""
 _ARRANGED = ("rdzv-", "node-rank", "master-", "max-restarts", "standalone")
 _TORCHRUN = re.compile(rf"\btorchrun\b(?!['\"]?\s*$)|{re.escape(RUN)}\b|{re.escape(LAUNCH)}\b")
+_MODULE = re.compile(rf"-\w*m\s*(?:{re.escape(RUN)}|{re.escape(LAUNCH)})\b")
+_ACTIVATES = re.compile(
+    r"\b(?:conda|mamba|micromamba|pyenv)\s+activate\b|(?:^|[\s;&(])(?:\.|source)\s+\S*\bactivate\b|\bmodule\s+(?:load|add|swap)\b"
+)
+_REPLACES = {
+    name: re.compile(rf"\b{name}=(?!\S*\${{?{name}\b)|\bunset\s[^;&|]*\b{name}\b") for name in ("PATH", "PYTHONPATH")
+}
+_LOST = {
+    "PATH": "replaces PATH; torchrun then has an agent only if PYTHONPATH keeps its value",
+    "PYTHONPATH": "replaces PYTHONPATH; then python -m torch.distributed.run has no agent, and torchrun has one only while "
+    "mt-resilient's own torchrun is the first on PATH. Write PYTHONPATH=…:$PYTHONPATH",
+    "activate": "may put another torchrun first on PATH, which has an agent only if PYTHONPATH keeps its value",
+}
+"""What a line does to a variable → what becomes of torchrun."""
 _SSH = re.compile(r"(?:^|[;&|(\s])ssh\s+(?=\S)")
 _SCRIPT = re.compile(r"[\w./-]+\.sh\b")
 _MOST_FILES = 16
@@ -105,23 +119,14 @@ def _loop(launch: Launch) -> str:
 def of_script(command: Sequence[str]) -> Iterator[Line]:
     """Yield what is found in the text of a script and of the scripts that it names. Values of variables are not known."""
     yield "form", f"{command[0]} is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent"
-    todo, seen = [Path(word) for word in command if os.path.isfile(word)], list[Path]()
     said = False
     if any(os.path.basename(word) == "torchrun" for word in command[1:]):
         said = True
         yield "torchrun", f"in the command itself, which {command[0]} starts"
-    while todo and len(seen) < _MOST_FILES:
-        file = todo.pop(0)
-        if file in seen:
-            continue
-        seen.append(file)
-        for number, line in _lines(file):
-            for name, what in _in_line(line):
-                said = said or name == "torchrun"
-                yield name, f"{file}:{number}: {what}"
-            for word in _SCRIPT.findall(line):
-                beside = word.lstrip("/")  # behind a variable, such as $WORK_HOME/run.sh or $(dirname "$0")/run.sh
-                todo += [path for path in (Path(word), file.parent / word, file.parent / beside) if path.is_file()]
+    for place, line in _lines_of(command):
+        for name, what in _in_line(line):
+            said = said or name == "torchrun"
+            yield name, f"{place}: {what}"
     if not said:
         yield (
             "not known",
@@ -131,6 +136,32 @@ def of_script(command: Sequence[str]) -> Iterator[Line]:
         yield "not known", "the values of the script's variables: they are known when the script runs"
 
 
+def unwatched(command: Sequence[str]) -> str:
+    """Return the line of a script behind which its torchruns may have no agent, and why; empty: its text has no such line."""
+    lines = [*_lines_of(command)]
+    another = any(_ACTIVATES.search(line) or re.search(r"\bPATH=", line) for _, line in lines)
+    if another or any(_MODULE.search(line) for _, line in lines):
+        for place, line in lines:
+            if _REPLACES["PYTHONPATH"].search(line):
+                return f"{place}: {_shown(line)} ({_LOST['PYTHONPATH']})"
+    return ""
+
+
+def _lines_of(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the files that a command names, and of the scripts that these name, each with its place."""
+    todo, seen = [Path(word) for word in command if os.path.isfile(word)], list[Path]()
+    while todo and len(seen) < _MOST_FILES:
+        file = todo.pop(0)
+        if file in seen:
+            continue
+        seen.append(file)
+        for number, line in _lines(file):
+            yield f"{file}:{number}", line
+            for word in _SCRIPT.findall(line):
+                beside = word.lstrip("/")  # behind a variable, such as $WORK_HOME/run.sh or $(dirname "$0")/run.sh
+                todo += [path for path in (Path(word), file.parent / word, file.parent / beside) if path.is_file()]
+
+
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text_of(file).splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -138,19 +169,20 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _in_line(line: str) -> Iterator[Line]:
-    shown = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    shown = _shown(line)
     if "pkill" in line:
         yield "ends jobs", f"{shown} (finds the agent, too, if it looks for torchrun)"
     elif _TORCHRUN.search(line):
         yield "torchrun", shown
     if _SSH.search(line):
         yield "ssh", f"{shown} (a torchrun at the far end has an agent there)"
-    for name in ("PATH", "PYTHONPATH"):
-        if re.search(rf"\b{name}=(?!\S*\${{?{name}\b)", line):
-            yield (
-                "warning",
-                f"{shown} (replaces {name}; torchrun has no agent if the script replaces PATH and PYTHONPATH)",
-            )
+    for name, pattern in {**_REPLACES, "activate": _ACTIVATES}.items():
+        if pattern.search(line):
+            yield "warning", f"{shown} ({_LOST[name]})"
+
+
+def _shown(line: str) -> str:
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 def printed(lines: Iterator[Line]) -> str:

@@ -28,7 +28,7 @@ BIN = str(_HERE.with_name("bin"))
 SITE = str(_HERE.parents[2] / "training" / "site")
 """The directory of the hook (the module that each rank loads), which comes first on the ranks' PYTHONPATH."""
 WRAPS, PYTHON = "MT_RESILIENT_WRAPS", "MT_RESILIENT_PYTHON"
-"""WRAPS: the agent's own options as JSON, and this file, for `sitecustomize`. PYTHON: the agent's interpreter."""
+"""WRAPS: the agent's own options, as JSON in hexadecimal digits: scripts re-export variables in quotes. PYTHON: the agent's interpreter."""
 _ABSENT = "MT_RESILIENT_NO_PYTHONPATH"
 """This environment variable is not empty if the user's environment had no PYTHONPATH."""
 _IF_ANY = "if any"
@@ -63,7 +63,7 @@ def environment(words: Sequence[str], environ: Mapping[str, str], command: Seque
     known = environ.get("PYTHONPATH", "")
     return {
         **environ,
-        WRAPS: json.dumps({"words": list(words), "handover": str(_HERE)}),
+        WRAPS: json.dumps(list(words)).encode().hex(),
         PYTHON: sys.executable,
         _ABSENT: "" if known else _IF_ANY if any(map(_adds_if_any, command)) else "1",
         "PATH": f"{BIN}{os.pathsep}{environ.get('PATH', os.defpath)}",
@@ -95,8 +95,8 @@ def cleaned(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def agent(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return the command of the agent that runs the torchrun `command`."""
-    words = json.loads(environ[WRAPS])["words"]
+    """Return the command of the agent that runs the torchrun `command`. Raises ValueError if the environment has no valid WRAPS."""
+    words = json.loads(bytes.fromhex(environ.get(WRAPS, "")))
     return [environ[PYTHON], "-P", "-m", "mt_resilient", "run", *words, "--", *command]
 
 
@@ -116,7 +116,7 @@ def far(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
             host, at = True, at + 1
     if letters & _WITHOUT_A_COMMAND or not _may_start_torchrun(" ".join(arguments[at:])):
         return list(arguments)
-    variables = " ".join(f"{name}={shlex.quote(environ[name])}" for name in (WRAPS, PYTHON))
+    variables = " ".join(f"{name}={shlex.quote(environ.get(name, ''))}" for name in (WRAPS, PYTHON))
     return [*arguments[:at], f"export {variables}; {_FAR}{' '.join(arguments[at:])}"]
 
 
@@ -143,14 +143,22 @@ def _may_start_torchrun(command: str) -> bool:
 def replacement(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return the command that replaces `command`. The first word of the returned command is the program's path; empty: the program is not
     there."""
-    here = cleaned(environ)["PATH"]
     if command[0] == "ssh":
-        return [shutil.which("ssh", path=here) or "", *far(command[1:], environ)]
-    real = shutil.which("torchrun", path=here) or ""
-    words = [real if word == f"{BIN}/torchrun" else word for word in command]  # python $(which torchrun) …
-    if words[-1] in ("-h", "--help"):
-        return [real, *words[1:]] if words[0] == "torchrun" else [*words]
-    return agent(words, environ)
+        return [shutil.which("ssh", path=cleaned(environ)["PATH"]) or "", *far(command[1:], environ)]
+    if command[-1] in ("-h", "--help"):
+        return _real(command, environ)
+    try:
+        return agent(_real(command, environ, by_name=True), environ)
+    except ValueError:
+        print(f"mt-resilient: the script has changed {WRAPS}. This torchrun runs without mt-resilient", file=sys.stderr)
+        return _real(command, environ)
+
+
+def _real(command: Sequence[str], environ: Mapping[str, str], *, by_name: bool = False) -> list[str]:
+    """Return `command` with the user's torchrun in place of ours. by_name: a torchrun without a path stays as it is."""
+    real = shutil.which("torchrun", path=cleaned(environ)["PATH"]) or ""
+    first = real if command[0] == "torchrun" and not by_name else command[0]
+    return [real if word == f"{BIN}/torchrun" else word for word in (first, *command[1:])]  # python $(which torchrun) …
 
 
 def uncoerced(environ: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,9 @@ the check and its use."""
 from __future__ import annotations
 
 import random
+import re
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 
 from ...resilience.errors import MachineError
@@ -42,6 +44,15 @@ def is_free(port: int, host: str = "") -> bool:
         except OSError:
             return False
     return True
+
+
+def names_loopback(host: str) -> bool:
+    """Return whether `host` means the machine on which it is read: `localhost`, a loopback address, 0.0.0.0. No name is resolved."""
+    try:
+        found = ip_address(host.strip("[]"))
+        return found.is_loopback or found.is_unspecified
+    except ValueError:
+        return re.fullmatch(r"(?:ip6-)?(?:localhost|loopback)(?:\..*)?", host) is not None
 
 
 def address_towards(host: str, port: int, family: int = socket.AF_UNSPEC) -> str:

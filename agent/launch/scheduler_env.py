@@ -59,9 +59,14 @@ def place(asked: Place, launch: Launch, environ: Mapping[str, str], host: str) -
 
 
 def _name(rdzv_id: str) -> str:
-    """Return torchrun's `--rdzv-id`; empty if it has a date or a time. An id with a date or a time is new at each launch, and names no
-    job."""
-    return "" if _STAMP.search(rdzv_id) else rdzv_id
+    """Return torchrun's `--rdzv-id` as a job's name; empty if it has a date or a time. An id with a date or a time is new at each launch,
+    and names no job."""
+    return "" if _STAMP.search(rdzv_id) else allowed(rdzv_id)
+
+
+def allowed(name: str) -> str:
+    """Return a name with `-` in place of each character that a job's name must not have (`control.job`)."""
+    return re.sub(r"[^\w.:@-]", "-", name, flags=re.ASCII)
 
 
 def labels(environ: Mapping[str, str]) -> dict[str, str]:

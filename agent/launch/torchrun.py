@@ -12,17 +12,16 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ...resilience.errors import UsageError
 from ...resilience.text import formatting
 from .handover import SITE
 from .launcher_program import LAUNCH, RUN, program
+from .ports import names_loopback
 from .script_options import number
+from .torchrun_options import OF_LAUNCH, OURS_AS_VARIABLES, checked, parsed, said, told
 
-_OURS = {"nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"}
-_OURS |= {"rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"}
-_OURS_AS_VARIABLES = {f"PET_{name.upper()}" for name in _OURS}
-"""Environment variables from which torchrun takes an option that the command line lacks."""
 _RANKS_OWN = {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"}
 _RANKS_OWN |= {f"{prefix}WORLD_SIZE" for prefix in ("", "LOCAL_", "GROUP_", "ROLE_")}
 _RANKS_OWN |= {"TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"}
@@ -35,14 +34,6 @@ _MARK = "TORCHELASTIC_RUN_ID"
 _PORT = 29500
 """torchrun's default port."""
 _TIMEOUT = re.compile(r"(?:^|,)\s*timeout\s*=\s*(\d+)")
-_FLAGS = {"standalone", "m", "module", "no_python", "run_path", "virtual_local_rank"}
-_OF_LAUNCH = {"use_env"}
-"""Further options of torch.distributed.launch."""
-_VALUED = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"}
-_VALUED |= {"monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"}
-_VALUED |= {"local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters", "node_rank", "master_addr"}
-_VALUED |= {"master_port", "local_addr", "logs_specs", "numa_binding", "signals_to_handle", "shutdown_timeout"}
-"""torchrun's options that have a value, as of torch 2.13. torchrun treats `-` and `_` in a name alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +68,8 @@ class Launch:
     """The rendezvous port, from torchrun's `--master-port`; 0: not given. A script may rely on this number."""
     master: str = ""
     """The host of `--rdzv-endpoint`, else of `--master-addr`; empty: not given."""
+    rdzv_backend: str = ""
+    """torchrun's `--rdzv-backend`; empty: not given."""
     endpoint_port: int = 0
     """The port of `--rdzv-endpoint`; 0: not given."""
     node_rank: str = ""
@@ -97,6 +90,11 @@ class Launch:
     hash_seed: int = 0
     """PYTHONHASHSEED of the ranks, 1 to 2³² - 1, if the agent's environment sets none. This seed is the same in all generations and runs of
     a job. So a script iterates over a set of strings in the same order after a recovery. 0: each Python draws its own seed."""
+
+    @property
+    def name(self) -> str:
+        """Return the script's name: a module's last part, else the file's name without its last extension."""
+        return self.script[0].rpartition(".")[2] if self.form == "--module" else Path(self.script[0]).stem
 
     @property
     def torn_groups(self) -> int:
@@ -139,7 +137,7 @@ class Launch:
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the launcher's environment. The ranks inherit it, plus the launcher's own variables. environ: the agent's environment."""
         known = environ.get("PYTHONPATH")
-        found = {name: value for name, value in environ.items() if name not in _OURS_AS_VARIABLES | {_MARK}}
+        found = {name: value for name, value in environ.items() if name not in OURS_AS_VARIABLES | {_MARK}}
         if self.hooked:
             found["PYTHONPATH"] = f"{SITE}{os.pathsep}{known}" if known else SITE
             if self.hash_seed:
@@ -151,7 +149,7 @@ class Launch:
     def told_to_ranks(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that ranks have under torchrun alone, and would lack because the agent starts torchrun with options of its
         own."""
-        found = {name: value for name, value in environ.items() if name in _OURS_AS_VARIABLES}
+        found = {name: value for name, value in environ.items() if name in OURS_AS_VARIABLES}
         return found | ({"TORCHELASTIC_MAX_RESTARTS": self.max_restarts} if self.max_restarts else {})
 
     def shared_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -168,25 +166,27 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
             "no command was given; write it after two dashes: mt-resilient run -- torchrun --nproc-per-node 2 train.py"
         )
     found, rest = program(command)
-    options, kept, script = _options(rest, _OF_LAUNCH if found.module == LAUNCH else set())
-    nodes = _told("nnodes", options, environ)
+    options, kept, script = parsed(rest, OF_LAUNCH if found.module == LAUNCH else set())
+    checked(options, environ)
+    nodes = told("nnodes", options, environ)
     if not script:
         raise UsageError("the torchrun command names no script; write it last: torchrun --nproc-per-node 2 train.py")
-    no_python, run_path = _said("no_python", options, environ), _said("run_path", options, environ)
-    module = "m" in options or _said("module", options, environ)
+    no_python, run_path = said("no_python", options, environ), said("run_path", options, environ)
+    module = "m" in options or said("module", options, environ)
     if not module and not no_python:
         _look_at(script[0])
-    ranks = _ranks(per_node := _told("nproc_per_node", options, environ) or "1")
-    rdzv_id = _told("rdzv_id", options, environ)
-    endpoint = _told("rdzv_endpoint", options, environ)
+    ranks = _ranks(per_node := told("nproc_per_node", options, environ) or "1")
+    rdzv_id = told("rdzv_id", options, environ)
+    endpoint = told("rdzv_endpoint", options, environ)
     host, _, port_there = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+    master = host or told("master_addr", options, environ)
     rank_python = environ.get("PYTHON_EXEC", "")
     passes_ranks = found.module == LAUNCH and "use_env" not in options
     reasons = {
         f"ranks are started by {script[0]}, not by torchrun's Python": no_python or run_path,
         f"PYTHON_EXEC names {rank_python} for the ranks": rank_python not in ("", found.python),
         f"{LAUNCH} gives each rank an argument of its own": passes_ranks,
-        "--virtual-local-rank gives each rank devices of its own": _said("virtual_local_rank", options, environ),
+        "--virtual-local-rank gives each rank devices of its own": said("virtual_local_rank", options, environ),
         "--numa-binding starts the ranks through numactl": "numa_binding" in options or "PET_NUMA_BINDING" in environ,
         found.surprising: bool(found.surprising),
     }
@@ -198,34 +198,24 @@ def understand(command: Sequence[str], environ: Mapping[str, str]) -> Launch:
         ranks=ranks,
         counts="" if ranks else per_node,
         nodes=nodes,
-        alone=nodes in ("1", "1:1") or (not nodes and _said("standalone", options, environ)),
+        alone=nodes in ("1", "1:1") or (not nodes and (said("standalone", options, environ) or names_loopback(master))),
         script=tuple(script),
         form="--module" if module else "--no-python" if no_python else "--run-path" if run_path else "",
         # as `torch.distributed.run.config_from_args` (torch 2.13) makes it
         rank_command=() if refused else (os.path.abspath(found.python), "-u", *(("-m",) if module else ()), *script),
         rdzv_id="" if rdzv_id == "none" else rdzv_id,  # torchrun's default
-        max_restarts=_told("max_restarts", options, environ).lstrip("0"),
-        port=int(port) if (port := _told("master_port", options, environ)).isdecimal() else 0,
-        master=host or _told("master_addr", options, environ),
+        max_restarts=told("max_restarts", options, environ).lstrip("0"),
+        port=int(port) if (port := told("master_port", options, environ)).isdecimal() else 0,
+        master=master,
+        rdzv_backend=told("rdzv_backend", options, environ),
         endpoint_port=int(port_there) if port_there.isdecimal() else 0,
-        node_rank=_told("node_rank", options, environ),
-        timeout_s=int(said[1]) if (said := _TIMEOUT.search(_told("rdzv_conf", options, environ))) else 0,
+        node_rank=told("node_rank", options, environ),
+        timeout_s=int(given[1]) if (given := _TIMEOUT.search(told("rdzv_conf", options, environ))) else 0,
         interpreter=found.interpreter,
         rank_python="" if no_python else rank_python,
         own_programs=no_python or run_path,
         warm_refused=refused,
     )
-
-
-def _told(name: str, options: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return the value of an option, from the command line or its PET_… variable; empty: the option is not given."""
-    return options.get(name) or environ.get(f"PET_{name.upper()}", "")
-
-
-def _said(flag: str, options: Mapping[str, str], environ: Mapping[str, str]) -> bool:
-    """Return whether a flag is set, as torchrun reads it: on the command line, or in its PET_… variable."""
-    told = environ.get(f"PET_{flag.upper()}", "")
-    return flag in options or (told.isdecimal() and int(told) > 0)
 
 
 def _look_at(script: str) -> None:
@@ -240,50 +230,6 @@ def _look_at(script: str) -> None:
         raise UsageError(f"the script {script} is not there (looked in {os.getcwd()}); nothing was started")
     if not os.access(script, os.R_OK):
         raise UsageError(f"the script {script} cannot be read; nothing was started")
-
-
-def _options(rest: list[str], further: set[str]) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return the options by name, the options to pass on to torchrun as they were written, and the script with its arguments. further:
-    further flags to accept."""
-    values: dict[str, str] = {}
-    kept: list[str] = []
-    position = 0
-    while position < len(rest) and rest[position].startswith("-"):
-        word = rest[position]
-        position += 1
-        if word == "--":
-            kept.append(word)
-            break
-        name, equals, value = _option(word, further)
-        taken = [word]
-        if name in _VALUED and not equals:
-            if position >= len(rest):
-                raise UsageError(f"torchrun's option {word} needs a value")
-            value = rest[position]
-            taken.append(value)
-            position += 1
-        values[name] = value
-        if name not in _OURS | _OF_LAUNCH:
-            kept += taken
-    return values, kept, rest[position:]
-
-
-def _option(word: str, further: set[str]) -> tuple[str, bool, str]:
-    """Return the option's name, whether its value is in the same word, and that value. Like Python's argparse, accept `-t3`, and an
-    unambiguous prefix of a name."""
-    if word[1:2] in ("r", "t") and len(word) > 2:
-        return word[1], True, word[2:].removeprefix("=")
-    raw, equals, value = word.partition("=")
-    name = raw.lstrip("-").replace("-", "_")
-    known = _VALUED | _FLAGS | further
-    begun = [whole for whole in known if raw.startswith("--") and whole.startswith(name)]
-    if name not in known and len(begun) == 1:
-        name = begun[0]
-    if name not in known:
-        raise UsageError(
-            f"{word} is no option of torchrun that is known here; options of the script come after its name"
-        )
-    return name, bool(equals), value
 
 
 def _ranks(text: str) -> int:

@@ -73,6 +73,8 @@ def test_a_script_with_several_torchruns_runs_as_it_is(tmp_path: Path) -> None:
     runs = [ours / "mt-runs" / name for name in ("stage", "stage.2", "stage.3")]
     starts = [next(line for line in Journal(run / "journal.jsonl").read() if line["kind"] == "start") for run in runs]
     assert [start["arguments"][1] for start in starts] == ["one", "two", "three"]
+    (invocation,) = {start["invocation"] for start in starts}
+    assert invocation
     assert all((run / "finished").exists() for run in runs)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mt_resilient import cli
+from mt_resilient.agent.join.dry_run import unwatched
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.resilience.report.journal import Journal
 from mt_resilient.resilience.store.etcd.access import Papers
@@ -161,6 +162,33 @@ def test_a_runner_that_writes_its_own_script_is_understood_before_and_after(
     (place / "host_0_run.sh").write_text(f'{line}\nnohup bash -c "$cmd; sync" >> output 2>&1 & echo $! > pid\n')
     found = printed(capsys, "--", "bash", "host_0_run.sh")
     assert [each for each in found if each[0] == "torchrun"] == [("torchrun", f"host_0_run.sh:1: {line}")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "warnings", "lost"),
+    [
+        (["export PATH=/opt/bin", "torchrun x.py"], ["replaces PATH"], False),
+        (["conda activate llm", "torchrun x.py"], ["may put another torchrun first"], False),
+        ([". .venv/bin/activate", "torchrun x.py"], ["may put another torchrun first"], False),
+        (["cd /x && source env/bin/activate", "torchrun x.py"], ["may put another torchrun first"], False),
+        (["module load cuda torch", "torchrun x.py"], ["may put another torchrun first"], False),
+        (["export PYTHONPATH=$(pwd)", "torchrun x.py"], ["replaces PYTHONPATH"], False),
+        (["export PYTHONPATH=$(pwd):$PYTHONPATH", "conda activate llm", "torchrun x.py"], ["may put another"], False),
+        (["conda activate llm", "export PYTHONPATH=$(pwd)", "torchrun x.py"], ["may put", "replaces PYTHONPATH"], True),
+        (["export PATH=/opt/llm/bin:$PATH PYTHONPATH=/x", "torchrun x.py"], ["replaces PYTHONPATH"], True),
+        (["PYTHONPATH=. python -m torch.distributed.launch x.py"], ["replaces PYTHONPATH"], True),
+        (["unset PYTHONPATH", "python -um torch.distributed.run x.py"], ["replaces PYTHONPATH"], True),
+        (["python -m torch.distributed.run x.py", "deactivate_all=1"], [], False),
+    ],
+)
+def test_lines_behind_which_a_torchrun_may_have_no_agent_are_named(
+    lines: list[str], warnings: list[str], lost: bool, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "run.sh").write_text("\n".join(lines))
+    found = [what for name, what in printed(capsys, "--", "bash", "run.sh") if name == "warning"]
+    assert len(found) == len(warnings)
+    assert all(warning in what for warning, what in zip(warnings, found, strict=True))
+    assert unwatched(["bash", "run.sh"]) == (found[-1] if lost else "")
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,14 @@ def test_a_script_without_a_first_line_runs_in_bash_and_a_foreign_program_not_at
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
 
 
+def test_a_script_whose_torchruns_may_have_no_agent_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("export PYTHONPATH=$PWD\necho python -m torch.distributed.run x.py\n")
+    done = wrapped("--quiet", "--", "bash", "run.sh", place=tmp_path)
+    assert done.stdout == "python -m torch.distributed.run x.py\n"
+    assert done.stderr.startswith("mt-resilient: run.sh:1: export PYTHONPATH=$PWD (replaces PYTHONPATH; ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_script_that_cannot_be_run_is_one_sentence(tmp_path: Path) -> None:
     script = executable(tmp_path / "run", "#!/no/such/shell\n")
     done = wrapped("--quiet", "--", script, place=tmp_path)
@@ -272,6 +280,57 @@ def test_an_agent_hears_the_signals_that_a_shell_ignores_in_the_background(tmp_p
     command = f"trap '' HUP INT QUIT; exec {sys.executable} -I -S {handover.__file__} torchrun x.py"
     done = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[1], 16) & (0b111 | 1 << 12 | 1 << 24) == 0b001
+
+
+def test_variables_that_a_script_exports_again_in_quotes_are_read(tmp_path: Path) -> None:
+    """ColossalAI writes the whole environment as `export K="V"`."""
+    agents = executable(tmp_path / "python", '#!/bin/sh\nprintf "%s|" "$@"\n')
+    environ = environment(WORDS, os.environ) | {handover.PYTHON: str(agents)}
+    export = f'export {handover.WRAPS}="{environ[handover.WRAPS]}"'
+    command = f"{export}; exec {sys.executable} -I -S {handover.__file__} torchrun x.py"
+    done = subprocess.run(["bash", "-c", command], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.split("|")[:-1] == ["-P", "-m", "mt_resilient", "run", *WORDS, "--", "torchrun", "x.py"]
+
+
+@pytest.mark.parametrize("value", ["", "[broken", "7b7d7", "5b22"])
+@pytest.mark.parametrize("command", [["torchrun"], ["python3", f"{BIN}/torchrun"]])
+def test_a_torchrun_whose_variables_are_spoilt_runs_without_an_agent(
+    value: str, command: list[str], tmp_path: Path
+) -> None:
+    executable(tmp_path / "own" / "torchrun", "#!/usr/bin/env python3\nimport sys; print(sys.argv[1:]); sys.exit(9)\n")
+    environ = environment(WORDS, {"PATH": f"{tmp_path}/own:{os.environ['PATH']}"}) | {handover.WRAPS: value}
+    words = [sys.executable, "-I", "-S", handover.__file__, *command, "x.py"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (9, "['x.py']\n"), done.stderr
+    assert done.stderr == (
+        "mt-resilient: the script has changed MT_RESILIENT_WRAPS. This torchrun runs without mt-resilient\n"
+    )
+
+
+@pytest.mark.parametrize("options", [["-I"], ["-W", "error", "-I"], ["-E", "-s"]], ids=str)
+def test_a_python_without_pythonpath_that_runs_our_torchrun_hands_it_over(options: list[str], tmp_path: Path) -> None:
+    """`python -I $(which torchrun)`"""
+    told = executable(tmp_path / "told", f'#!/bin/sh\n[ "$2" = -c ] && exec {sys.executable} "$@"\nprintf "%s|" "$@"\n')
+    environ = environment(WORDS, {"PATH": os.environ["PATH"]}) | {handover.PYTHON: str(told)}
+    environ["PYTHONPATH"] = str(Path(handover.__file__).parents[3])
+    command = [sys.executable, *options, f"{BIN}/torchrun", "x.py"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    here, *words = done.stdout.split("|")[2:-1]
+    assert (Path(here).resolve(), words) == (Path(handover.__file__), [*command]), done.stderr
+
+
+@pytest.mark.parametrize("python", ["{python}", "/no/such/python", "/bin/false"])
+def test_a_profiler_of_our_torchrun_runs_the_user_s(python: str, tmp_path: Path) -> None:
+    """`python -m cProfile $(which torchrun)`"""
+    shows = "import os, sys; print(sys.argv[1:], 'MT_RESILIENT_WRAPS' in os.environ, os.environ['PATH'])"
+    executable(tmp_path / "own" / "torchrun", f"#!/usr/bin/env python3\n{shows}\n")
+    environ = environment(WORDS, {"PATH": f"{tmp_path}/own"}) | {handover.PYTHON: python.format(python=sys.executable)}
+    environ["PYTHONPATH"] = str(Path(handover.__file__).parents[3])
+    command = [sys.executable, "-m", "cProfile", f"{BIN}/torchrun", "x.py"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    assert done.stdout.startswith(f"['x.py'] False {tmp_path}/own\n"), done.stderr
+    assert "function calls" in done.stdout
+    assert done.stderr.count("This torchrun runs without mt-resilient\n") == (python != "/no/such/python")
 
 
 LACKS = "lacks the package mt_resilient here. This torchrun runs without mt-resilient\n"
@@ -355,9 +414,9 @@ def test_a_torchrun_of_a_script_does_not_begin_anew_if_the_snapshots_are_another
     assert "are another job's; nothing was started" in done.stderr
 
 
-def run_of(path: Path, *arguments: str, finished: bool = False, snapshot: bool = False) -> Path:
+def run_of(path: Path, *arguments: str, finished: bool = False, snapshot: bool = False, invocation: str = "") -> Path:
     path.mkdir(parents=True)
-    Journal(path / "journal.jsonl").write("start", 0.0, arguments=list(arguments))
+    Journal(path / "journal.jsonl").write("start", 0.0, arguments=list(arguments), invocation=invocation)
     if finished:
         (path / "finished").touch()
     if snapshot:
@@ -399,15 +458,35 @@ def test_a_run_that_left_no_snapshot_is_not_in_the_way_of_other_arguments(tmp_pa
     assert next_directory(base, ["a"]) == base
 
 
+def test_a_trial_that_ended_badly_is_not_in_the_way_of_the_next_trial_of_its_script(tmp_path: Path) -> None:
+    """`for lr in 1 2 3; do torchrun train.py --lr $lr || true; done`"""
+    base = tmp_path / "train"
+    run_of(base, "--lr", "1", snapshot=True, invocation="5f")
+    second = tmp_path / "train.2"
+    assert next_directory(base, ["--lr", "2"], invocation="5f") == second
+    assert next_directory(base, ["--lr", "2"], invocation="60") == base  # refused there: its progress may be wanted
+    assert next_directory(base, ["--lr", "2"]) == base
+    run_of(second, "--lr", "2", snapshot=True, invocation="5f")
+    assert next_directory(base, ["--lr", "1"], invocation="60") == base
+    assert next_directory(base, ["--lr", "2"], invocation="60") == second
+
+
 @pytest.mark.parametrize(
-    ("base", "task", "name"),
-    [("mt-runs/", "", "mt-runs/train"), ("mt-runs/", "3", "mt-runs/train-task3"), ("sweep", "0", "sweep-task0")],
+    ("base", "task", "script", "name"),
+    [
+        ("mt-runs/", "", "train.py", "mt-runs/train"),
+        ("mt-runs/", "", "train_wan2.2_i2v.py", "mt-runs/train_wan2.2_i2v"),
+        ("mt-runs/", "", "torchtitan.train", "mt-runs/train"),
+        ("mt-runs/", "3", "train.py", "mt-runs/train-task3"),
+        ("sweep", "0", "train.py", "sweep-task0"),
+    ],
 )
 def test_trainings_of_several_tasks_have_a_run_directory_each(
-    base: str, task: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: str, task: str, script: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    launch = Launch(program=("torchrun",), python="python", options=(), ranks=1, script=("train.py",))
+    form = "" if script.endswith(".py") else "--module"
+    launch = Launch(program=("torchrun",), python="python", options=(), ranks=1, script=(script,), form=form)
     assert default_directory(launch, "", base, (), task) == Path(name)
 
 

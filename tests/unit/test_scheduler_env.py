@@ -52,6 +52,7 @@ def told(options: Place, said: Mapping[str, Any], environ: Mapping[str, str]) ->
         (asked(), {"rdzv_id": "2026-11-27_21:38:21", "nodes": "2"}, NONE, (HOST, "2", 0, "")),  # new at each launch
         (asked(), {"rdzv_id": "run-20261127_213821.5"}, STEP, ("gpu-17", "4", 0, "slurm-4711")),
         (asked(), {"rdzv_id": "gpt-20999"}, STEP, ("gpu-17", "4", 0, "gpt-20999")),
+        (asked(), {"rdzv_id": "llm/7b+a,b=c d", "nodes": "2"}, NONE, (HOST, "2", 0, "llm-7b-a-b-c-d")),
         (asked("a", "3", 1, "j"), {"nodes": "2", "rdzv_id": "x"}, NONE, ("a", "3", 1, "j")),
         # Slurm
         (asked(), NONE, STEP, ("gpu-17", "4", 0, "slurm-4711")),

@@ -1,7 +1,6 @@
 """What an interpreter runs before the script: our sitecustomize."""
 
 import ast
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ def test_without_the_agent_s_python_a_torchrun_runs_as_without_us(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the user has one')")
     (tmp_path / "torchrun").write_text("print('torchrun runs')")
-    wraps = {"MT_RESILIENT_WRAPS": json.dumps({"words": [], "handover": "/no/such/handover.py"})}
+    wraps = {"MT_RESILIENT_WRAPS": b"[]".hex()}
     environ = {**wraps, "PYTHONPATH": f"{SITE}:{tmp_path}", **({"MT_RESILIENT_PYTHON": python} if python else {})}
     command = [sys.executable, tmp_path / "torchrun"]
     if old:  # a Python before 3.10 has no sys.orig_argv

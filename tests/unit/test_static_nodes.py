@@ -1,5 +1,6 @@
 """Several nodes whose torchruns name a master: which of them runs etcd, and what all are called."""
 
+import errno
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,12 +12,13 @@ import pytest
 from mt_resilient.agent.join.identity import ControlPolicy
 from mt_resilient.agent.join.static_nodes import reachable, static
 from mt_resilient.agent.launch.torchrun import Launch
+from mt_resilient.agent.output.terminal import Terminal
 from mt_resilient.agent.run_choice import next_directory
 from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.agent.shared_run import heir
 from mt_resilient.checkpoint.backend import paths
 from mt_resilient.checkpoint.backend.filesystem import Files
-from mt_resilient.resilience.errors import UsageError
+from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.membership.rank_assignment import NodesPolicy
 from mt_resilient.resilience.report.journal import Journal
 
@@ -52,27 +54,94 @@ def test_a_node_waits_for_the_master_as_long_as_torchrun_would(timeout_s: int, w
 
 
 @pytest.mark.parametrize(
-    ("host", "resolved", "own"),
+    ("host", "resolved", "routed", "own"),
     [
-        ("gpu-01", "10.0.0.7", ("10.0.0.7", False)),
-        ("127.0.0.1", "127.0.0.1", ("127.0.0.1", False)),
-        ("localhost", "127.0.0.1", ("127.0.0.1", False)),
-        ("gpu-01", "127.0.1.1", ("10.0.0.7", True)),
+        ("gpu-01", "10.0.0.7", True, ("10.0.0.7", False)),
+        ("127.0.0.1", "127.0.0.1", True, ("10.0.0.7", True)),
+        ("localhost", "127.0.0.1", True, ("10.0.0.7", True)),  # a PyTorchJob's master may have it as MASTER_ADDR
+        ("0.0.0.0", "0.0.0.0", True, ("10.0.0.7", True)),
+        ("gpu-01", "127.0.1.1", True, ("10.0.0.7", True)),
+        ("gpt-master", "10.96.0.9", True, ("10.0.0.7", True)),  # the address of a Service of Kubernetes
+        ("localhost", "127.0.0.1", False, ("127.0.0.1", True)),
+        ("gpt-master", "10.96.0.9", False, ("127.0.0.1", True)),
     ],
 )
-def test_a_master_whose_name_is_a_loopback_address_only_on_itself_is_reached_by_the_others(
-    host: str, resolved: str, own: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+def test_a_master_that_does_not_have_the_address_of_its_name_is_reached_by_the_others(
+    host: str, resolved: str, routed: bool, own: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Routed(socket.socket):
+        def bind(self, address: Any) -> None:
+            if address[0] == "10.96.0.9":
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
         def connect(self, address: object) -> None:
-            pass
+            if not routed:
+                raise OSError(errno.ENETUNREACH, "Network is unreachable")
 
         def getsockname(self) -> tuple[str, int]:
             return "10.0.0.7", 0
 
     monkeypatch.setattr(socket, "gethostbyname", {host: resolved}.__getitem__)
     monkeypatch.setattr(socket, "socket", Routed)
-    assert reachable(host) == own
+    assert reachable(host, 0.0, Terminal()) == own
+
+
+def test_a_master_waits_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes gives a pod its name in the network once the pod is ready."""
+    answers = [socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "0.0.0.0"]
+
+    def resolve(host: str) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    assert reachable("gpt-0", 60.0, Terminal())[1]
+    answers.append(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    with pytest.raises(MachineError, match="--master-addr gpt-0: Name or service not known; nothing was started"):
+        reachable("gpt-0", 0.0, Terminal())
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            {"master": "etcd-1", "endpoint_port": 2379, "rdzv_backend": "etcd-v2"},
+            "etcd-v2.*nothing was started. Add --etcd etcd-1:2379",
+        ),
+        (
+            {"master": "etcd-1", "rdzv_backend": "etcd", "node_rank": "1"},
+            "backend etcd.*nothing was started. Add --etcd etcd-1:2379",
+        ),
+        ({"master": "fd00::1", "node_rank": "0"}, "the master fd00::1 has only an IPv6 address.*nothing was started"),
+        (
+            {"master": "[fd00::1]", "node_rank": "1", "endpoint_port": 29400},
+            "IPv6.*nothing was started. Name an etcd with --etcd",
+        ),
+    ],
+)
+def test_what_cannot_run_the_etcd_of_all_nodes_is_refused_on_each_node(said: dict[str, Any], why: str) -> None:
+    launch = replace(LAUNCH, **said)
+    with pytest.raises(UsageError, match=why):
+        static(launch, HERE, NodesPolicy(number="2"))
+    assert static(launch, HERE, NodesPolicy(number="1")) is None
+    assert static(launch, replace(HERE, etcd="etcd-1:2379"), NodesPolicy(number="2")) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "form", "name"),
+    [
+        ("torchtitan.train", "--module", "train"),
+        ("train_wan2.2_i2v.py", "", "train_wan2.2_i2v"),
+        ("/x/my train (2).py", "", "my-train--2-"),
+        ("./package", "", "package"),
+    ],
+)
+def test_a_job_has_its_scripts_name(script: str, form: str, name: str) -> None:
+    found = static(replace(LAUNCH, **MASTER, script=(script,), form=form), HERE, NodesPolicy(number="2"))
+    assert found is not None
+    assert found.control.job == name
 
 
 @pytest.mark.parametrize(
@@ -131,11 +200,31 @@ def test_a_node_does_not_adopt_the_snapshots_of_a_launch_that_runs(tmp_path: Pat
     started(tmp_path, "0-h3", "slurm-2", "a")[1].close()
 
 
+def snapshot_in(whole: Path) -> None:
+    """Write what one snapshot of a job leaves there."""
+    run = next(whole.glob("nodes/*/journal.jsonl")).parent
+    Journal(run / "journal.jsonl").write("start", 1.0, arguments=RunDirectory(run).arguments, snapshots=str(whole))
+    (attempt := whole / paths.SNAPSHOTS / "0000000005-g1-abcdef010000").mkdir(parents=True)
+    (attempt / paths.COMMIT).touch()
+
+
 def test_a_new_node_chooses_the_run_directory_as_the_other_nodes_do(tmp_path: Path) -> None:
     base, new = tmp_path / "train", "nodes/1-h3"
     assert next_directory(base, ["a"], new) == base
     started(base, "0-h1", "slurm-1", "a")[1].close()
     assert next_directory(base, ["a"], new) == base
     assert next_directory(base, ["b"], new) == tmp_path / "train.2"
+    snapshot_in(base)
+    assert next_directory(base, ["b"], new) == base  # refused there, with the difference: its progress may be wanted
     RunDirectory(base / "nodes" / "0-h1").finished.touch()
     assert next_directory(base, ["a"], new) == next_directory(base, ["a"], "nodes/0-h1") == tmp_path / "train.2"
+
+
+def test_another_job_of_the_same_script_that_runs_on_other_nodes_is_not_in_the_way(tmp_path: Path) -> None:
+    """Both were started in one folder, at the same time. The first one has a snapshot."""
+    base = tmp_path / "train"
+    _, agent = started(base, "0-h1", "train", "a")
+    snapshot_in(base)
+    assert next_directory(base, ["b"], "nodes/0-h3") == tmp_path / "train.2"
+    agent.close()
+    assert next_directory(base, ["b"], "nodes/0-h3") == base  # now it may be the job that the user wants to continue

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mt_resilient.agent.launch import ports
-from mt_resilient.agent.launch import torchrun as launch
 from mt_resilient.agent.launch.ports import free_port, free_ports
 from mt_resilient.agent.launch.torchrun import Launch, understand
+from mt_resilient.agent.launch.torchrun_options import FLAGS, VALUED
 from mt_resilient.resilience.errors import MachineError, UsageError
 from mt_resilient.resilience.membership.rank_assignment import sizes
 
@@ -106,6 +106,17 @@ def test_torchrun_gets_its_options_as_they_were_written_except_those_of_the_rend
         (["--standalone", "train.py"], {}, {"nodes": "", "alone": True}),
         (["train.py"], {"PET_STANDALONE": "1"}, {"nodes": "", "alone": True}),
         (["--standalone", "--nnodes", "2", "train.py"], {}, {"nodes": "2", "alone": False}),
+        (["--rdzv-endpoint=localhost:0", "train.py"], {}, {"nodes": "", "alone": True}),
+        (["--rdzv-endpoint", "127.0.0.1:29400", "train.py"], {}, {"alone": True}),
+        (["--rdzv-endpoint=[::1]:29400", "train.py"], {}, {"alone": True}),
+        (["--master-addr=localhost", "train.py"], {}, {"alone": True}),
+        (["--rdzv-endpoint=localhost:0", "--nnodes=4", "train.py"], {}, {"alone": False}),
+        (["--rdzv-endpoint=localhost-4:0", "train.py"], {}, {"alone": False}),
+        (
+            ["--rdzv-endpoint=gpu-01:29400", "--rdzv-backend=c10d", "train.py"],
+            {},
+            {"alone": False, "rdzv_backend": "c10d"},
+        ),
         (["train.py"], {"PET_NNODES": "2"}, {"nodes": "2"}),
         (["--master-port=29511", "train.py"], {}, {"port": 29511, "timeout_s": 0}),
         (["--rdzv-conf", "rank=0,timeout=1800", "train.py"], {}, {"timeout_s": 1800}),
@@ -210,6 +221,44 @@ def test_the_arguments_are_understood_as_the_same_launch() -> None:
     once = torchrun("--nproc-per-node", "2", "-m", "package.train", "--lr", "1")
     again = torchrun(*once.arguments(nodes=1, node_rank=0, master_addr="x", master_port=1, run="1f"))
     assert again == replace(once, nodes="1", alone=True, port=1, rdzv_id="1f", master="x", node_rank="0")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--", "--lr", "1"],
+        ["train.py", "--", "--", "1"],
+        ["--", "train.py", "--", "1"],
+        ["train.py", "--lr", "--", "1"],
+        ["train.py", "--"],
+    ],
+)
+def test_dashes_behind_the_script_reach_the_ranks_as_under_torchrun(words: list[str]) -> None:
+    """Ranks are forked only if their command is the one that torchrun gives them."""
+    run = pytest.importorskip("torch.distributed.run")
+    parsed = run.get_args_parser().parse_args(words)
+    found = torchrun(*words)
+    assert found.script == (parsed.training_script, *parsed.training_script_args)
+    again = run.get_args_parser().parse_args([*found.options, *found.script])
+    assert found.script == (again.training_script, *again.training_script_args)
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "names"),
+    [
+        (["--nnodes="], {}, "--nnodes is ''"),
+        (["--nproc_per_node="], {}, "--nproc-per-node is ''"),
+        (["--nproc_per_node", " "], {}, "--nproc-per-node is ''"),
+        (["--node-rank="], {"PET_NODE_RANK": "1"}, "--node-rank is ''"),
+        (["--master-port=x"], {}, "--master-port is 'x'"),
+        (["--max-restarts="], {}, "--max-restarts is ''"),
+        ([], {"PET_NNODES": ""}, "--nnodes is ''"),
+        ([], {"PET_MASTER_PORT": ""}, "--master-port is ''"),
+    ],
+)
+def test_a_number_that_torchrun_refuses_is_refused(words: list[str], environ: dict[str, str], names: str) -> None:
+    """`--nnodes=$UNSET`"""
+    assert names in refused("torchrun", *words, "train.py", environ=environ)
 
 
 def test_a_script_may_be_a_folder_that_python_can_run(place: Path) -> None:
@@ -432,4 +481,4 @@ def test_all_options_of_the_installed_torchrun_are_known() -> None:
     for action in run.get_args_parser()._actions:
         for option in set(action.option_strings) - {"-h", "--help"}:
             name = option.lstrip("-").replace("-", "_")
-            assert name in (launch._FLAGS if action.nargs == 0 else launch._VALUED), option
+            assert name in (FLAGS if action.nargs == 0 else VALUED), option

@@ -59,11 +59,11 @@ def _is_a_rank():
 try:
     _words = getattr(sys, "orig_argv", [])  # from 3.10 on
     if "MT_RESILIENT_WRAPS" in os.environ and _is_torchrun(_words):
-        import json
         import subprocess
 
         _python = os.environ["MT_RESILIENT_PYTHON"]
-        _handover = json.loads(os.environ["MT_RESILIENT_WRAPS"])["handover"]
+        _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        _handover = os.path.join(_package, "agent", "launch", "handover.py")
         if subprocess.call([_python, "-P", "-c", "import mt_resilient"], stderr=subprocess.DEVNULL) == 0:
             os.execv(_python, [_python, "-I", "-S", _handover] + _words)  # noqa: RUF005
         _said = "mt-resilient: {} lacks the package mt_resilient here. This torchrun runs without mt-resilient\n"
