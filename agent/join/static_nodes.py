@@ -136,8 +136,10 @@ def serve(
 def reachable(host: str, wait_s: float, terminal: Terminal) -> tuple[str, bool]:
     """Return an IPv4 address of the master, which this machine is, and whether etcd must listen at all of its addresses. That is so if the
     name means a loopback address here (`localhost`, Debian's 127.0.1.1), or another machine's (a Service of Kubernetes, NAT): this machine
-    then does not know which address the other nodes use. Wait for `wait_s` seconds if the name does not resolve yet. Raises
-    MachineError."""
+    then does not know which address the other nodes use. A loopback address itself (127.0.0.1) says that all nodes are on this machine.
+    Wait for `wait_s` seconds if the name does not resolve yet. Raises MachineError."""
+    if host.startswith("127."):
+        return host, False
     found = _resolved(host, wait_s, terminal)
     if not names_loopback(found) and is_free(0, found):
         return found, False

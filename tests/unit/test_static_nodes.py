@@ -57,7 +57,7 @@ def test_a_node_waits_for_the_master_as_long_as_torchrun_would(timeout_s: int, w
     ("host", "resolved", "routed", "own"),
     [
         ("gpu-01", "10.0.0.7", True, ("10.0.0.7", False)),
-        ("127.0.0.1", "127.0.0.1", True, ("10.0.0.7", True)),
+        ("127.0.0.1", "127.0.0.1", True, ("127.0.0.1", False)),
         ("localhost", "127.0.0.1", True, ("10.0.0.7", True)),  # a PyTorchJob's master may have it as MASTER_ADDR
         ("0.0.0.0", "0.0.0.0", True, ("10.0.0.7", True)),
         ("gpu-01", "127.0.1.1", True, ("10.0.0.7", True)),
