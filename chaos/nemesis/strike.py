@@ -17,7 +17,7 @@ from ..live.job import Job
 from .registry import Entry
 
 _PATIENCE_S, _TARGET_S = 120.0, 60.0
-"""For how long a fault waits for a recovery to begin, and for its target to be there."""
+"""For how long a fault waits for a recovery to begin, and for its target to be there: longer if the job starts slowly."""
 
 
 class Nemesis:
@@ -52,7 +52,7 @@ class Nemesis:
         try:
             self._strike(injection, seen, amid, now_s)
         except (NotThere, MachineError, psutil.Error) as error:
-            if now_s - self._due_s > _TARGET_S:
+            if now_s - self._due_s > self._job.patience_s(_TARGET_S):
                 self._missed(seen, str(error))
 
     def _end_due(self) -> None:
@@ -74,7 +74,7 @@ class Nemesis:
             return "" if now_s >= last.at_s + injection.after_s else None
         if injection.phase and last:
             found = phase(self._job.record, last.seen.generation, seen, self._job.marks())
-            if now_s - self._since_s > _PATIENCE_S:
+            if now_s - self._since_s > self._job.patience_s(_PATIENCE_S):
                 self._missed(seen, "no recovery began after the fault before")
                 return None
             order = (*PHASES, "")  # a phase that was too short to be seen: the fault strikes right after it
