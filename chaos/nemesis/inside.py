@@ -40,7 +40,8 @@ def _inside(name: str, function: Any) -> Fault:
         limit_s, refused = job.patience_s(_TAKEN_S), order.with_suffix(injector.REFUSED)
         if not job.until(lambda: not order.exists() or not job.goes_on(), limit_s) or order.exists():
             order.unlink(missing_ok=True)
-            raise NotThere(f"rank {injection.rank} made no optimizer step within {limit_s:.0f} s")
+            until = f"within {limit_s:.0f} s" if job.goes_on() else "before the job ended"
+            raise NotThere(f"rank {injection.rank} made no optimizer step {until}")
         if refused.exists():
             raise NotThere(f"on rank {injection.rank}, {refused.read_text()}")
         where = "all ranks" if name == injector.SPIKE else f"rank {injection.rank}"

@@ -33,6 +33,8 @@ class Nemesis:
         """Since when the next fault has waited for its target; 0: its moment has not come."""
         self._since_s = 0.0
         """Since when it is the next one."""
+        self._lacking = ""
+        """What the next fault did not find when its moment came."""
         job.meanwhile = self._end_due
 
     @property
@@ -52,6 +54,7 @@ class Nemesis:
         try:
             self._strike(injection, seen, amid, now_s)
         except (NotThere, MachineError, psutil.Error) as error:
+            self._lacking = self._lacking or str(error)
             if now_s - self._due_s > self._job.patience_s(_TARGET_S):
                 self._missed(seen, str(error))
 
@@ -65,7 +68,7 @@ class Nemesis:
             self._end(due)
         seen = self._job.seen[-1] if self._job.seen else Seen(at_s=self._job.now_s())
         while self._todo:
-            self._missed(seen, why)
+            self._missed(seen, f"{why} ({self._lacking})" if self._lacking else why)
 
     def _moment(self, injection: Injection, seen: Seen, now_s: float) -> str | None:
         """Return the phase of a recovery in which to strike now, empty for none; None: the moment has not come."""
@@ -110,7 +113,7 @@ class Nemesis:
     def _next(self, struck: Struck) -> None:
         self.struck.append(struck)
         self._todo.pop(0)
-        self._due_s, self._since_s = 0.0, self._job.now_s()
+        self._due_s, self._since_s, self._lacking = 0.0, self._job.now_s(), ""
 
     def _end(self, due: tuple[float, int, Callable[[], object]]) -> None:
         self._ends.remove(due)

@@ -95,6 +95,21 @@ def test_a_fault_ends_in_time_while_the_next_one_waits_for_its_target(
     assert ended == [True]
 
 
+def test_a_fault_that_found_nothing_until_the_end_says_what_it_lacked(job: Job) -> None:
+    reasons = iter(("the optimizer has no moment", "rank 0 made no optimizer step before the job ended"))
+
+    def strike(job: Job, injection: Injection) -> Done:
+        raise NotThere(next(reasons))
+
+    kind = registry.FAULTS["slow"].kind
+    nemesis = Nemesis(job, [Injection(fault="a", step=1)] * 2, {"a": Entry(kind, strike, ())}, lambda sentence: None)
+    for _ in range(2):
+        nemesis.tick(Seen(at_s=1.0, generation=1, steps=(5, 5)))
+    nemesis.give_up("the training had ended before")
+    end = "the training had ended before"
+    assert [each.why_not for each in nemesis.struck] == [f"{end} (the optimizer has no moment)", end]
+
+
 def test_a_fault_that_had_to_wait_counts_from_when_it_struck(job: Job) -> None:
     later = Seen(at_s=9.0, generation=2, steps=(7, 7))
     fault = Entry(registry.FAULTS["sleeps"].kind, lambda job, injection: Done(did="sleeps", seen=later), ())
