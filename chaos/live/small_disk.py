@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -54,12 +54,10 @@ def device_possible() -> bool:
 
 def _mounts(further: str) -> bool:
     """Return whether a child, in a mount namespace of its own, can mount a tmpfs and do what the script `further` does in it."""
-    with tempfile.TemporaryDirectory(prefix="mt-chaos-") as folder:
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="mt-chaos-") as folder:
         words = ["unshare", "--mount", "sh", "-ec", f'mount -t tmpfs tmpfs "$0"; cd "$0"; {further}', folder]
-        try:
-            return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
-        except OSError:
-            return False
+        return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    return False
 
 
 def mounted(disk: Path, nbytes: int, device: bool) -> Path:
