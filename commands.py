@@ -168,8 +168,7 @@ def chaos(options: argparse.Namespace, command: list[str]) -> int:
     """Inject faults into a job, and check the results. command: the arguments after the two dashes."""
     from .chaos.command import chaos
 
-    policies(options.config, values(options.set))  # raises UsageError before anything is started
-    return chaos(options, command)
+    return chaos(options, command, policies(options.config, values(options.set)))
 
 
 def _preflight(options: argparse.Namespace) -> int:

@@ -211,7 +211,7 @@ def _chaos_options(commands: Any) -> None:
         "chaos --seed 1 -- torchrun --nproc-per-node 2 train.py",
         usage="mt-resilient chaos [PLAN.toml | --seed N] [options] -- torchrun …",
         description="Run a torchrun command under torchrun alone, under mt-resilient, and under mt-resilient with faults. Print one page: "
-        "the faults, their answers, and whether each promise was kept. Exit code 0: all were; 1: not all; 2: a wrong command or plan.",
+        "the faults, their answers, and whether each promise was kept. Exit code 0: all were; 1: not all; docs/chaos.md has the others.",
     )
     add = chaos.add_argument
     add("plan", nargs="?", type=Path, metavar="PLAN.toml", help="which faults strike what and when (docs/chaos.md)")

@@ -7,22 +7,27 @@ import shlex
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from ..agent.etcd.binary import find_server
 from ..agent.launch import python_check, rank_count
 from ..agent.launch.torchrun import Launch, understand
-from ..resilience.errors import UsageError
+from ..resilience.errors import MachineError, UsageError
 from ..resilience.ipc.die_with_parent import adopt_orphans
 from .campaign import Campaign, Outcome
 from .judgement import draw, plan
 from .judgement.plan import Injection, Plan
 from .nemesis import etcd, inside, nodes, processes, registry, storage
 from .nemesis.registry import Need
+from .runs import Runs
 
 _ROOM = (etcd, inside, nodes, processes, storage)
 """The modules that register the faults."""
+_OWN = {"control": ("etcd", "job", "node", "address"), "nodes": ("number", "spares")}
+"""Section → keys of the configuration that a campaign sets for each node."""
 
 
 def listed() -> int:
@@ -34,8 +39,9 @@ def listed() -> int:
     return 0
 
 
-def chaos(options: Namespace, launch: Sequence[str]) -> int:
-    """Run a campaign, print its page, and return the exit code: 0, or 1 if a promise was not kept. Raises ResilientError."""
+def chaos(options: Namespace, launch: Sequence[str], policies: Mapping[str, Any]) -> int:
+    """Run a campaign, print its page, and return the exit code: 0, or 1 if a promise was not kept. policies: the configuration of the job.
+    Raises ResilientError."""
     if options.list:
         return listed()
     if not launch:
@@ -44,30 +50,37 @@ def chaos(options: Namespace, launch: Sequence[str]) -> int:
         )
     if not options.faults:
         raise UsageError("--faults 0 leaves nothing to inject; give 1 or more. Nothing was started")
+    _free(policies)
     found = rank_count.counted(python_check.checked(understand(list(launch), os.environ), os.environ), os.environ)
     nodes = _nodes(options.nodes, found)
-    every = nodes + options.spares
-    known = registry.kinds(every)
+    every, ranks = nodes + options.spares, nodes * found.ranks
+    known = registry.kinds(every, ranks)
     seed = 0 if options.seed is None else options.seed
     if options.plan and options.seed is not None:
         raise UsageError("a plan has its own seed: give a plan or --seed, not both; nothing was started")
     chosen = _read(options.plan) if options.plan else draw.drawn(seed, options.faults, known.values(), options.spares)
-    plan.fitting(chosen, nodes * found.ranks, every)
-    _possible(chosen, every)
+    plan.fitting(chosen, ranks, every)
+    _possible(chosen, every, ranks)
+    find_server()  # raises MachineError now, rather than when the command has run once
     root = _folder(options.dir, found)
     further = [word for pair in options.set for word in ("--set", pair)]
-    further += ["--config", str(options.config)] if options.config else []
+    further += ["--config", str(options.config.absolute())] if options.config else []
     signal.signal(signal.SIGTERM, _interrupt)
     adopt_orphans()  # no descendant whose own parent dies is lost
     try:
         namespaces = Need.NETWORK in registry.needs(chosen)
-        return _carry_out(Campaign(root, launch, further, _say, nodes, namespaces, options.spares), chosen, launch)
+        return _carry_out(Campaign(Runs(root, launch, further, nodes, namespaces, options.spares), _say), chosen)
     except KeyboardInterrupt:
         _say(f"interrupted: all processes that it had started are ended; what they wrote is in {root}")
         raise
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        where = error.filename or root
+        raise MachineError(f"{where}: {error.strerror}. All processes that it had started are ended") from error
 
 
-def _carry_out(campaign: Campaign, chosen: Plan, launch: Sequence[str]) -> int:
+def _carry_out(campaign: Campaign, chosen: Plan) -> int:
     try:
         (campaign.root / "plan.toml").write_text(plan.to_toml(chosen))
         campaign.undisturbed()
@@ -75,35 +88,38 @@ def _carry_out(campaign: Campaign, chosen: Plan, launch: Sequence[str]) -> int:
         print(outcome.page, flush=True)
         (campaign.root / "result.txt").write_text(outcome.page + "\n")
         if outcome.violated:
-            _shrink(campaign, chosen, outcome, launch)
+            _shrink(campaign, chosen, outcome)
     finally:
-        campaign.close()
+        campaign.runs.close()
     return 1 if outcome.violated else 0
 
 
-def _shrink(campaign: Campaign, chosen: Plan, outcome: Outcome, launch: Sequence[str]) -> None:
-    """Look for the smallest plan that breaks the same promise, and print the command that repeats it."""
-    tries = 0
+def _shrink(campaign: Campaign, chosen: Plan, outcome: Outcome) -> None:
+    """Look for the smallest plan that breaks the same promise, and print the command that repeats it. The smallest one so far is always in
+    the file, because the search may take hours."""
+    tries, runs, file = 0, campaign.runs, campaign.root / "smallest.toml"
 
     def fails(injections: tuple[Injection, ...]) -> bool:
         nonlocal tries
-        if not injections or injections[0].follows:
+        if not injections or injections[0].follows or plan.vain(injections, registry.kinds()):
             return False
         tries += 1
-        came = campaign.disturbed(replace(settled, injections=injections), f"shrink-{tries}")
+        smaller = replace(settled, injections=injections)
+        came = campaign.disturbed(smaller, f"shrink-{tries}")
         again = bool(set(came.violated) & set(outcome.violated))
+        if again:
+            file.write_text(plan.to_toml(smaller))
         _say(f"with {len(injections)} of the faults it {'fails, too' if again else 'passes'}")
         return again
 
     settled = campaign.settled(chosen)
+    file.write_text(plan.to_toml(settled))
     if len(settled.injections) > 1:
         _say("it failed; leaving out one fault after the other, to find those that matter")
     smallest = replace(settled, injections=draw.shrunk(settled.injections, fails))
-    file = campaign.root / "smallest.toml"
-    file.write_text(plan.to_toml(smallest))
-    several = f" --nodes {campaign.nodes}" if campaign.nodes > 1 else ""
-    several += f" --spares {campaign.spares}" if campaign.spares else ""
-    again = f"mt-resilient chaos {shlex.quote(str(file))}{several} -- {shlex.join(launch)}"
+    several = ["--nodes", str(runs.nodes)] if runs.nodes > 1 else []
+    several += ["--spares", str(runs.spares)] if runs.spares else []
+    again = shlex.join(["mt-resilient", "chaos", str(file), *several, *runs.options, "--", *runs.launch])
     print(f"\nThe smallest plan that fails:\n{smallest}\n\nIt is repeated by:\n  {again}")
 
 
@@ -129,9 +145,20 @@ def _nodes(given: int | None, found: Launch) -> int:
     return given or numbers[0]
 
 
-def _possible(chosen: Plan, nodes: int) -> None:
+def _free(policies: Mapping[str, Any]) -> None:
+    """Raise UsageError if the configuration names an etcd, or nodes, that are not this command's own."""
+    for section, keys in _OWN.items():
+        for key in keys:
+            if getattr(policies[section], key):
+                raise UsageError(
+                    f"{section}.{key} is set in the configuration or the environment, but a campaign has an etcd and nodes of its own. "
+                    "Nothing was started. Leave it out; --nodes and --spares say how many nodes there are"
+                )
+
+
+def _possible(chosen: Plan, nodes: int, ranks: int) -> None:
     for each in chosen.injections:
-        if lacking := registry.lacks(registry.FAULTS[each.fault].needs, nodes):
+        if lacking := registry.lacks(registry.FAULTS[each.fault].needs, nodes, ranks):
             raise UsageError(
                 f"{each.fault} cannot strike here: it takes {lacking}. Nothing was started. Provide this, or leave {each.fault} out of the "
                 "plan"
@@ -143,12 +170,17 @@ def _folder(given: Path | None, found: Launch) -> Path:
     name = found.name
     candidates = [Path("mt-chaos") / (name if number == 1 else f"{name}.{number}") for number in range(1, 10_000)]
     root = (given or next(each for each in candidates if not each.exists())).absolute()
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    try:
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise UsageError(
+                f"{root} is not empty. Faults are injected only into a job that this command has started, in an empty directory. Nothing "
+                "was started. Name another one with --dir"
+            )
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
         raise UsageError(
-            f"{root} is not empty. Faults are injected only into a job that this command has started, in an empty directory. Nothing "
-            "was started. Name another one with --dir"
-        )
-    root.mkdir(parents=True, exist_ok=True)
+            f"{root} cannot be used ({error.strerror}). Nothing was started. Name another directory with --dir"
+        ) from error
     return root
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...resilience.text import formatting
+from . import lines, pace
 from .history import History, Run, Seen, Struck
 from .plan import Kind
 
+_STATE = "the final state has the bits of the run without faults"
+_LINES = "it printed every result that the run without faults printed"
 _SHOWN = 3
 """The most wrong lines that a finding quotes."""
 
@@ -38,7 +41,7 @@ def checked(history: History) -> list[Finding]:
         Finding("nothing restarted because of a fault that training survives", _restarted(history)),
         Finding("no fault was named that nobody injected", _invented(history)),
         Finding("every snapshot on disk is complete, but for those that a fault damaged", _incomplete(history)),
-        Finding("nothing is left over: processes, shared memory, temporary files", history.left_over),
+        _left_over(history),
     ]
 
 
@@ -47,18 +50,14 @@ def violated(findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(finding.promise for finding in findings if finding.wrong)
 
 
-def stable(one: Run, other: Run) -> Counter[str]:
-    """Return the lines with a figure that both runs printed. Times and speeds differ from run to run, and drop out."""
-    return Counter(filter(_has_figure, one.lines)) & Counter(filter(_has_figure, other.lines))
+def differs(findings: Sequence[Finding]) -> bool:
+    """Return whether the final state or a printed line differs, which is no fault of a script that does not repeat."""
+    return any(finding.wrong for finding in findings if finding.promise in (_STATE, _LINES))
 
 
 def repeats(one: Run, other: Run) -> bool:
     """Return whether two runs with no fault ended with the same result."""
     return (one.digest, one.step) == (other.digest, other.step)
-
-
-def _has_figure(line: str) -> bool:
-    return any(letter.isdigit() for letter in line)
 
 
 def _missed(history: History) -> tuple[str, ...]:
@@ -73,13 +72,15 @@ def _ended(history: History) -> tuple[str, ...]:
 
 
 def _same_state(history: History) -> Finding:
-    promise = "the final state has the bits of the run without faults"
+    promise = _STATE
     clean, came = history.clean, history.faults
     if not clean.digest:
         return Finding(promise, unknown="the script has no Session and no loop that is known, so no state was saved")
     if repeats(clean, came):
         return Finding(promise)
-    if history.again and not repeats(clean, history.again):
+    if history.again and history.again.step != clean.step:
+        return Finding(promise, unknown="two runs without faults end at different steps, so the script does not repeat")
+    if history.again and came.step == clean.step and not repeats(clean, history.again):
         return Finding(
             promise, unknown="two runs without faults end with different bits, so the script does not repeat"
         )
@@ -89,24 +90,32 @@ def _same_state(history: History) -> Finding:
 
 
 def _same_lines(history: History) -> Finding:
-    promise = "it printed every result that the run without faults printed"
-    wanted = stable(history.plain, history.clean)
+    promise = _LINES
+    wanted = lines.stable(history.plain, history.clean)
     if history.again:
-        wanted &= Counter(history.again.lines)
+        wanted -= lines.missing(wanted, history.again.lines)
     if not wanted:
         why = "torchrun alone and mt-resilient print no equal line with a figure, so nothing can be compared"
         return Finding(promise, unknown=why)
-    missing = list((wanted - Counter(history.faults.lines)).elements())
+    missing = list(lines.missing(wanted, history.faults.lines).elements())
     wrong = [f"missing: {line}" for line in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         wrong.append(f"and {len(missing) - _SHOWN} more of {wanted.total()} lines")
     return Finding(promise, tuple(wrong))
 
 
+def _left_over(history: History) -> Finding:
+    """What torchrun alone leaves, too, is the script's own. What only the run without faults leaves, no fault has caused."""
+    always = lines.unusual(history.clean.left, history.plain.left)
+    new = lines.unusual(history.faults.left, (*history.plain.left, *history.clean.left))
+    unknown = f"without any fault, but not under torchrun alone, is left: {', '.join(always)}" if always else ""
+    return Finding("nothing is left over: processes, shared memory, temporary files", new, unknown)
+
+
 def records(history: History) -> list[Mapping[str, Any]]:
     """Return the generation records of the journal, in their order. `of`: the node whose journal has it."""
-    lines = [line for line in history.journal if line["kind"] == "generation"]
-    return [{**line["record"], "of": line.get("of", "")} for line in lines]
+    found = [line for line in history.journal if line["kind"] == "generation"]
+    return [{**line["record"], "of": line.get("of", "")} for line in found]
 
 
 def _incidents(history: History) -> list[Mapping[str, Any]]:
@@ -151,18 +160,28 @@ def _lost(history: History) -> tuple[str, ...]:
     launches = [record for record in records(history) if record["phase"] == "launch"]
     times = Counter(record["number"] for record in launches)
     starts = {record["number"]: record for record in launches if times[record["number"]] == 1}
-    damage = [each.at_s for each in history.struck if each.damaged or each.kind.corrupts]
+    damage = [each for each in history.struck if each.damaged or each.kind.corrupts]
     for number, record in starts.items():
         before = [each for each in history.struck if each.did and 0 < each.seen.generation == number - 1]
-        if not before or record["onset"] >= 0 or any(at_s <= before[-1].at_s for at_s in damage):
+        if not before or record["onset"] >= 0:
             continue
         former = starts[number - 1]["members"] if number - 1 in starts else {}
         where, least = _kept(before, replaced=len({*former} - {*record["members"]}))
-        if record["resume_step"] < least:
+        excused = any(each.at_s <= before[-1].at_s and least <= _spoiled(each) for each in damage)
+        if record["resume_step"] < least and not excused:
             cause = " and ".join(str(each.injection) for each in before)
             began = f"generation {number} began at step {record['resume_step']}, and step {least} was {where}"
             wrong.append(f"{cause}: {began}")
     return tuple(wrong)
+
+
+def _spoiled(damage: Struck) -> float:
+    """Return the newest step of a snapshot that the damage may have made wrong."""
+    if damage.kind.found_late:
+        return math.inf
+    if damage.damaged:
+        return int(damage.damaged.partition("-")[0])
+    return 1 + max(*damage.seen.steps, damage.seen.memory_step, damage.seen.disk_step)
 
 
 def _kept(before: Sequence[Struck], replaced: int) -> tuple[str, int]:
@@ -205,21 +224,25 @@ _EXPLAINS: Mapping[str, Callable[[Kind], bool]] = {
 }
 """Whether a fault explains an incident of this cause."""
 _FORGETS = "etcd_data_lost"
-_MOVES_S = 2.0
-"""A fault that lasts for less shows nothing about progress."""
+_MOVES_S = 3.0
+"""A shorter pause shows nothing about progress: a busy machine has some, too."""
 
 
 def _stood_still(history: History) -> tuple[str, ...]:
+    """A pause is not blamed on a fault if the run without faults had one of half its length, nor while an earlier fault has no answer."""
     wrong = []
+    most_s = max(_MOVES_S, 2 * (history.clean.pause_s + history.delay_s))
     for at, struck in enumerate(history.struck):
-        if not struck.kind.goes_on or struck.ended_s - struck.at_s < _MOVES_S:
+        if not struck.kind.goes_on or not struck.did or struck.seen.step < 0:
             continue
-        others = [other for other in history.struck[:at] + history.struck[at + 1 :] if _overlap(struck, other)]
         during = [seen for seen in history.seen if struck.at_s <= seen.at_s <= struck.ended_s]
-        same = {seen.generation for seen in during} == {struck.seen.generation}
-        if during and same and not others and during[-1].step <= struck.seen.step:
-            lasted = formatting.seconds(struck.ended_s - struck.at_s)
-            wrong.append(f"{struck.injection}: no step was finished for {lasted}")
+        others = [other for other in history.struck[:at] + history.struck[at + 1 :] if _overlap(struck, other)]
+        harms = [each for each in history.struck[:at] if each.did and not each.kind.in_place]
+        same = {seen.generation for seen in during} <= {struck.seen.generation}
+        if same and not others and not _unanswered(harms, struck.seen.generation):
+            pause_s = pace.pause_s(replace(struck.seen, at_s=struck.at_s), during, struck.ended_s, history.clean.step)
+            if pause_s >= most_s:
+                wrong.append(f"{struck.injection}: no step was finished for {formatting.seconds(pause_s)}")
     return tuple(wrong)
 
 
@@ -232,16 +255,21 @@ def _restarted(history: History) -> tuple[str, ...]:
         until_s = done[at + 1].at_s if done[at + 1 :] else math.inf
         generation = struck.seen.generation
         ended = any(seen.generation > generation for seen in history.seen if struck.at_s <= seen.at_s < until_s)
-        harms = [each for each in done[:at] if not each.kind.survived]
-        excused = any(each.seen.generation + each.kind.spoils_starts >= generation for each in harms)
+        excused = _unanswered(done[:at], generation)
         replaced = struck.kind.slows_steps and history.spares > 0
         if struck.kind.survived and ended and not (excused or replaced):
             wrong.append(f"{struck.injection}: generation {generation} ended")
     return tuple(wrong)
 
 
+def _unanswered(before: Sequence[Struck], generation: int) -> bool:
+    """Return whether one of these faults, which training does not survive, may still end this generation."""
+    harms = [each for each in before if not each.kind.survived]
+    return any(each.seen.generation + each.kind.spoils_starts >= generation for each in harms)
+
+
 def _overlap(one: Struck, other: Struck) -> bool:
-    return other.did != "" and one.at_s - 10.0 <= other.at_s <= one.ended_s
+    return other.did != "" and other.at_s <= one.ended_s and one.at_s - 10.0 <= max(other.at_s, other.ended_s)
 
 
 def phase(record: Mapping[str, Any] | None, before: int, seen: Seen, marks: Mapping[str, bool]) -> str:

@@ -21,6 +21,12 @@ class Run:
     """SHA-256 of the newest snapshot on disk; empty: there is none, as without a Session or a loop that is known."""
     step: int = -1
     """Step of that snapshot."""
+    start_s: float = 0.0
+    """Seconds from the start to the first step that all ranks had finished. `pause_s`: the longest time between two steps after it. 0: not
+    measured, as for a run under torchrun alone or with faults."""
+    pause_s: float = 0.0
+    left: tuple[str, ...] = ()
+    """What the run left behind: processes, files in shared memory, temporary files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +88,14 @@ class History:
     journal: tuple[Mapping[str, Any], ...] = ()
     unexpected: tuple[str, ...] = ()
     """Ends of the agent that no fault explains, and what did not come to its end in time."""
-    left_over: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
     """Snapshots that were found damaged at the end, and that no fault had damaged."""
     spares: int = 0
     """Number of nodes that stand by."""
     again: Run | None = None
-    """A second run with no fault, which is made if the results differ."""
+    """A second run with no fault, whose steps are held up as in the run with faults. It is made if state or lines differ."""
+    delay_s: float = 0.0
+    """For how long each step was held up in the run with faults."""
 
     def told(self) -> list[dict[str, Any]]:
         """Return what was done and seen, for a file."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from ...resilience.model.incident import PHASES
 from ...resilience.text import formatting
-from .checker import Finding, records, stable
+from .checker import Finding, records
 from .history import History
+from .lines import stable
 
 _CAUSED_S = 1.0
 """The clocks of the campaign and of the agent may differ by the agent's rounding and rest."""
@@ -86,7 +87,7 @@ def _promises(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         mark = "NO " if finding.wrong else "?  " if finding.unknown else "yes"
         yield f"  {mark}  {finding.promise}"
-        yield from (f"         {line}" for line in finding.wrong or filter(None, [finding.unknown]))
+        yield from (f"         {line}" for line in filter(None, (*finding.wrong, finding.unknown)))
 
 
 def _verdict(findings: Sequence[Finding]) -> str:

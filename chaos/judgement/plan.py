@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ...resilience.errors import UsageError
@@ -64,6 +66,10 @@ class Kind:
     """It makes steps several times as long, and cuts the node off from etcd. If nodes stand by, one of them may take the node's place."""
     corrupts: bool = False
     """It makes a rank's state, or its snapshot in memory, wrong. So an older snapshot is the right one to start from."""
+    found_late: bool = False
+    """The state that it makes wrong is found only later, so snapshots after it may be wrong, too."""
+    in_place: bool = False
+    """The ranks answer it by going back in place, so no rank is started again."""
     spoils_starts: int = 0
     """How many later starts of the ranks fail because of it."""
     parts_nodes: bool = False
@@ -131,7 +137,22 @@ def parsed(text: str, kinds: Mapping[str, Kind]) -> Plan:
     injections: list[Injection] = []
     for number, entry in enumerate(faults, 1):
         injections += _injections(f"fault {number}", entry, kinds, first=not injections)
+    if why := vain(injections, kinds):
+        raise _wrong(why)
     return Plan(injections=tuple(injections), seed=seed)
+
+
+def vain(injections: Sequence[Injection], kinds: Mapping[str, Kind]) -> str:
+    """Return why a fault's moment can never come; empty: each can."""
+    for before, each in pairwise(injections):
+        kind = kinds[before.fault]
+        if each.phase and (kind.survived or kind.in_place):
+            why = "the ranks go back in place" if kind.in_place else "training survives it"
+            return (
+                f"{each.fault} waits for the phase {each.phase} of the recovery from {before.fault}, which restarts no rank ({why}); use "
+                "after_s"
+            )
+    return ""
 
 
 def _injections(where: str, entry: Any, kinds: Mapping[str, Kind], *, first: bool) -> Iterable[Injection]:
@@ -156,6 +177,8 @@ def _injections(where: str, entry: Any, kinds: Mapping[str, Kind], *, first: boo
         raise _wrong(f"{where} ({name}) strikes no single rank; leave rank out")
     if "node" in entry and not kind.of_a_node:
         raise _wrong(f"{where} ({name}) strikes no single node; leave node out")
+    if "every_steps" in entry and "step" not in entry:
+        raise _wrong(f"{where} ({name}) has every_steps without step, from which it counts")
     if "for_s" in entry and not kind.lasts_s:
         raise _wrong(f"{where} ({name}) is over at once; leave for_s out")
     once = Injection(
@@ -177,6 +200,7 @@ def _checked(where: str, key: str, value: Any) -> None:
     if wanted is None:
         raise _wrong(f"{where} has {key!r}, which is not a key{_near(key, _KEYS)}; the keys are {', '.join(_KEYS)}")
     right = isinstance(value, (int, float) if wanted is float else wanted) and not isinstance(value, bool)
+    right &= not isinstance(value, float) or math.isfinite(value)
     least = 1 if key in ("times", "every_steps", "node") else 0
     if not right or (wanted is not str and value < least):
         more = "" if wanted is str else f" of {least} or more"

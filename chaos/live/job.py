@@ -17,6 +17,7 @@ from ...resilience.clock import monotonic_s, sleep, wall_s
 from ...resilience.errors import MachineError
 from ...resilience.ipc.board_layout import Page
 from ..judgement.history import Seen
+from ..settings import patience_s
 from .agent import Agent, NotThere
 from .cluster import Cluster
 
@@ -29,9 +30,9 @@ _MARKS = {"attached": "attached_ns", "built": "built_ns", "restored": "restored_
 
 
 class Job:
-    def __init__(self, root: Path, agents: Sequence[Agent], cluster: Cluster, ranks: int) -> None:
-        """root: of the run's files. ranks: of all nodes that train."""
-        self.agents, self.cluster = agents, cluster
+    def __init__(self, root: Path, agents: Sequence[Agent], cluster: Cluster, ranks: int, start_s: float = 0.0) -> None:
+        """root: of the run's files. ranks: of all nodes that train. start_s: how long the run without faults took to its first step."""
+        self.agents, self.cluster, self._start_s = agents, cluster, start_s
         self.orders = root / "orders"
         """The folder of orders to the injector in the ranks."""
         self._ranks = ranks
@@ -60,6 +61,10 @@ class Job:
     def now_s(self) -> float:
         """Return the seconds since the job's first start."""
         return monotonic_s() - self.began_s
+
+    def patience_s(self, least_s: float) -> float:
+        """Return for how long to wait for something that a start of the ranks may come before."""
+        return patience_s(least_s, self._start_s)
 
     def goes_on(self) -> bool:
         """Return whether an agent runs, or is to be started again. Agents that the disk has refused are started again when it is well."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,22 +36,23 @@ def processes() -> list[psutil.Process]:
     return alive
 
 
-def left_over(shared: Collection[str], temporary: Path, usual: Collection[str]) -> tuple[str, ...]:
-    """Return what is left of the job once all its processes should be gone. shared: the names that were in shared memory before. temporary:
-    the job's folder for temporary files. usual: the beginnings of names that the run without faults leaves there, too."""
-    end_s = monotonic_s() + _SETTLE_S
-    while (alive := processes()) and monotonic_s() < end_s:
-        sleep(0.1)
-    found = [f"process {process.pid}: {_command(process)}" for process in alive]
-    found += [f"/dev/shm/{name}" for name in sorted(shared_files() - set(shared)) if _of_nobody(name)]
-    known = kinds(usual)
-    found += [str(temporary / name) for name in sorted(os.listdir(temporary)) if kinds([name]) - known]
-    return tuple(found)
+class Watch:
+    """Notes what is there before a run, and finds what the run leaves behind."""
 
+    def __init__(self, temporary: Path) -> None:
+        """temporary: the run's folder for temporary files."""
+        self._temporary = temporary
+        self._shared, self._files = shared_files(), {*os.listdir(temporary)}
 
-def kinds(names: Collection[str]) -> set[str]:
-    """Return what names of temporary files begin with: the rest is random."""
-    return {name.partition("_")[0].partition("-")[0] for name in names}
+    def left(self) -> tuple[str, ...]:
+        """Return what is left once all processes of the run should be gone."""
+        end_s = monotonic_s() + _SETTLE_S
+        while (alive := processes()) and monotonic_s() < end_s:
+            sleep(0.1)
+        found = [f"process {process.pid}: {_command(process)}" for process in alive]
+        found += [f"{_SHARED / name}" for name in sorted(shared_files() - self._shared) if _of_nobody(name)]
+        found += [str(self._temporary / name) for name in sorted({*os.listdir(self._temporary)} - self._files)]
+        return tuple(found)
 
 
 def _of_nobody(name: str) -> bool:

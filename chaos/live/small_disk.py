@@ -14,9 +14,10 @@ import errno
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
 from ...resilience.clock import monotonic_s, sleep
@@ -26,20 +27,42 @@ from .network import sh
 _CLONE_NEWNS = 0x20000  # of sched.h; Python 3.12 has os.unshare
 _LEAST_BYTES = 64 << 20
 _LOOP = ("-o", "loop,errors=continue")
+_TRIES_DEVICE = """
+truncate --size=16M image
+mkfs.ext4 -q -F image
+mkdir disk
+mount -o loop image disk
+touch disk/file
+chattr +i disk/file
+"""
 _UMOUNT_S = 20.0
 _SLOW_S = 0.5
 """How long a write waits on a slow disk, at most."""
 
 
+@cache
+def possible() -> bool:
+    """Return whether this process may mount a file system, which in a container even root may not."""
+    return _mounts("")
+
+
+@cache
 def device_possible() -> bool:
     """Return whether this machine can have the file system on a loop device."""
-    has_loop = not os.geteuid() and Path("/dev/loop-control").exists()
-    return has_loop and all(map(shutil.which, ("mkfs.ext4", "e2fsck", "chattr", "fsfreeze")))
+    return all(map(shutil.which, ("mkfs.ext4", "e2fsck", "chattr", "fsfreeze"))) and _mounts(_TRIES_DEVICE)
+
+
+def _mounts(further: str) -> bool:
+    """Return whether a child, in a mount namespace of its own, can mount a tmpfs and do what the script `further` does in it."""
+    with suppress(OSError), tempfile.TemporaryDirectory(prefix="mt-chaos-") as folder:
+        words = ["unshare", "--mount", "sh", "-ec", f'mount -t tmpfs tmpfs "$0"; cd "$0"; {further}', folder]
+        return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
+    return False
 
 
 def mounted(disk: Path, nbytes: int, device: bool) -> Path:
     """Mount it at `disk`, and return that. nbytes: its size, if it is not too small. device: on a loop device. Raises MachineError."""
-    image, outer = _image(disk), disk.with_name(f"{disk.name}-tmpfs") / "image"
+    image, outer = _image(disk), _outer(disk)
     size = max(_LEAST_BYTES, nbytes)
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.unshare(_CLONE_NEWNS) and os.strerror(ctypes.get_errno())
@@ -64,6 +87,12 @@ def mounted(disk: Path, nbytes: int, device: bool) -> Path:
             "the plan"
         )
     return disk
+
+
+def unmount(disk: Path) -> None:
+    """Take the file system away, with all that is on it. What still uses it keeps it until it ends."""
+    for folder in (disk, _image(disk).parent, _outer(disk).parent):
+        subprocess.run(["umount", "--lazy", folder], capture_output=True, check=False)
 
 
 def fill(folder: Path) -> Callable[[], None]:
@@ -125,3 +154,7 @@ def thaw(disk: Path) -> None:
 
 def _image(disk: Path) -> Path:
     return disk.with_name(f"{disk.name}-backing") / "image"
+
+
+def _outer(disk: Path) -> Path:
+    return disk.with_name(f"{disk.name}-tmpfs") / "image"

@@ -11,7 +11,7 @@ from ..judgement.plan import Injection
 from ..live.agent import NotThere
 from ..live.job import Job
 from ..rank import injector
-from .registry import Done, Fault, fault
+from .registry import Done, Fault, Need, fault
 
 _TAKEN_S = 60.0
 _STARTS = 2
@@ -21,7 +21,8 @@ _SKIPS_DATA = 2
 
 def _order(job: Job, name: str, text: str) -> Path:
     order = job.orders / name
-    order.with_suffix(".taken").unlink(missing_ok=True)
+    for suffix in (".taken", injector.REFUSED):
+        order.with_suffix(suffix).unlink(missing_ok=True)
     fresh = order.with_suffix(".new")
     fresh.write_text(text)
     fresh.rename(order)
@@ -36,9 +37,13 @@ def _inside(name: str, function: Any) -> Fault:
                 raise NotThere("this script cannot leave data out (docs/data.md)")
             injection = replace(injection, rank=0)  # rank 0 chooses the batch, and all ranks use it
         order = _order(job, f"rank-{injection.rank}", name)
-        if not job.until(lambda: not order.exists() or not job.goes_on(), _TAKEN_S) or order.exists():
+        limit_s, refused = job.patience_s(_TAKEN_S), order.with_suffix(injector.REFUSED)
+        if not job.until(lambda: not order.exists() or not job.goes_on(), limit_s) or order.exists():
             order.unlink(missing_ok=True)
-            raise NotThere(f"rank {injection.rank} made no optimizer step within {_TAKEN_S:.0f} s")
+            until = f"within {limit_s:.0f} s" if job.goes_on() else "before the job ended"
+            raise NotThere(f"rank {injection.rank} made no optimizer step {until}")
+        if refused.exists():
+            raise NotThere(f"on rank {injection.rank}, {refused.read_text()}")
         where = "all ranks" if name == injector.SPIKE else f"rank {injection.rank}"
         return Done(did=f"in {where}: {name.replace('_', ' ')}", seen=job.look())
 
@@ -48,10 +53,13 @@ def _inside(name: str, function: Any) -> Fault:
 
 for _name, _function in injector.FAULTS.items():
     fault(
+        *([Need.RANKS] if _name in injector.NOT_ALONE else []),
         of_a_rank=_name != injector.SPIKE,
         seeded=not _name.startswith(("bit_", "spike_")),
         harmless=_name == "slow",
         corrupts=_name.startswith(("bit_", "inf_", "nan_", "spike_")),
+        found_late=_name.startswith(("bit_", "spike_")),
+        in_place=_name.startswith(("bit_", "inf_", "nan_", "spike_")),
     )(_inside(_name, _function))
 
 

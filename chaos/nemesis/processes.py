@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from contextlib import suppress
+from itertools import pairwise
 
 import psutil
 
 from ..judgement.plan import Injection
-from ..live.agent import Agent
+from ..live.agent import Agent, NotThere
 from ..live.job import Job
 from .registry import Done, fault
 
@@ -58,8 +59,11 @@ def rank_stopped(job: Job, injection: Injection) -> Done:
 @fault()
 def launcher_killed(job: Job, injection: Injection) -> Done:
     """Torchrun's own process is killed (SIGKILL)."""
-    launcher = job.rank(0).parent()
-    assert launcher
+    agents = {agent.pid for agent in job.agents}
+    above = job.rank(0).parents()  # beginning with its own parent, which may be a wrapper of the script
+    launcher = next((child for child, parent in pairwise(above) if parent.pid in agents), None)
+    if launcher is None:
+        raise NotThere("torchrun has ended")
     return _send(launcher, signal.SIGKILL, "torchrun")
 
 

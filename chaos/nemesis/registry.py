@@ -6,7 +6,6 @@ to strike.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -43,6 +42,7 @@ class Need(Enum):
     DEVICE = "root, a loop device and mkfs.ext4 (Debian: e2fsprogs), for a small file system"
     ETCD_DEVICE = "root, a loop device and mkfs.ext4 (Debian: e2fsprogs), for a small file system with etcd's data"
     ONE_NODE = "a job of one node (--nodes 1, or torchrun's --nnodes 1)"
+    RANKS = "two ranks or more"
     NODES = "several nodes (--nodes 2 or more)"
     NETWORK = "several nodes (--nodes 2 or more), each in a network namespace: root with CAP_SYS_ADMIN and CAP_NET_ADMIN, and iproute2"
     DELAYS = "a kernel that can delay frames (netem, CONFIG_NET_SCH_NETEM)"
@@ -76,17 +76,19 @@ def fault(*needs: Need, **known: Any) -> Callable[[Fault], Fault]:
     return register
 
 
-def lacks(needs: Collection[Need], nodes: int) -> str:
-    """Return the first of these that this machine, or a job of so many nodes, lacks; empty: none."""
-    several = nodes > 1
-    return next((need.value for need in needs if not _there(need, several)), "")
+def lacks(needs: Collection[Need], nodes: int, ranks: int = 2) -> str:
+    """Return the first of these that this machine, or a job of so many nodes and ranks, lacks; empty: none."""
+    several, alone = nodes > 1, ranks == 1
+    return next((need.value for need in needs if not _there(need, several, alone)), "")
 
 
 @cache
-def _there(need: Need, several: bool) -> bool:
+def _there(need: Need, several: bool, alone: bool) -> bool:
     match need:
         case Need.ROOT:
-            return os.geteuid() == 0
+            return small_disk.possible()
+        case Need.RANKS:
+            return not alone
         case Need.DEVICE | Need.ETCD_DEVICE:
             return small_disk.device_possible()
         case Need.ONE_NODE:
@@ -106,9 +108,9 @@ def needs(plan: Plan) -> set[Need]:
     return {need for each in plan.injections for need in FAULTS[each.fault].needs}
 
 
-def kinds(nodes: int = 1) -> dict[str, Kind]:
-    """Return all faults by name. A seed draws none that a job of so many nodes on this machine cannot have."""
+def kinds(nodes: int = 1, ranks: int = 2) -> dict[str, Kind]:
+    """Return all faults by name. A seed draws none that a job of so many nodes and ranks on this machine cannot have."""
     return {
-        name: replace(entry.kind, seeded=entry.kind.seeded and not lacks(entry.needs, nodes))
+        name: replace(entry.kind, seeded=entry.kind.seeded and not lacks(entry.needs, nodes, ranks))
         for name, entry in FAULTS.items()
     }

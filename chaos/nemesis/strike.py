@@ -17,7 +17,7 @@ from ..live.job import Job
 from .registry import Entry
 
 _PATIENCE_S, _TARGET_S = 120.0, 60.0
-"""For how long a fault waits for a recovery to begin, and for its target to be there."""
+"""For how long a fault waits for a recovery to begin, and for its target to be there: longer if the job starts slowly."""
 
 
 class Nemesis:
@@ -33,6 +33,8 @@ class Nemesis:
         """Since when the next fault has waited for its target; 0: its moment has not come."""
         self._since_s = 0.0
         """Since when it is the next one."""
+        self._lacking = ""
+        """What the next fault did not find when its moment came."""
         job.meanwhile = self._end_due
 
     @property
@@ -52,7 +54,8 @@ class Nemesis:
         try:
             self._strike(injection, seen, amid, now_s)
         except (NotThere, MachineError, psutil.Error) as error:
-            if now_s - self._due_s > _TARGET_S:
+            self._lacking = self._lacking or str(error)
+            if now_s - self._due_s > self._job.patience_s(_TARGET_S):
                 self._missed(seen, str(error))
 
     def _end_due(self) -> None:
@@ -65,7 +68,7 @@ class Nemesis:
             self._end(due)
         seen = self._job.seen[-1] if self._job.seen else Seen(at_s=self._job.now_s())
         while self._todo:
-            self._missed(seen, why)
+            self._missed(seen, f"{why} ({self._lacking})" if self._lacking else why)
 
     def _moment(self, injection: Injection, seen: Seen, now_s: float) -> str | None:
         """Return the phase of a recovery in which to strike now, empty for none; None: the moment has not come."""
@@ -74,7 +77,7 @@ class Nemesis:
             return "" if now_s >= last.at_s + injection.after_s else None
         if injection.phase and last:
             found = phase(self._job.record, last.seen.generation, seen, self._job.marks())
-            if now_s - self._since_s > _PATIENCE_S:
+            if now_s - self._since_s > self._job.patience_s(_PATIENCE_S):
                 self._missed(seen, "no recovery began after the fault before")
                 return None
             order = (*PHASES, "")  # a phase that was too short to be seen: the fault strikes right after it
@@ -110,7 +113,7 @@ class Nemesis:
     def _next(self, struck: Struck) -> None:
         self.struck.append(struck)
         self._todo.pop(0)
-        self._due_s, self._since_s = 0.0, self._job.now_s()
+        self._due_s, self._since_s, self._lacking = 0.0, self._job.now_s(), ""
 
     def _end(self, due: tuple[float, int, Callable[[], object]]) -> None:
         self._ends.remove(due)

@@ -1,7 +1,8 @@
 """Injects faults from inside a rank, at the rank's next optimizer step, when `mt-resilient chaos` orders it.
 
-An order is a file `rank-N` in the folder of orders, which holds the fault's name. The rank takes it by renaming the file. Each fault is a
-function of `FAULTS`; its docstring is what `mt-resilient chaos --list` says. Only `mt-resilient chaos` loads this module into a rank.
+An order is a file `rank-N` in the folder of orders, which holds the fault's name. The rank takes it by renaming the file. If the rank has
+nothing for the fault to strike, it deletes the file and writes the reason to `rank-N.refused`. Each fault is a function of `FAULTS`; its
+docstring is what `mt-resilient chaos --list` says. Only `mt-resilient chaos` loads this module into a rank.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,9 @@ VARIABLE = "MT_RESILIENT_CHAOS"
 STARTS = "starts"
 """The order that the next start of the script fails: a file with the number of starts."""
 SPIKE = "spike_by_data"
+NOT_ALONE = ("deadlock", "other_collective")
+"""Faults that only a rank with other ranks can have."""
+REFUSED = ".refused"
 _BAD = "bad-batches"
 """The file with the numbers of the batches that are bad, a line each."""
 _AHEAD = 3
@@ -88,8 +92,23 @@ def _start(order: Path) -> None:
 def _obey(order: Path, optimizer: Any) -> None:
     if order.exists():
         name = order.read_text()
-        order.rename(order.with_suffix(".taken"))
-        FAULTS[name](optimizer)
+        if why_not := _why_not(name, optimizer):
+            order.with_suffix(REFUSED).write_text(why_not)
+            order.unlink()
+        else:
+            order.rename(order.with_suffix(".taken"))
+            FAULTS[name](optimizer)
+
+
+def _why_not(name: str, optimizer: Any) -> str:
+    """Return what the fault has not found to strike here; empty: it can strike."""
+    if name in _STRIKES and next(_STRIKES[name](optimizer), None) is None:
+        return f"the optimizer has no {name.rpartition('_')[2]} with an element on this rank"
+    if name in NOT_ALONE:
+        distributed = sys.modules["torch"].distributed
+        if not distributed.is_initialized() or distributed.get_world_size() == 1:
+            return "the rank has no other rank to talk to"
+    return "the number of the next batch is not known" if name == SPIKE and _batch() < 0 else ""
 
 
 def _use(bad: Path, optimizer: Any) -> None:
@@ -110,19 +129,18 @@ def _batch() -> int:
 def spike_by_data(optimizer: Any) -> None:
     """A batch is bad, each time that it comes: it spoils the parameters of all ranks, and the loss diverges. The ranks must leave it out.
     The final state is compared with that of a run without faults that leaves out the same data."""
-    if (batch := _batch()) >= 0:
-        with (Path(json.loads(os.environ[VARIABLE])["folder"]) / _BAD).open("a") as file:
-            file.write(f"{batch + _AHEAD}\n")
+    with (Path(json.loads(os.environ[VARIABLE])["folder"]) / _BAD).open("a") as file:
+        file.write(f"{_batch() + _AHEAD}\n")
 
 
 def nan_in_gradient(optimizer: Any) -> None:
     """A gradient of one rank becomes NaN in one element, right before the optimizer step."""
-    next(_gradients(optimizer)).reshape(-1)[0] = float("nan")
+    _first(next(_gradients(optimizer))).fill_(float("nan"))
 
 
 def inf_in_gradient(optimizer: Any) -> None:
     """A gradient of one rank becomes infinite in one element, right before the optimizer step."""
-    next(_gradients(optimizer)).reshape(-1)[0] = float("inf")
+    _first(next(_gradients(optimizer))).fill_(float("inf"))
 
 
 def bit_in_parameter(optimizer: Any) -> None:
@@ -137,8 +155,7 @@ def bit_in_gradient(optimizer: Any) -> None:
 
 def bit_in_moment(optimizer: Any) -> None:
     """A high bit of the optimizer's moment of one parameter flips on one rank. Only other ranks' copies show it."""
-    state = next(entry for entry in optimizer.state.values() if entry)
-    _flip(next(each for each in state.values() if getattr(each, "numel", int)() > 1))
+    _flip(next(_moments(optimizer)))
 
 
 def raises(optimizer: Any) -> None:
@@ -229,18 +246,47 @@ FAULTS: dict[str, Callable[[Any], None]] = {
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:
-    return (each.detach() for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
+    return _own(each for group in optimizer.param_groups for each in group["params"] if each.requires_grad)
 
 
 def _gradients(optimizer: Any) -> Iterator[Any]:
-    found = (each.grad for group in optimizer.param_groups for each in group["params"])
-    return (each.detach() for each in found if each is not None)
+    return _own(each.grad for group in optimizer.param_groups for each in group["params"])
+
+
+def _moments(optimizer: Any) -> Iterator[Any]:
+    found = _own(each for state in optimizer.state.values() for each in state.values())
+    return (each for each in found if each.numel() > 1)  # a number of steps has one
+
+
+_STRIKES = {
+    "nan_in_gradient": _gradients,
+    "inf_in_gradient": _gradients,
+    "bit_in_gradient": _gradients,
+    "bit_in_parameter": _parameters,
+    "bit_in_moment": _moments,
+}
+
+
+def _own(found: Iterable[Any]) -> Iterator[Any]:
+    """Return those that are dense tensors with an element on this rank: of a DTensor, the rank's own part."""
+    torch = sys.modules["torch"]
+    for each in found:
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided:
+            part = each.detach()
+            part = part.to_local() if hasattr(part, "to_local") else part
+            if part.numel():
+                yield part
+
+
+def _first(tensor: Any) -> Any:
+    """Return the tensor's first element, as a view. (`reshape` copies a tensor that is not contiguous.)"""
+    return tensor[(0,) * tensor.dim()]
 
 
 def _flip(tensor: Any) -> None:
     """Flip the second highest bit of the tensor's first element: for a floating-point number, of its exponent."""
-    torch = sys.modules["torch"]
-    flat = tensor.reshape(-1)[:1].clone()
-    raw = flat.view(torch.uint8)
+    first = _first(tensor)
+    flipped = first.reshape(1).clone()
+    raw = flipped.view(sys.modules["torch"].uint8)
     raw[-1] ^= 0x20
-    tensor.reshape(-1)[:1].copy_(flat)
+    first.copy_(flipped[0])

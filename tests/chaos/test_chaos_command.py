@@ -174,3 +174,17 @@ def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path, monkeypatch: pyte
         assert sentence in done.stderr
         assert "mt-chaos" not in os.listdir()
     assert "rank_killed\n    A rank's process is killed" in cli("chaos", "--list").stdout
+
+
+def test_a_machine_that_lacks_something_is_told_of_before_anything_runs(tmp_path: Path) -> None:
+    words = [str(BIN / "mt-resilient"), "chaos", "--dir", str(tmp_path / "chaos"), "--", "torchrun", str(MINIMAL)]
+    done = cli(*words[1:], MT_RESILIENT_ETCD="/bin/false")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "/bin/false, which MT_RESILIENT_ETCD names, is no etcd server" in done.stderr
+    assert not (tmp_path / "chaos").exists()
+    full = ["sh", "-c", 'ulimit -f 0; exec "$0" "$@"', *words]  # no file can be written
+    done = subprocess.run(full, env=environment(), text=True, capture_output=True, timeout=300)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "No usable temporary directory found" in done.stderr
+    assert "All processes that it had started are ended" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -45,7 +45,7 @@ ORDER = {
     ),
     "dashboard": ("contents prometheus local_prometheus report server"),
     "simulator": ("scenario engine results command"),
-    "chaos": ("judgement rank settings live nemesis campaign command"),
+    "chaos": ("judgement rank settings live nemesis runs campaign command"),
 }
 """Package → its rooms, and the modules of its root, each of which may import from those before it."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mt_resilient.chaos.command import registry
+from mt_resilient.chaos.judgement import lines, pace
 from mt_resilient.chaos.judgement.checker import checked, phase, violated
 from mt_resilient.chaos.judgement.history import History, Run, Seen, Struck
 from mt_resilient.chaos.judgement.page import page
@@ -64,7 +66,10 @@ def test_a_run_that_came_back_keeps_every_promise() -> None:
             {"struck": (struck("rank_killed", did="", why_not="rank 3 has no process"),)},
             "every fault of the plan struck",
         ),
-        ({"left_over": ("process 7: python",)}, "nothing is left over: processes, shared memory, temporary files"),
+        (
+            {"faults": replace(GOOD.faults, left=("process 7: python",))},
+            "nothing is left over: processes, shared memory, temporary files",
+        ),
         (
             {"journal": (record(1), record(2, resume_step=9), incident("fingerprint_mismatch"))},
             "no fault was named that nobody injected",
@@ -120,10 +125,44 @@ def test_a_run_that_came_back_keeps_every_promise() -> None:
         (
             {
                 "struck": (struck("etcd_stopped", ended_s=15.0),),
-                "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)), Seen(at_s=14.0, generation=1, steps=(10, 10))),
                 "journal": (),
             },
             "training went on while etcd, the drain process or the disk was away",
+        ),
+        (
+            {
+                "struck": (struck("etcd_stopped", ended_s=15.0),),
+                "seen": (Seen(at_s=10.5, generation=1, steps=(11, 11)), Seen(at_s=14.0, generation=1, steps=(12, 12))),
+                "journal": (),
+            },
+            "training went on while etcd, the drain process or the disk was away",
+        ),
+        (
+            {
+                "faults": replace(GOOD.faults, step=19),
+                "again": replace(GOOD.clean, digest="xyz"),
+            },
+            STATE,
+        ),
+        (
+            {
+                "struck": (
+                    struck("nan_in_gradient", at_s=5.0, seen=Seen(at_s=5.0, generation=1, steps=(6, 6), memory_step=5)),
+                    struck("rank_killed"),
+                ),
+                "journal": (record(1), record(2, resume_step=8)),
+            },
+            "no more steps were lost than the newest snapshot was old",
+        ),
+        (
+            {
+                "struck": (
+                    struck("slab_torn", at_s=5.0, needs_disk=True, damaged="4-g1"),
+                    struck("agent_killed", needs_disk=True),
+                ),
+                "journal": (record(1), record(2, resume_step=3)),
+            },
+            "no more steps were lost than the newest snapshot was old",
         ),
     ],
 )
@@ -166,6 +205,45 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
             "journal": (record(2, resume_step=5),),
         },
         {
+            "struck": (
+                struck("nan_in_gradient", at_s=5.0, seen=Seen(at_s=5.0, generation=1, steps=(9, 9), memory_step=8)),
+                struck("rank_killed"),
+            ),
+            "journal": (record(1), record(2, resume_step=8)),
+        },
+        {
+            "struck": (struck("etcd_stopped", ended_s=15.0),),
+            "clean": replace(GOOD.clean, pause_s=2.6),
+            "journal": (),
+        },
+        {"struck": (struck("etcd_stopped", ended_s=15.0),), "delay_s": 2.6, "journal": ()},
+        {
+            "struck": (struck("etcd_stopped", ended_s=15.0),),
+            "seen": (Seen(at_s=14.0, generation=1, steps=(15, 15)),),
+            "journal": (),
+        },
+        {
+            "struck": (struck("etcd_stopped", ended_s=15.0),),
+            "seen": (Seen(at_s=10.5, generation=1, steps=(20, 20)),),
+            "journal": (),
+        },
+        {
+            "struck": (struck("rank_stopped", at_s=-5.0), struck("etcd_stopped", at_s=10.0, ended_s=15.0)),
+            "journal": (),
+        },
+        {
+            "struck": (struck("network_slow", at_s=-9.0, ended_s=12.0), struck("etcd_stopped", ended_s=15.0)),
+            "journal": (),
+        },
+        {
+            "struck": (struck("etcd_stopped", ended_s=15.0, seen=Seen(at_s=10.0, generation=2, steps=(-1, -1))),),
+            "journal": (),
+        },
+        {
+            "plain": replace(GOOD.plain, left=("process 8: sleep 100", "/tmp/a/tmpab12cd34", "/dev/shm/torch_1_2")),
+            "faults": replace(GOOD.faults, left=("process 9: sleep 100", "/tmp/a/tmpxy_98765", "/dev/shm/torch_3_4")),
+        },
+        {
             "struck": (struck("etcd_stopped", ended_s=15.0), struck("rank_killed", at_s=12.0)),
             "seen": (Seen(at_s=11.0, generation=1, steps=(10, 10)),),
         },
@@ -196,6 +274,15 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
         "a spare came in",
         "suspected state",
         "agent after a helper",
+        "a NaN right before, which the newest snapshot may have",
+        "steps that always take long",
+        "steps that are held up",
+        "no look for some time",
+        "the end of the training",
+        "a hang that is not yet found",
+        "another fault that lasts longer",
+        "a start that is not over",
+        "what torchrun alone leaves, too",
         "another fault meanwhile",
         "a fault while no rank runs",
         "a link so slow that a node that stands by takes the place",
@@ -203,6 +290,47 @@ def test_each_promise_can_be_broken_alone(changes: dict[str, Any], promise: str)
 )
 def test_what_a_fault_explains_breaks_no_promise(changes: dict[str, Any]) -> None:
     assert violated(checked(replace(GOOD, **changes))) == ()
+
+
+def test_what_is_left_without_any_fault_is_told_and_breaks_no_promise() -> None:
+    history = replace(GOOD, clean=replace(GOOD.clean, left=("process 8: sleep 1",)))
+    findings = checked(history)
+    assert violated(findings) == ()
+    assert "without any fault, but not under torchrun alone, is left: process 8" in page(history, findings, [], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("printed", "missing"),
+    [
+        (["step 1 loss 0.5step 2 loss 0.25", ""], []),
+        (["[rank 1] step 1 loss 0.5 step 2", "step 2 loss 0.25"], []),
+        (["step 1 loss 0.5", "step 2 lo", "ss 0.25"], []),
+        (["step 1 loss 0.5", "step 2 loss 0.3"], ["step 2 loss 0.25"]),
+        (["step 1 loss 0.5", "step 1 loss 0.5"], ["step 2 loss 0.25"]),
+    ],
+)
+def test_a_line_that_another_rank_has_joined_or_torn_was_printed(printed: list[str], missing: list[str]) -> None:
+    assert [*lines.missing(Counter(LINES), printed).elements()] == missing
+
+
+def test_a_line_that_a_second_run_does_not_print_is_not_demanded() -> None:
+    timed = ("step 3 (0.01 s)", *LINES)
+    history = replace(GOOD, plain=replace(GOOD.plain, lines=timed), clean=replace(GOOD.clean, lines=timed))
+    assert violated(checked(history)) == (PRINTED,)
+    again = replace(history.clean, lines=("step 3 (0.02 s)", *LINES))
+    assert violated(checked(replace(history, again=again))) == ()
+
+
+def test_a_script_that_ends_at_another_step_each_time_cannot_be_compared() -> None:
+    history = replace(GOOD, faults=replace(GOOD.faults, step=19), again=replace(GOOD.clean, step=18))
+    assert violated(checked(history)) == ()
+
+
+def test_the_first_step_and_the_longest_pause_after_it() -> None:
+    moments = ((1.0, -1), (9.0, 1), (10.0, 2), (14.0, 4), (20.0, 4))
+    seen = [Seen(at_s=at_s, generation=1, steps=(step, step)) for at_s, step in moments]
+    assert (pace.started_s(seen), pace.usual_pause_s(seen)) == (9.0, 2.0)
+    assert (pace.started_s(seen[:1]), pace.usual_pause_s(seen[:1])) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from mt_resilient.chaos.command import registry
 from mt_resilient.chaos.judgement.history import Seen
 from mt_resilient.chaos.judgement.plan import Injection
-from mt_resilient.chaos.live import clock, network, small_disk
+from mt_resilient.chaos.live import clock, leftovers, network, small_disk
 from mt_resilient.chaos.live.agent import Agent, NotThere, Place
 from mt_resilient.chaos.live.cluster import Cluster
 from mt_resilient.chaos.live.etcd_members import Members
@@ -24,7 +27,10 @@ from mt_resilient.chaos.live.network import Loopback
 from mt_resilient.chaos.nemesis import strike
 from mt_resilient.chaos.nemesis.registry import Done, Entry
 from mt_resilient.chaos.nemesis.strike import Nemesis
+from mt_resilient.chaos.rank import injector
 from mt_resilient.resilience.errors import MachineError
+
+from ..harness import environment
 
 SLEEP = ("sleep", "100")
 
@@ -89,6 +95,21 @@ def test_a_fault_ends_in_time_while_the_next_one_waits_for_its_target(
     assert ended == [True]
 
 
+def test_a_fault_that_found_nothing_until_the_end_says_what_it_lacked(job: Job) -> None:
+    reasons = iter(("the optimizer has no moment", "rank 0 made no optimizer step before the job ended"))
+
+    def strike(job: Job, injection: Injection) -> Done:
+        raise NotThere(next(reasons))
+
+    kind = registry.FAULTS["slow"].kind
+    nemesis = Nemesis(job, [Injection(fault="a", step=1)] * 2, {"a": Entry(kind, strike, ())}, lambda sentence: None)
+    for _ in range(2):
+        nemesis.tick(Seen(at_s=1.0, generation=1, steps=(5, 5)))
+    nemesis.give_up("the training had ended before")
+    end = "the training had ended before"
+    assert [each.why_not for each in nemesis.struck] == [f"{end} (the optimizer has no moment)", end]
+
+
 def test_a_fault_that_had_to_wait_counts_from_when_it_struck(job: Job) -> None:
     later = Seen(at_s=9.0, generation=2, steps=(7, 7))
     fault = Entry(registry.FAULTS["sleeps"].kind, lambda job, injection: Done(did="sleeps", seen=later), ())
@@ -143,6 +164,78 @@ def test_the_data_that_was_left_out_is_named_as_the_option_takes_it() -> None:
     lines: list[dict[str, Any]] = [{**common, "window": None}, {**common, "window": {"start": 34, "stop": 42}}]
     lines.append({**common, "id": "0002", "window": None})
     assert left_out([{"kind": "incident", "incident": line} for line in lines]) == ["34:42"]
+
+
+def test_a_rank_that_has_nothing_to_strike_is_no_fault(job: Job) -> None:
+    job.orders.mkdir()
+    order = job.orders / "rank-1"
+
+    def refuse() -> None:
+        if order.exists():
+            order.with_suffix(injector.REFUSED).write_text("the optimizer has no moment")
+            order.unlink()
+
+    job.meanwhile = refuse
+    with pytest.raises(NotThere, match="on rank 1, the optimizer has no moment"):
+        registry.FAULTS["bit_in_moment"].strike(job, Injection(fault="bit_in_moment", rank=1))
+
+
+def test_torchrun_is_killed_even_if_a_wrapper_is_between_it_and_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is a shell that starts torchrun, a shell that starts the wrapper, a shell that starts the rank."""
+    command = "sleep 100; :"
+    for _ in ("wrapper", "torchrun"):
+        command = f"sh -c {shlex.quote(command)}; :"
+    agent = Agent("", Place(tmp_path / "n1"), ["sh", "-c", command], os.environ)
+    job = Job(tmp_path, [agent], Cluster(tmp_path, 1, namespaces=False), 1)
+    assert job.until(lambda: len(psutil.Process(agent.pid).children(recursive=True)) == 3, 20.0)
+    torchrun, wrapper, rank = psutil.Process(agent.pid).children(recursive=True)
+    monkeypatch.setattr(job, "rank", lambda number: rank)
+    assert struck(job, "launcher_killed").did == f"SIGKILL to torchrun (process {torchrun.pid})"
+    monkeypatch.setattr(job, "rank", lambda number: psutil.Process())
+    with pytest.raises(NotThere, match="torchrun has ended"):
+        struck(job, "launcher_killed")
+    for process in (wrapper, rank):
+        process.kill()
+
+
+def test_a_job_that_starts_slowly_is_waited_for(tmp_path: Path) -> None:
+    job = Job(tmp_path, [], Cluster(tmp_path, 1, namespaces=False), 1, start_s=100.0)
+    assert [job.patience_s(least_s) for least_s in (60.0, 500.0)] == [300.0, 500.0]
+
+
+def test_only_what_is_new_is_left_over(tmp_path: Path) -> None:
+    (tmp_path / "old_1").touch()
+    watch = leftovers.Watch(tmp_path)
+    (tmp_path / "new_1").touch()
+    assert watch.left() == (str(tmp_path / "new_1"),)
+
+
+def test_what_may_not_mount_a_file_system_has_no_faults_of_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container, root may be refused."""
+    (tmp_path / "unshare").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert not small_disk.possible.__wrapped__()
+    assert not small_disk.device_possible.__wrapped__()
+
+
+@pytest.mark.skipif(not small_disk.possible(), reason="a small disk wants root")
+def test_a_small_disk_is_gone_when_its_run_is_over(tmp_path: Path) -> None:
+    """In a child, because this process would stay in the mount namespace."""
+    code = f"""
+import os
+from pathlib import Path
+from mt_resilient.chaos.live import small_disk
+disk = small_disk.mounted(Path({str(tmp_path / "disk")!r}), 0, {small_disk.device_possible()})
+assert os.path.ismount(disk)
+small_disk.unmount(disk)
+assert {str(tmp_path)!r} not in Path("/proc/self/mounts").read_text()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment())
 
 
 def test_a_node_is_not_lost_together_with_one_that_is_lost_already(job: Job) -> None:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mt_resilient.agent.launch.torchrun import understand
-from mt_resilient.chaos.command import _nodes, registry
+from mt_resilient.chaos import settings
+from mt_resilient.chaos.campaign import Outcome
+from mt_resilient.chaos.command import _folder, _free, _nodes, _shrink, registry
 from mt_resilient.chaos.judgement import checker
 from mt_resilient.chaos.judgement.draw import delay_s, drawn, settled, shrunk
 from mt_resilient.chaos.judgement.plan import ANY, Injection, Kind, Plan, fitting, parsed, to_toml
 from mt_resilient.chaos.nemesis.registry import Need
+from mt_resilient.chaos.runs import Runs
 from mt_resilient.resilience.errors import UsageError
+from mt_resilient.run_options import policies
+
+from ..harness import environment
 
 KINDS = {
     kind.name: kind
@@ -20,6 +31,8 @@ KINDS = {
         Kind(name="rank_killed", says="", of_a_rank=True),
         Kind(name="agent_killed", says=""),
         Kind(name="etcd_stopped", says="", lasts_s=5.0),
+        Kind(name="slow", says="", of_a_rank=True, harmless=True),
+        Kind(name="nan_in_gradient", says="", of_a_rank=True, in_place=True),
         Kind(name="node_lost", says="", of_a_node=True, lasts_s=5.0, seeded=False),
         Kind(name="bit_in_moment", says="", of_a_rank=True, seeded=False),
     )
@@ -72,6 +85,20 @@ def test_a_plan_is_read() -> None:
             "'lunch' is not a phase of a recovery; these are detect, stop, start, build, restore, step, replay",
         ),
         (
+            ["[[fault]]", 'name = "slow"', "[[fault]]", 'name = "rank_killed"', 'phase = "build"'],
+            "waits for the phase build of the recovery from slow, which restarts no rank (training survives it); use after_s",
+        ),
+        (
+            ["[[fault]]", 'name = "nan_in_gradient"', "[[fault]]", 'name = "rank_killed"', 'phase = "build"'],
+            "of the recovery from nan_in_gradient, which restarts no rank (the ranks go back in place)",
+        ),
+        (["[[fault]]", 'name = "agent_killed"', "every_steps = 5"], "has every_steps without step"),
+        (
+            ["[[fault]]", 'name = "agent_killed"', "[[fault]]", 'name = "rank_killed"', "after_s = inf"],
+            "after_s is inf, and must be a number of 0 or more",
+        ),
+        (["[[fault]]", 'name = "etcd_stopped"', "for_s = nan"], "for_s is nan, and must be a number of 0 or more"),
+        (
             ["[[fault]]", 'name = "agent_killed"', "step = 1", "after_s = 2"],
             "has both step and after_s; it can strike at one moment only",
         ),
@@ -101,7 +128,10 @@ def test_a_seed_draws_the_same_plan_again_and_only_what_every_script_survives() 
     plans = [drawn(seed, 5, KINDS.values()) for seed in range(50)]
     assert plans == [drawn(seed, 5, KINDS.values()) for seed in range(50)]
     assert len(set(plans)) > 40
-    assert {each.fault for one in plans for each in one.injections} == {"rank_killed", "agent_killed", "etcd_stopped"}
+    assert {each.fault for one in plans for each in one.injections} == {
+        *("rank_killed", "agent_killed", "etcd_stopped"),
+        *("slow", "nan_in_gradient"),
+    }
     for one in plans:
         assert not one.injections[0].follows
         assert parsed(to_toml(one), KINDS) == one
@@ -163,6 +193,12 @@ def test_a_fault_is_refused_where_it_cannot_strike(needs: tuple[Need, ...], node
     assert registry.lacks(needs, nodes) == lacking
 
 
+def test_a_job_of_one_rank_has_no_fault_of_two() -> None:
+    assert registry.lacks([Need.RANKS], 1, ranks=1) == "two ranks or more"
+    seeded = {ranks: {name for name, kind in registry.kinds(1, ranks).items() if kind.seeded} for ranks in (1, 2)}
+    assert seeded[2] - seeded[1] == {"deadlock", "other_collective"}
+
+
 def test_a_seed_draws_faults_of_nodes_only_for_several_nodes() -> None:
     seeded = {nodes: {name for name, kind in registry.kinds(nodes).items() if kind.seeded} for nodes in (1, 2)}
     assert {"node_lost", "leader_killed"} <= seeded[2] - seeded[1]
@@ -192,6 +228,67 @@ def test_the_number_of_nodes(option: int | None, nnodes: str, nodes: int | str) 
     else:
         with pytest.raises(UsageError, match=nodes):
             _nodes(option, launch)
+
+
+@pytest.mark.parametrize("key", ["control.etcd", "control.job", "control.node", "nodes.number", "nodes.spares"])
+def test_a_configuration_of_other_nodes_is_refused(key: str) -> None:
+    set_so = {key: "3"}
+    with pytest.raises(UsageError, match=f"{key} is set in the configuration or the environment, but a campaign has"):
+        _free(policies(None, set_so))
+    _free(policies(None, {"nodes.join_s": "3"}))
+
+
+def test_a_directory_that_cannot_be_made_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file/below cannot be used \(Not a directory\)\. Nothing was started"):
+        _folder(tmp_path / "file" / "below", understand(["torchrun", __file__], {}))
+
+
+def test_waits_grow_with_the_time_that_a_start_takes() -> None:
+    once = Plan(injections=(Injection(fault="rank_killed"),))
+    assert "hang.start_s=120" in settings.quick(once, 50, start_s=7.0)
+    assert "hang.start_s=600" in settings.quick(once, 50, start_s=200.0)
+    assert [settings.patience_s(60.0, start_s) for start_s in (0.0, 30.0)] == [60.0, 90.0]
+
+
+def test_the_command_that_repeats_a_failure_has_the_options_of_the_first_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The smallest plan so far is in the file after each try; a fault whose moment cannot come any more is not tried."""
+    options = ["--set", "hang.floor_s=7", "--config", "/etc/my job.toml"]
+    runs = Runs(tmp_path, ["torchrun", __file__], options)
+    injections = tuple(Injection(fault=name, step=1) for name in ("slow", "rank_killed", "agent_killed"))
+    phase = Injection(fault="rank_killed", rank=0, phase="build")
+    tried, kept = list[str](), list[str]()
+
+    def disturbed(smaller: Plan, name: str) -> Outcome:
+        tried.append(" ".join(each.fault for each in smaller.injections))
+        kept.append((tmp_path / "smallest.toml").read_text())
+        return Outcome("", ("promise",) if "slow" in tried[-1] else ())
+
+    campaign: Any = SimpleNamespace(
+        runs=runs, root=tmp_path, disturbed=disturbed, settled=lambda _: Plan(injections=(*injections, phase))
+    )
+    _shrink(campaign, Plan(injections=(*injections, phase)), Outcome("", ("promise",)))
+    runs.close()
+    assert tried == ["slow rank_killed agent_killed", "slow rank_killed", "slow"]
+    assert [text.count("[[fault]]") for text in kept] == [4, 3, 2]
+    assert (tmp_path / "smallest.toml").read_text().count("[[fault]]") == 1
+    again = f"mt-resilient chaos {tmp_path}/smallest.toml --set hang.floor_s=7 --config '/etc/my job.toml' -- torchrun {__file__}"
+    assert again in capsys.readouterr().out
+
+
+def test_the_folder_of_a_run_s_own_is_there(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, ["torchrun", __file__, "--out", "{run}/ckpt"])
+    assert runs._words(tmp_path / "clean")[-1] == f"{tmp_path}/clean/own/ckpt"
+    assert (tmp_path / "clean" / "own").is_dir()
+    runs.close()
+
+
+def test_planted_bugs_start_with_the_program_as_it_is() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "planted-bugs"
+    done = subprocess.run([sys.executable, str(script), "none"], text=True, capture_output=True, env=environment())
+    assert "there is no bug none; the bugs are skip-fsync" in done.stderr
 
 
 def test_every_fault_says_what_it_does() -> None:
