@@ -224,7 +224,7 @@ _EXPLAINS: Mapping[str, Callable[[Kind], bool]] = {
 }
 """Whether a fault explains an incident of this cause."""
 _FORGETS = "etcd_data_lost"
-_MOVES_S = 3.0
+_MOVES_S = 4.5
 """A shorter pause shows nothing about progress: a busy machine has some, too."""
 
 

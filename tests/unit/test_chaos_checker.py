@@ -131,8 +131,8 @@ def test_a_run_that_came_back_keeps_every_promise() -> None:
         ),
         (
             {
-                "struck": (struck("etcd_stopped", ended_s=15.0),),
-                "seen": (Seen(at_s=10.5, generation=1, steps=(11, 11)), Seen(at_s=14.0, generation=1, steps=(12, 12))),
+                "struck": (struck("etcd_stopped", ended_s=16.0),),
+                "seen": (Seen(at_s=10.5, generation=1, steps=(11, 11)), Seen(at_s=15.5, generation=1, steps=(12, 12))),
                 "journal": (),
             },
             "training went on while etcd, the drain process or the disk was away",
