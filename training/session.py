@@ -192,7 +192,12 @@ class Session(Boundaries):
         if self._looks:
             names: list[str] = []
             with suppress(Exception):
-                names = self._changed.stepped(sys._getframe(), [*self._given, *self._missing, data], self._named)
+                names = self._changed.stepped(
+                    sys._getframe(),
+                    [*self._given, *self._missing, data],
+                    self._named,
+                    0 if data is None else data.epoch,
+                )
             if names:
                 say(changed_objects.sentence(names))
 
