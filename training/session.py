@@ -98,7 +98,7 @@ class Session(Boundaries):
         self.fixed_data = False
         self._data = data
         if self._at is not None:
-            data.keep(self._tape.alone.generators, self._at.rank, lambda value: is_within(value, self._given))
+            data.keep(self._tape.alone.generators, self._at.rank, lambda known: is_within(known, self._given))
             self._course.data = self._tape.alone.data = data
             self._started.apart = data.loaders
             if self._handoff.resume_step < 0:

@@ -845,6 +845,31 @@ def test_a_part_of_a_pass_of_the_script_s_own_in_the_last_step_of_an_epoch_is_no
         assert [*run(*again, step)] == (expected * EPOCHS)[step:], f"from step {step}"
 
 
+@pytest.mark.parametrize("kind", [DataLoader, Sampled, StatefulDataLoader])
+def test_a_pass_of_the_script_s_own_within_an_epoch_ends_the_epoch_with_a_recovery_and_without(kind: Any) -> None:
+    """The workers that are kept have left the loop's pass."""
+
+    def life() -> tuple[Any, Batches]:
+        loader = kind(Numbers(), num_workers=1, batch_size=2, persistent_workers=True)
+        return loader, watched(loader, EPOCHS)
+
+    def run(loader: Any, data: Batches, at: int) -> Iterator[Any]:
+        while (batch := data.take(at)) is not OVER:
+            at += 1
+            if at == 3:
+                next(iter(loader))
+            kept.append(copy.deepcopy(state_of(data)))
+            yield batch.tolist()
+
+    kept: list[Any] = []
+    expected = [*run(*life(), 0)]
+    steps = SAMPLES // 2
+    assert (expected[3:], len(expected)) == (expected[3 : 3 + steps] * (EPOCHS - 1), 3 + steps * (EPOCHS - 1))
+    again = life()
+    put_back(again[1], kept[2])
+    assert [*run(*again, 3)] == expected[3:]
+
+
 def test_a_state_of_torchdata_s_loader_is_that_of_the_loop_s_pass() -> None:
     loader = StatefulDataLoader(Numbers(), batch_size=2)
     data, again = watched(loader), watched(StatefulDataLoader(Numbers(), batch_size=2))
@@ -859,7 +884,7 @@ def test_a_changed_value_that_the_session_was_given_is_not_told(capsys: pytest.C
     state = {"rows": [object()]}
     other = [object()]
     data = Batches([SimpleNamespace(state=state, other=other)] * 3, 1, 1, None)
-    data.keep(Randomness(()), 0, lambda value: is_within(value, [torch.nn.Linear(2, 2), state]))
+    data.keep(Randomness(()), 0, lambda known: is_within(known, [torch.nn.Linear(2, 2), state]))
     for step in range(3):
         data.take(step)
         state["rows"].append(object())

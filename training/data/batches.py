@@ -22,7 +22,7 @@ from ...resilience.clock import monotonic_s
 from ...resilience.errors import InternalError, LayoutError, UsageError
 from ..state.rng import Randomness
 from ..state.tensors.in_place import Nested
-from .loader_adapters import Loadable, Loader, refuse_kept_iterator
+from .loader_adapters import ENDED, Loadable, Loader, refuse_kept_iterator
 from .loader_rng import Draws
 from .loader_state import Own
 from .notices import Notices
@@ -66,6 +66,8 @@ class Batches:
         self._kept_workers = False
         """Whether this epoch uses the workers of the previous epoch."""
         self._forked = AtStart(self.own.things(), loader if self._loader.tells else None)
+        self.loaders = self._forked.loaders
+        """The loaders with persistent workers."""
         self._begun: dict[int, Nested] = {}
         """The generator states of each worker, with which new workers have to begin."""
         self._draws = Draws()
@@ -73,17 +75,12 @@ class Batches:
         self._kept: Nested | None = None
         """This rank's part of the state that `put_back` will apply."""
 
-    def keep(self, randomness: Randomness, rank: int, is_given: Callable[[Any], bool] = lambda _: False) -> None:
+    def keep(self, randomness: Randomness, rank: int, is_given: Callable[[int], bool] = lambda _: False) -> None:
         """From now on, save what is needed to return to a position. Called before the first batch is taken. is_given: see `Own`."""
         self.own.is_given = is_given
         self._randomness, self._notices = randomness, Notices(rank == 0)
         self._draws = Draws(rank == 0)
         self._loader.listen()
-
-    @property
-    def loaders(self) -> list[Any]:
-        """The loaders with persistent workers."""
-        return self._forked.loaders
 
     @property
     def owed(self) -> bool:
@@ -157,6 +154,7 @@ class Batches:
         """Yield at most `most` further batches of this epoch."""
         for _ in range(most):
             assert self._live is not None
+            self._live = self._loader.present(self._live)
             try:
                 batch = self._loader.heard.batch(self._next(self._live))
             except StopIteration:
@@ -172,7 +170,6 @@ class Batches:
             yield batch
 
     def _next(self, live: Iterator[Any]) -> Any:
-        live = self._loader.present(live)
         if self._randomness is None or self._loader.skips or self._loader.stateful:
             return next(live)
         return self._draws.watched(self.offset, lambda: next(live))
@@ -211,6 +208,7 @@ class Batches:
         if self._kept is not None:
             return self._kept
         begun = self.offset > 0 and not self.owed
+        self._live = self._loader.present(self._live)
         own = self.own.collect()
         self._notices.lost(self.own.lost())
         idle = not self.owed and self._loader.idle(begun)
@@ -220,6 +218,7 @@ class Batches:
             "forked": self._forked.state(),
             "workers": dict(self._loader.heard.states) if idle else self._begun if begun else {},
             "idle": idle,
+            "over": begun and self._live is ENDED,
             "loader": {} if self.owed else self._loader.state(begun, self._live),
             "draws": dict(self._draws.kept) if begun else {},
             "checksum": self._loader.checksums.after(self.offset) if begun and not idle else None,
@@ -256,6 +255,7 @@ class Batches:
         elif self.offset:
             same = not (samples and self._loader.samples) or samples == self._loader.samples
             self._again(bool(kept["loader"]), kept.get("draws", {}), kept.get("checksum") if same else None)
+            self._live = ENDED if kept.get("over") else self._live
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
             self.own.restore_but(kept["own"], of_the_loader)

@@ -231,7 +231,7 @@ class Loader:
         that has ended a pass may take the loaded state for a position in the next pass. The attributes of the script's loader are restored
         in any case.)"""
         kind: Any = type(self.thing)
-        asked = (begun or not (self._torchs or of_script(kind))) and self.present(live) is live
+        asked = (begun or not (self._torchs or of_script(kind))) and live is not ENDED
         torchs = self._torchs and isinstance(live, _BaseDataLoaderIter)
         with _holding(self.thing, "_iterator", live) if torchs else nullcontext():  # the script may use another one
             found = self.thing.state_dict() if self.stateful and asked else None

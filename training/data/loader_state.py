@@ -50,8 +50,8 @@ class Own:
         self._stateful = stateful
         self._known = Known()
         self.holders: list[Holder] = []
-        self.is_given: Callable[[Any], bool] = lambda _: False
-        """Whether the Session was given a value, or something that contains it. The Session restores such a value in any case."""
+        self.is_given: Callable[[int], bool] = lambda _: False
+        """Whether the Session was given the object with this id, or something that contains it. The Session restores it in any case."""
         self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
         self._claimed: set[tuple[int, str]] = set()
@@ -135,7 +135,7 @@ class Own:
 
     def lost(self) -> list[str]:
         """Return the names of values that have changed since the last call and can't be restored."""
-        found = [name for holder in self.holders for name, value in holder.lost if not self.is_given(value)]
+        found = [name for holder in self.holders for name, known in holder.lost if not self.is_given(known)]
         for holder in self.holders:
             holder.lost.clear()
         return found

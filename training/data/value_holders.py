@@ -39,8 +39,8 @@ class Holder:
         self._places: dict[str, Place] = {}
         self._last: dict[str, Any] = {}
         """The last values of all places, if each value counts as unchanged while it is the same object; otherwise empty."""
-        self.lost: list[tuple[str, Any]] = []
-        """Values that have changed and can't be restored, with their names."""
+        self.lost: list[tuple[str, int]] = []
+        """The names and ids of values that have changed and can't be restored. A value itself may be large, and is not kept alive."""
         self.reads = True
         """Whether the holder's open files belong to this process. If workers read the files, all processes share one file position, so it
         is not restored."""
@@ -108,7 +108,7 @@ class Holder:
             if kept is not None:
                 found[name] = kept
             if place.lost and not before and self.told:
-                self.lost.append((self._called(name), value))
+                self.lost.append((self._called(name), id(value)))
             calm = calm and kept is None and place.is_fixed(value)
         self._last = dict(live) if calm else {}
         return found

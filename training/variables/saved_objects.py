@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import Any
 
 from ...checkpoint.format.pytree_walk import PLAIN
@@ -38,6 +39,8 @@ class Saved:
         )
 
 
-def is_within(value: Any, given: Iterable[Any]) -> bool:
-    """Whether the value is one of the given objects, or in one of them."""
-    return id(value) in reached(given, _NEAR)
+def is_within(known: int, given: Iterable[Any]) -> bool:
+    """Whether the object with this id is one of the given objects, or in one of them."""
+    with suppress(Exception):  # another thread may change one of these objects meanwhile
+        return known in reached(given, _NEAR)
+    return False
