@@ -34,6 +34,7 @@ from .state.tensors.in_place import local
 from .variables import changed_objects, loop_variables
 from .variables.changed_objects import ChangedObjects
 from .variables.loop_variables import moved_on
+from .variables.saved_objects import is_within
 from .variables.script_generators import Generators
 
 _CHANGES_THE_MODEL = (
@@ -97,7 +98,7 @@ class Session(Boundaries):
         self.fixed_data = False
         self._data = data
         if self._at is not None:
-            data.keep(self._tape.alone.generators, self._at.rank)
+            data.keep(self._tape.alone.generators, self._at.rank, lambda known: is_within(known, self._given))
             self._course.data = self._tape.alone.data = data
             self._started.apart = data.loaders
             if self._handoff.resume_step < 0:
@@ -115,7 +116,7 @@ class Session(Boundaries):
         watched = self._at is not None
         if watched:
             self._started.notice()
-            self._beside.begins()
+            self._beside.begins(None if data is None or not self._looks else data.loaders)
             self._counts.look(self._tell)
             self._generators.look(sys._getframe())
             if self._looks:
@@ -193,7 +194,12 @@ class Session(Boundaries):
         if self._looks:
             names: list[str] = []
             with suppress(Exception):
-                names = self._changed.stepped(sys._getframe(), [*self._given, *self._missing, data], self._named)
+                names = self._changed.stepped(
+                    sys._getframe(),
+                    [*self._given, *self._missing, data],
+                    self._named,
+                    0 if data is None else data.epoch,
+                )
             if names:
                 say(changed_objects.sentence(names))
 

@@ -49,6 +49,7 @@ from mt_resilient.training.data.loader_rng import MOST
 from mt_resilient.training.data.loader_state import Own as LooksFor
 from mt_resilient.training.state.rng import Randomness
 from mt_resilient.training.state.sources import sources_of
+from mt_resilient.training.variables.saved_objects import is_within
 
 from ..etcd_cluster import eventually
 
@@ -784,10 +785,115 @@ def test_a_state_without_a_place_in_the_data_is_refused_where_it_is_the_jobs_own
     assert data.take(2) == 1
 
 
+class Prefetching:
+    """As timm's PrefetchLoader."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
 @pytest.mark.parametrize("kind", [OneIterator, InfiniteLoader])
-def test_a_loader_that_keeps_one_iterator_is_refused(kind: Any) -> None:
-    with pytest.raises(UsageError, match="persistent_workers=True"):
-        Batches(kind(batch_size=3), EPOCHS, 1, None)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda loader: loader,
+        Prefetching,
+        lambda loader: Prefetching(Prefetching([loader])),
+        lambda loader: lambda: Prefetching(loader),
+    ],
+)
+def test_a_loader_that_keeps_one_iterator_is_refused(kind: Any, around: Any) -> None:
+    with pytest.raises(UsageError, match=f"was given a {kind.__name__}.*persistent_workers=True"):
+        Batches(around(kind(batch_size=3)), EPOCHS, 1, None)
+
+
+def test_a_loader_beside_those_that_give_the_batches_may_keep_one_iterator() -> None:
+    loader, evaluation = Prefetching(DataLoader(Numbers(), batch_size=3)), OneIterator(batch_size=3)
+    trainer = SimpleNamespace(loader=loader, evaluation=evaluation)
+    for batches in (loader, lambda: iter(trainer.loader)):
+        Batches(batches, EPOCHS, 1, lambda epoch: print(trainer, evaluation))
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Sampled, StatefulDataLoader])
+@pytest.mark.parametrize("stays", [True, pytest.param(False, marks=pytest.mark.variant)])
+def test_a_part_of_a_pass_of_the_script_s_own_in_the_last_step_of_an_epoch_is_no_part_of_the_epoch(
+    kind: Any, stays: bool
+) -> None:
+    def life() -> tuple[Any, Batches]:
+        loader = kind(Numbers(), num_workers=1, batch_size=2, persistent_workers=stays)
+        return loader, watched(loader, EPOCHS)
+
+    def run(loader: Any, data: Batches, at: int) -> Iterator[Any]:
+        while (batch := data.take(at)) is not OVER:
+            at += 1
+            if data.ends(at):
+                assert len([*zip(range(3), loader, strict=False)]) == 3
+            kept.append(copy.deepcopy(state_of(data)))
+            yield batch.tolist()
+
+    kept: list[Any] = []
+    expected = [batch.tolist() for batch in DataLoader(Numbers(), batch_size=2)]
+    expected = [batch[::-1] for batch in expected] if kind is Sampled else expected
+    steps = len(expected)
+    assert [*run(*life(), 0)] == expected * EPOCHS
+    for step in (steps - 1, steps, steps + 1):
+        again = life()
+        put_back(again[1], kept[step - 1])
+        assert [*run(*again, step)] == (expected * EPOCHS)[step:], f"from step {step}"
+
+
+@pytest.mark.parametrize("kind", [DataLoader, Sampled, StatefulDataLoader])
+def test_a_pass_of_the_script_s_own_within_an_epoch_ends_the_epoch_with_a_recovery_and_without(kind: Any) -> None:
+    """The workers that are kept have left the loop's pass."""
+
+    def life() -> tuple[Any, Batches]:
+        loader = kind(Numbers(), num_workers=1, batch_size=2, persistent_workers=True)
+        return loader, watched(loader, EPOCHS)
+
+    def run(loader: Any, data: Batches, at: int) -> Iterator[Any]:
+        while (batch := data.take(at)) is not OVER:
+            at += 1
+            if at == 3:
+                next(iter(loader))
+            kept.append(copy.deepcopy(state_of(data)))
+            yield batch.tolist()
+
+    kept: list[Any] = []
+    expected = [*run(*life(), 0)]
+    steps = SAMPLES // 2
+    assert (expected[3:], len(expected)) == (expected[3 : 3 + steps] * (EPOCHS - 1), 3 + steps * (EPOCHS - 1))
+    again = life()
+    put_back(again[1], kept[2])
+    assert [*run(*again, 3)] == expected[3:]
+
+
+def test_a_state_of_torchdata_s_loader_is_that_of_the_loop_s_pass() -> None:
+    loader = StatefulDataLoader(Numbers(), batch_size=2)
+    data, again = watched(loader), watched(StatefulDataLoader(Numbers(), batch_size=2))
+    for step in range(3):
+        data.take(step)
+    next(iter(loader))
+    put_back(again, copy.deepcopy(state_of(data)))
+    assert again.take(3).tolist() == data.take(3).tolist()
+
+
+def test_a_changed_value_that_the_session_was_given_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    state = {"rows": [object()]}
+    other = [object()]
+    data = Batches([SimpleNamespace(state=state, other=other)] * 3, 1, 1, None)
+    data.keep(Randomness(()), 0, lambda known: is_within(known, [torch.nn.Linear(2, 2), state]))
+    for step in range(3):
+        data.take(step)
+        state["rows"].append(object())
+        state["more"] = [object()]
+        other.append(object())
+        data.collect()
+    said = capsys.readouterr().err
+    assert said.count("loader.0.other has changed, and no recovery restores it") == 1
+    assert "state" not in said
 
 
 def test_what_a_begin_epoch_draws_from_is_put_back() -> None:

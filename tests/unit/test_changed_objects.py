@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import random
 import sys
@@ -35,11 +36,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_objects, "_PYTHONS", ("/nowhere",))
 
 
-def steps(number: int, logs: list[list[str]], *held: Any, named: tuple[str, ...] = ()) -> Iterator[int]:
+def steps(
+    number: int, logs: list[list[str]], *held: Any, named: tuple[str, ...] = (), epoch: int = sys.maxsize
+) -> Iterator[int]:
+    """epoch: the number of steps in an epoch."""
     changed = ChangedObjects()
     for step in range(number):
         yield step
-        logs.append(changed.stepped(sys._getframe(), held, named))
+        logs.append(changed.stepped(sys._getframe(), held, named, step // epoch))
 
 
 class Average:
@@ -151,6 +155,98 @@ def test_a_change_that_begins_later_is_named_at_the_next_comparison() -> None:
             rows["late"] = step
     assert [at for at, names in enumerate(logs, 1) if names] == [100]
     assert logs[99] == ["rows"]
+
+
+@pytest.mark.parametrize(("first", "told"), [(900, 1000), (5000, 10_000), (50_000, 100_000)])
+def test_an_object_that_seldom_changes_is_named(first: int, told: int) -> None:
+    changed, target, logs = ChangedObjects(), nn.Linear(2, 2), []  # type: ignore[var-annotated]
+    for step in range(1, 100_003):
+        if step == first:
+            trained(target, 0.1)
+        if names := changed.stepped(sys._getframe(), [], []):
+            logs.append((step, names))
+    assert logs == [(told, ["target"])]
+
+
+def test_what_changes_only_at_the_end_of_an_epoch_is_named_in_the_next_one() -> None:
+    logs: list[list[str]] = []
+    average, third, fourth = nn.Linear(2, 2), {"n": 0}, {"n": 0}
+    for step in steps(92, logs, epoch=20):
+        if step == 19:
+            trained(average, 0.1)
+        third["n"] += step == 59
+        fourth["n"] += step == 79
+    assert {at: names for at, names in enumerate(logs) if names} == {20: ["average"], 60: ["third"]}
+
+
+class Trainer:
+    """With parts in the loader."""
+
+    def __init__(self) -> None:
+        self.model, self.teacher = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.sampler, self.count, self.rows, self.large = [3], 0, [0], torch.zeros(100_000)
+        self.optimizer = torch.optim.Adam(self.teacher.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+
+    def collate(self, rows: Any) -> Any:
+        return rows
+
+    def batches(self) -> Iterator[Any]:
+        yield from self.sampler
+
+
+LOADERS: dict[str, Callable[[Trainer], tuple[Any, Any]]] = {
+    "collate_fn": lambda trainer: (torch.utils.data.DataLoader([1], collate_fn=trainer.collate), None),
+    "begin_epoch": lambda trainer: ([1], lambda epoch: trainer.sampler.append(epoch)),
+    "generator": lambda trainer: (lambda: trainer.batches(), None),
+    "partial": lambda trainer: ([1], functools.partial(Trainer.collate, trainer)),
+}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_of_a_trainer_in_the_loader_only_what_its_data_save_is_left_out(kind: str) -> None:
+    logs: list[list[str]] = []
+    trainer = Trainer()
+    loader, begin_epoch = LOADERS[kind](trainer)
+    around, data = [trainer], Batches(loader, 1, 1, begin_epoch)
+    for _ in steps(3, logs, trainer.model, data):
+        trained(trainer.model, 0.1)
+        trained(trainer.teacher, 0.1)
+        trainer.schedule.step()
+        trainer.large.add_(1)
+        trainer.count += 1
+        trainer.rows.append(1)
+        trainer.sampler.append(1)
+    names = ["trainer.teacher", "trainer.large", "trainer.optimizer", "trainer.schedule", "around"]
+    assert sorted(logs[2]) == sorted(names)
+    del around
+
+
+def test_what_the_loader_s_data_save_of_a_trainer_is_not_named() -> None:
+    logs: list[list[str]] = []
+    trainer = Trainer()
+    around, data = [trainer], Batches([1], 1, 1, lambda epoch: trainer.sampler.append(epoch))
+    for _ in steps(3, logs, data):
+        trainer.count += 1
+        trainer.rows.append(1)
+    assert logs == [[]] * 3
+    del around
+
+
+NAMES: dict[str, Callable[[], Any]] = {
+    "log_alpha": lambda: torch.zeros(()),
+    "x_bar": lambda: torch.zeros(3),
+    "weights_bar": lambda: {"w": torch.zeros(3)},
+    "log_scale": lambda: nn.Linear(1, 1),
+    "log_of_losses": lambda: [torch.zeros(())],
+    "log": lambda: {"loss": [0.0]},
+    "pbar": lambda: SimpleNamespace(n=0),
+}
+
+
+def test_a_tensor_or_a_module_is_no_display_whatever_its_name() -> None:
+    shown = {name for name, make in NAMES.items() if script_objects.for_the_eye(name, make())}
+    assert shown == {"log_of_losses", "log", "pbar"}
 
 
 def test_a_change_in_an_object_of_a_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,22 @@ def test_only_an_iterator_that_goes_on_from_step_to_step_is_told(make: Callable[
     assert all("continues one iterator from step to step" in each for each in said)
 
 
+def test_an_iterator_that_was_made_before_the_session_is_told_at_the_first_start() -> None:
+    held = DataLoader(TensorDataset(torch.arange(6.0)), num_workers=1, persistent_workers=True)
+    batches, idle, ours = iter(loader()), iter(loader()), iter(held)
+    for used, told in (([held], 1), (None, 0)):
+        said: list[str] = []
+        beside = Beside(said.append)
+        beside.begins(used)
+        for _ in range(3):
+            beside.gives()
+            next(batches)
+            next(ours)
+            beside.gave()
+        assert len(said) == told
+    del idle
+
+
 def test_batches_that_a_step_accumulates_are_of_the_loops_own_iterator() -> None:
     assert said_of(lambda: id, steps=2, accumulated=1) == []
 

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from mt_resilient.training.data import script_code
+from mt_resilient.training.data import loader_state, script_code
+from mt_resilient.training.data.batches import Batches
 from mt_resilient.training.data.iterator_progress import progress
 from mt_resilient.training.variables import loop_variables, script_objects
 from mt_resilient.training.variables.loop_variables import moved_on
@@ -34,7 +35,7 @@ LAZY: Any = None
 @pytest.fixture(autouse=True)
 def script(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the script."""
-    for module in (loop_variables, script_objects, script_code):
+    for module in (loop_variables, script_objects, script_code, loader_state):
         monkeypatch.setattr(module, "installed", lambda file: file != __file__)
     monkeypatch.setattr(script_objects, "_PYTHONS", ("/nowhere",))
 
@@ -75,6 +76,31 @@ def enumerated(found: dict[str, Any]) -> None:
     total = 0.0
     for at, step in enumerate(asked(found)):
         total += at * step
+
+
+def enumerated_in_vain(found: dict[str, Any]) -> None:
+    for at, step in enumerate(asked(found), 1):  # noqa: B007
+        print(step, *(number for number, _ in enumerate([step])))
+
+
+def logged(steps: Iterator[int], every: int) -> Iterator[int]:
+    """As many scripts log every so often."""
+    printed = 0
+    for step in steps:
+        yield step
+        printed += step % every == 0
+
+
+def in_a_generator(found: dict[str, Any]) -> None:
+    iteration, best, seen = 0, {"acc": 0.0}, [0]
+    found["held"] = [best]
+    for at, (step, _) in enumerate(zip(logged(asked(found), every=2), range(9), strict=False)):
+        iteration += 1
+        best["acc"] = step
+        seen = [step]
+        print(at)
+    while iteration:
+        iteration -= len(seen)
 
 
 def nothing(found: dict[str, Any]) -> None:
@@ -376,6 +402,51 @@ class Loop:
             self.model.train()
 
 
+class Runner:
+    """With a part in the loader: what the loader's data saves are its plain attributes and short lists, but not its models."""
+
+    def __init__(self) -> None:
+        self.seen, self.rows, self.model = 0, [0], torch.nn.Linear(2, 2)
+        self.average = torch.zeros(100_000)
+        self.teacher = copy.deepcopy(self.model)
+
+    def collate(self, rows: Any) -> Any:
+        self.seen += len(rows)
+        return rows
+
+    def batches(self) -> Iterator[Any]:
+        self.rows.append(0)
+        yield from range(9)
+
+    def smooth(self) -> None:
+        self.average.mul_(0.9)
+
+    def run(self, found: dict[str, Any], loader: Any, begin_epoch: Any) -> None:
+        found["held"] = [self.model, Batches(loader, 1, 1, begin_epoch)]
+        for _ in asked(found):
+            self.seen += 1
+            self.rows.append(1)
+            self.smooth()
+            if self.seen % 2:
+                self.teacher = copy.deepcopy(self.model)
+            print(self.teacher.weight)
+
+
+def collated(found: dict[str, Any]) -> None:
+    runner = Runner()
+    runner.run(found, torch.utils.data.DataLoader([1, 2], collate_fn=runner.collate), None)
+
+
+def begun(found: dict[str, Any]) -> None:
+    runner = Runner()
+    runner.run(found, [1, 2], lambda epoch: runner.collate([epoch]))
+
+
+def generated(found: dict[str, Any]) -> None:
+    runner = Runner()
+    runner.run(found, lambda: runner.batches(), None)
+
+
 def no_loop(found: dict[str, Any]) -> None:
     count = 0
     steps = asked(found)
@@ -387,7 +458,9 @@ def no_loop(found: dict[str, Any]) -> None:
     ("loop", "names"),
     [
         (set_from_their_last_values, "count best hidden mean NUMBER batch"),
-        (enumerated, "total"),
+        (enumerated, "total at"),
+        (enumerated_in_vain, ""),
+        (in_a_generator, "printed iteration at"),
         (nothing, ""),
         (no_loop, ""),
         (on_a_condition, "teacher total since flag"),
@@ -400,6 +473,9 @@ def no_loop(found: dict[str, Any]) -> None:
         (by_functions_of_all_kinds, "counts itself.calls box.n meter rows"),
         (by_counters, "rates numbers"),
         (held, "hidden"),
+        (collated, "self self.teacher"),
+        (begun, "self self.teacher"),
+        (generated, "self self.teacher"),
         (Loop().run, "self.global_step self.best self.history"),
     ],
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-from .variable_uses import ALL, ALWAYS_JUMPS, CHANGING_FUNCTIONS, ENDS, JUMPS, Path, Use, uses_of
+from .variable_uses import ALL, ALWAYS_JUMPS, CHANGING_FUNCTIONS, ENDS, JUMPS, Path, Use, uses_of, variables_in
 
 _CHANGES = frozenset(
     (
@@ -59,6 +60,29 @@ def carried_from_outside(code: CodeType, defaults: Collection[str] = ()) -> list
         if isinstance(inner, CodeType):
             found += (each for each in carried_from_outside(inner) if each.path[0] not in code.co_cellvars)
     return found
+
+
+def enumerated_in(code: CodeType, at: int) -> str | None:
+    """Return the variable in which a loop over `enumerate(…)` counts its steps, if the loop's body reads it; otherwise None. at: the offset
+    of the loop's FOR_ITER. The count begins anew with each loop."""
+    known = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    head = next((place for place, each in enumerate(known) if each.offset == at and each.opname == "FOR_ITER"), 0)
+    if not any(each.argval == "enumerate" for each in _iterable_of(known[:head])):
+        return None
+    targets = itertools.dropwhile(lambda each: each.opname == "UNPACK_SEQUENCE", known[head + 1 :])
+    variable = next((name for access, name in variables_in(next(targets)) if access == "STORE"), None)
+    return variable if any(path[0] == variable for path, _ in named_in(code, at)) else None
+
+
+def _iterable_of(header: Sequence[dis.Instruction]) -> Iterator[dis.Instruction]:
+    """Yield the instructions that compute what the loop iterates over, the last first. header: the instructions before FOR_ITER. The first
+    instruction of the expression is the one before which the stack has one value less than at the end."""
+    missing = 1
+    for each in reversed(header[:-1]):  # without GET_ITER
+        if missing <= 0:
+            return
+        yield each
+        missing -= dis.stack_effect(each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
 
 
 def named_in(code: CodeType, at: int = -1) -> Iterator[tuple[Path, str]]:

@@ -72,7 +72,7 @@ def _moved(stack: list[Any], each: dis.Instruction, jump: bool = False) -> list[
 def _step(stack: list[Any], each: dis.Instruction) -> Iterator[Use]:
     """Yield what an instruction does with variables. Pops its values from the stack and pushes its results."""
     name, argument = each.opname, each.argval
-    if variables := [*_variables(each)]:
+    if variables := [*variables_in(each)]:
         for access, variable in variables:
             if access == "LOAD":
                 yield Use((variable,), reads=True)
@@ -181,7 +181,7 @@ def _is_path(symbol: Any) -> bool:
     return isinstance(symbol, tuple) and not isinstance(symbol, _Constant)
 
 
-def _variables(instruction: dis.Instruction) -> Iterator[tuple[str, str]]:
+def variables_in(instruction: dis.Instruction) -> Iterator[tuple[str, str]]:
     """Yield each access and its variable. Python 3.13 has instructions for two variables each, such as STORE_FAST_LOAD_FAST."""
     if instruction.opname == "LOAD_FAST_AND_CLEAR":  # around a comprehension that has a variable of this name
         return

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ...resilience.clock import monotonic_s
 from ...resilience.errors import InternalError, LayoutError, UsageError
 from ..state.rng import Randomness
 from ..state.tensors.in_place import Nested
-from .loader_adapters import Loadable, Loader
+from .loader_adapters import ENDED, Loadable, Loader, refuse_kept_iterator
 from .loader_rng import Draws
 from .loader_state import Own
 from .notices import Notices
@@ -42,8 +43,9 @@ class Batches:
         `set_epoch` of each part of the loader. Raises UsageError for a loader that can be iterated only once."""
         self._loader = Loader(loader)
         self.epochs, self._accumulate = epochs, accumulate
-        self._own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
-        self._set_epoch = begin_epoch or partial(self._loader.set_epoch, self._own.things())
+        self.own = Own(self._loader.stateful, loader=loader, begin_epoch=begin_epoch)
+        refuse_kept_iterator(*self.own.loaders_inside())
+        self._set_epoch = begin_epoch or partial(self._loader.set_epoch, self.own.things())
         self._randomness: Randomness | None = None
         self._notices = Notices()
         self.epoch = 0
@@ -63,7 +65,9 @@ class Batches:
         """The number of steps of this epoch according to `len`."""
         self._kept_workers = False
         """Whether this epoch uses the workers of the previous epoch."""
-        self._forked = AtStart(self._own.things(), loader if self._loader.tells else None)
+        self._forked = AtStart(self.own.things(), loader if self._loader.tells else None)
+        self.loaders = self._forked.loaders
+        """The loaders with persistent workers."""
         self._begun: dict[int, Nested] = {}
         """The generator states of each worker, with which new workers have to begin."""
         self._draws = Draws()
@@ -71,16 +75,12 @@ class Batches:
         self._kept: Nested | None = None
         """This rank's part of the state that `put_back` will apply."""
 
-    def keep(self, randomness: Randomness, rank: int) -> None:
-        """From now on, save what is needed to return to a position. Called before the first batch is taken."""
+    def keep(self, randomness: Randomness, rank: int, is_given: Callable[[int], bool] = lambda _: False) -> None:
+        """From now on, save what is needed to return to a position. Called before the first batch is taken. is_given: see `Own`."""
+        self.own.is_given = is_given
         self._randomness, self._notices = randomness, Notices(rank == 0)
         self._draws = Draws(rank == 0)
         self._loader.listen()
-
-    @property
-    def loaders(self) -> list[Any]:
-        """The loaders with persistent workers."""
-        return self._forked.loaders
 
     @property
     def owed(self) -> bool:
@@ -114,7 +114,7 @@ class Batches:
                 return OVER
             self.position += 1
             self._step = self._taken(self._accumulate - 1)
-            taken = first if self._accumulate == 1 else self._together(first)
+            taken = first if self._accumulate == 1 else chain((first,), self._step)
         return taken
 
     def drain(self) -> None:
@@ -150,14 +150,11 @@ class Batches:
             self._notices.ended(self._promised, -(-self.offset // self._accumulate))
             self.epoch, self.offset, self._live, self._promised = self.epoch + 1, 0, None, None
 
-    def _together(self, first: Any) -> Iterator[Any]:
-        yield first
-        yield from self._step
-
     def _taken(self, most: int) -> Iterator[Any]:
         """Yield at most `most` further batches of this epoch."""
         for _ in range(most):
             assert self._live is not None
+            self._live = self._loader.present(self._live)
             try:
                 batch = self._loader.heard.batch(self._next(self._live))
             except StopIteration:
@@ -180,7 +177,7 @@ class Batches:
     def _begin(self) -> None:
         """Begin the next epoch."""
         if self._randomness is not None:
-            self._start = {"rank": self._randomness.collect(), "own": self._own.collect()}
+            self._start = {"rank": self._randomness.collect(), "own": self.own.collect()}
             self._draws = self._draws.following()
         self._kept_workers = self._forked.look() or self._loader.keeps_workers
         if not self._kept_workers:
@@ -189,7 +186,7 @@ class Batches:
         self._set_epoch(self.epoch)
         self._samples = None
         if self._start is not None:
-            self._start["made"], self._samples = self._own.collect(), self._loader.in_dataset()
+            self._start["made"], self._samples = self.own.collect(), self._loader.in_dataset()
             if not self._kept_workers:
                 self._forked.keep()
         self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
@@ -211,8 +208,9 @@ class Batches:
         if self._kept is not None:
             return self._kept
         begun = self.offset > 0 and not self.owed
-        own = self._own.collect()
-        self._notices.lost(self._own.lost())
+        self._live = self._loader.present(self._live)
+        own = self.own.collect()
+        self._notices.lost(self.own.lost())
         idle = not self.owed and self._loader.idle(begun)
         return {
             "start": self._start if begun else None,
@@ -220,7 +218,8 @@ class Batches:
             "forked": self._forked.state(),
             "workers": dict(self._loader.heard.states) if idle else self._begun if begun else {},
             "idle": idle,
-            "loader": {} if self.owed else self._loader.state(begun),
+            "over": begun and self._live is ENDED,
+            "loader": {} if self.owed else self._loader.state(begun, self._live),
             "draws": dict(self._draws.kept) if begun else {},
             "checksum": self._loader.checksums.after(self.offset) if begun and not idle else None,
             "samples": self._samples if begun else None,
@@ -248,7 +247,7 @@ class Batches:
             self._compare_samples()
         of_the_loader: set[tuple[str, str]] = set()
         if kept["loader"]:
-            of_the_loader = self._own.loaded(partial(self._loader.load, kept["loader"]))
+            of_the_loader = self.own.loaded(partial(self._loader.load, kept["loader"]))
         if kept.get("idle"):
             self._forked.put_back()
             self._loader.start(self._begun)
@@ -256,9 +255,10 @@ class Batches:
         elif self.offset:
             same = not (samples and self._loader.samples) or samples == self._loader.samples
             self._again(bool(kept["loader"]), kept.get("draws", {}), kept.get("checksum") if same else None)
+            self._live = ENDED if kept.get("over") else self._live
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
-            self._own.restore_but(kept["own"], of_the_loader)
+            self.own.restore_but(kept["own"], of_the_loader)
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
         """Go to the position in the epoch. goes_on: whether the loader's own state brings it to the position. drawn: the states that
@@ -294,7 +294,7 @@ class Batches:
         """Restore everything to its state before this epoch's iterator was created."""
         if self._start is not None and self._randomness is not None:
             self._randomness.restore(self._start["rank"])
-            self._own.restore(self._start["own"])
+            self.own.restore(self._start["own"])
         self._set_epoch(self.epoch)
         if self._start is not None:  # begin_epoch may compute labels with the model, which has changed since
-            self._own.restore(self._start["made"])
+            self.own.restore(self._start["made"])

@@ -130,6 +130,10 @@ class Place:
             self._value, self._first, self._parts = _GONE, None, None
             self._packing = Packed(self._name, self._holders)
 
+    def saves(self, live: Any) -> bool:
+        """Return whether snapshots contain the value, and not only the order of its parts."""
+        return not (self._hopeless or self._ordered) and (live is not self._value or self._first is not None)
+
     def put_back(self, kept: Kept | None, live: Any) -> Any:
         """Return the value that the place must get: `live`, filled, if possible. kept: the saved state; None: the value from when the loop
         began."""

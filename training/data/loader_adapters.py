@@ -8,7 +8,7 @@ anything else                    it starts at the epoch's first batch: the used 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -37,23 +37,13 @@ class Loader:
         passes = self._torchs and kind.__iter__ is DataLoader.__iter__
         reports = self._torchs and _has_torchs_iterator(kind)
         self._plain = passes and (reports or not getattr(loader, "num_workers", 0))
-        # Accelerate's loaders always have both methods, and read one batch ahead of the loop.
-        adapts = hasattr(loader, "use_stateful_dataloader")
-        self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not adapts
+        self.stateful = _has_state(loader)
         if isinstance(loader, Iterator) and not self.stateful:
             raise UsageError(
                 f"session.batches was given a {kind.__name__}, which can be iterated only once. A rewind needs its batches again. "
                 "Pass the function that creates it, without calling the function"
             )
-        if not self.stateful and any(
-            isinstance(part, _BaseDataLoaderIter)
-            for name, part in getattr(loader, "__dict__", {}).items()
-            if not (passes and name == "_iterator") and goes_on_with(kind, name)
-        ):
-            raise UsageError(
-                f"session.batches was given a {kind.__name__}, which keeps one iterator from epoch to epoch. A rewind cannot restore "
-                "that iterator. Pass a DataLoader with persistent_workers=True, which also keeps its workers"
-            )
+        refuse_kept_iterator(loader)
         dataset = getattr(self.thing, "dataset", None)
         over_map = not isinstance(dataset, IterableDataset)
         self.skips = self._plain and over_map
@@ -71,6 +61,8 @@ class Loader:
         self._checksums = Checksums()
         self.tells = self._plain or (reports and self.stateful)
         """Whether the loader's workers can report the states of their generators."""
+        self._pass: Any = None
+        """The sampler's iterator in the present pass of persistent workers. A new pass has another one."""
         self.listens = False
         """Whether the workers report these states. `heard` receives them."""
         self.heard = Heard()
@@ -128,11 +120,16 @@ class Loader:
         """Return the iterator that has just given a batch; ENDED if that batch was the last. Persistent workers have one iterator for all
         passes over the loader. So in the last step of an epoch, the script may use this iterator for a pass of its own, as without a
         session."""
-        stays = self._plain and self.thing.persistent_workers and live is getattr(self.thing, "_iterator", None)
-        if not stays or live._send_idx > live._rcvd_idx:
+        stays = self.keeps_workers and live is self.thing._iterator
+        self._pass = _pass_of(live) if stays else None
+        if not (stays and self._plain) or live._send_idx > live._rcvd_idx:
             return live
         next(live, None)
         return ENDED
+
+    def present(self, live: Any) -> Any:
+        """Return the iterator of the loop's pass; ENDED if the script has begun a pass of its own with that iterator."""
+        return ENDED if self._pass is not None and _pass_of(live) not in (self._pass, None) else live
 
     @property
     def checksums(self) -> Checksums:
@@ -197,13 +194,14 @@ class Loader:
         """Return an iterator over the next epoch. If the loader `skips`, its first `skip` batches are skipped. states: generator states for
         new workers. before: called right before a sampler begins. watched: calls a function that takes a numbered batch, and records the
         random numbers drawn for it."""
-        self._beginning.states, self._checksums = states or {}, Checksums()
+        self._beginning.states, self._checksums, self._pass = states or {}, Checksums(), None
         self._behind.skip, self._behind.before = skip, before
         draws = self.skips and not all(map(draws_at_its_start, self._samplers()))
         self._behind.watched = watched if draws else None  # other loaders' batches are already watched elsewhere
         if self._plain and self.listens and self.keeps_workers:  # the script may have started the workers
             self.thing._iterator._index_sampler = self._behind
-        with self._listened_to(), self._behind.ours(), _restarts_nothing(self.thing):
+        # Otherwise, torchdata's loader of nodes would begin the next epoch if it was restored to the end of an epoch.
+        with self._listened_to(), self._behind.ours(), _holding(self.thing, "restart_on_stop_iteration", False):
             live = iter(self.thing if hasattr(self.thing, "__iter__") else self.thing())
         self._hear(live)
         self._behind.leave_out()
@@ -227,13 +225,16 @@ class Loader:
         if (self.stateful or self._plain) and hasattr(self.thing, "_iterator"):
             vars(self.thing)["_iterator"] = None
 
-    def state(self, begun: bool) -> dict[str, Any]:
-        """Return the loader's own state; empty if it has none. (A torchdata loader that has not begun draws a seed when its state is read.
-        A script's loader that has ended a pass may take the loaded state for a position in the next pass. The attributes of the script's
-        loader are restored in any case.)"""
+    def state(self, begun: bool, live: Any) -> dict[str, Any]:
+        """Return the loader's own state; empty if it has none, or if the script has begun a pass of its own with the loop's iterator.
+        live: the iterator of the loop's pass. (A torchdata loader that has not begun draws a seed when its state is read. A script's loader
+        that has ended a pass may take the loaded state for a position in the next pass. The attributes of the script's loader are restored
+        in any case.)"""
         kind: Any = type(self.thing)
-        asked = begun or not (self._torchs or of_script(kind))
-        found = self.thing.state_dict() if self.stateful and asked else None
+        asked = (begun or not (self._torchs or of_script(kind))) and live is not ENDED
+        torchs = self._torchs and isinstance(live, _BaseDataLoaderIter)
+        with _holding(self.thing, "_iterator", live) if torchs else nullcontext():  # the script may use another one
+            found = self.thing.state_dict() if self.stateful and asked else None
         if isinstance(found, Mapping):
             return dict(found)
         return {} if found is None else {_ALONE: found}
@@ -241,6 +242,28 @@ class Loader:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the loader's own state."""
         self.thing.load_state_dict(state[_ALONE] if [*state] == [_ALONE] else state)
+
+
+def _has_state(loader: Any) -> bool:
+    # Accelerate's loaders always have both methods, and read one batch ahead of the loop.
+    adapts = hasattr(loader, "use_stateful_dataloader")
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not adapts
+
+
+def refuse_kept_iterator(*loaders: Any) -> None:
+    """Raise UsageError for a loader that keeps one iterator from epoch to epoch."""
+    for loader in loaders:
+        kind: Any = type(loader)
+        passes = issubclass(kind, DataLoader) and kind.__iter__ is DataLoader.__iter__
+        if not _has_state(loader) and any(
+            isinstance(part, _BaseDataLoaderIter)
+            for name, part in getattr(loader, "__dict__", {}).items()
+            if not (passes and name == "_iterator") and goes_on_with(kind, name)
+        ):
+            raise UsageError(
+                f"session.batches was given a {kind.__name__}, which keeps one iterator from epoch to epoch. A rewind cannot restore "
+                "that iterator. Pass a DataLoader with persistent_workers=True, which also keeps its workers"
+            )
 
 
 def _number(thing: Any, name: str) -> int:
@@ -251,6 +274,12 @@ def _number(thing: Any, name: str) -> int:
         return 0
 
 
+def _pass_of(live: Any) -> Any:
+    """Return the sampler's iterator in torch's iterator, or in one that another package (PyG) has put around torch's."""
+    inner = (live, *getattr(live, "__dict__", {}).values())
+    return next((each._sampler_iter for each in inner if isinstance(each, _BaseDataLoaderIter)), None)
+
+
 def _has_torchs_iterator(kind: type) -> bool:
     """Whether torch or torchdata makes the iterators of this class of loaders. Another package's iterator (PyG's, for example) may change
     each batch, and would get the workers' reports with it."""
@@ -259,13 +288,11 @@ def _has_torchs_iterator(kind: type) -> bool:
 
 
 @contextmanager
-def _restarts_nothing(loader: Any) -> Iterator[None]:
-    """Keep torchdata's loader of nodes from beginning an epoch within this block. Outside this block, a loader that was restored to the end
-    of an epoch would begin the next epoch."""
-    name = "restart_on_stop_iteration"
+def _holding(loader: Any, name: str, value: Any) -> Iterator[None]:
+    """Within this block, the loader's attribute has this value. A loader without the attribute gets none."""
     held = vars(loader) if hasattr(loader, name) else {}
     kept = {name: held[name]} if name in held else {}
-    held.update(dict.fromkeys(kept, False))
+    held.update(dict.fromkeys(kept, value))
     try:
         yield
     finally:

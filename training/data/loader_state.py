@@ -49,7 +49,9 @@ class Own:
         """stateful: an object with a `state_dict` is restored by its own `load_state_dict`, unless the script wrote its class."""
         self._stateful = stateful
         self._known = Known()
-        self._holders: list[Holder] = []
+        self.holders: list[Holder] = []
+        self.is_given: Callable[[int], bool] = lambda _: False
+        """Whether the Session was given the object with this id, or something that contains it. The Session restores it in any case."""
         self._names: set[str] = set()
         self._seen: dict[int, Any] = {}
         self._claimed: set[tuple[int, str]] = set()
@@ -60,7 +62,7 @@ class Own:
         todo = deque(holders.items())
         if holders:
             self._hold(Given("", holders, self._known, whole=True, told=True))
-        while todo and len(self._holders) < _HOLDERS:
+        while todo and len(self.holders) < _HOLDERS:
             name, thing = todo.popleft()
             if id(thing) in self._seen or type(thing) in PLAIN or isinstance(thing, (ModuleType, *GENERATORS)):
                 continue
@@ -68,7 +70,7 @@ class Own:
             todo += ((f"{name}.{at}", part) for at, part in self._look(name, thing))
         self._seen.clear()
         reads = not any(isinstance(each, DataLoader) and each.num_workers for each in self.things())
-        for holder in self._holders:
+        for holder in self.holders:
             holder.reads = reads
             holder.begin()
 
@@ -76,20 +78,20 @@ class Own:
         while holder.name in self._names:
             holder.name += "~"
         self._names.add(holder.name)
-        self._holders.append(holder)
+        self.holders.append(holder)
 
     def values(self) -> list[Any]:
-        return [value for holder in self._holders[1:] for value in holder.values()]
+        return [value for holder in self.holders[1:] for value in holder.values()]
 
     def things(self) -> list[Any]:
         """Return all objects that have places."""
-        return [holder.thing for holder in self._holders]
+        return [holder.thing for holder in self.holders]
 
     def collect(self) -> dict[str, Any]:
-        return {holder.name: kept for holder in self._holders if (kept := holder.collect())}
+        return {holder.name: kept for holder in self.holders if (kept := holder.collect())}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        for holder in self._holders:
+        for holder in self.holders:
             holder.restore(kept.get(holder.name, {}))
 
     def loaded(self, load: Callable[[], None]) -> set[tuple[str, str]]:
@@ -118,13 +120,23 @@ class Own:
         """Return the bytes of the small values that several processes share, by name. Values created after the first call are not
         included."""
         if self._shared is None:
-            self._shared = [each for holder in self._holders for each in holder.shared()]
+            self._shared = [each for holder in self.holders for each in holder.shared()]
         return {name: bytes_of(value) for name, value in self._shared}
+
+    def loaders_inside(self) -> list[Any]:
+        """Return the DataLoaders from which the loader takes its batches. A DataLoader inside an object that gives no samples (a trainer)
+        is left out, because it may serve another purpose."""
+        inside = {holder.name: holder.thing for holder in self.holders if holder.name.startswith("loader")}
+        return [
+            thing
+            for name, thing in inside.items()
+            if isinstance(thing, DataLoader) and all(map(_gives, _around(name, inside)))
+        ]
 
     def lost(self) -> list[str]:
         """Return the names of values that have changed since the last call and can't be restored."""
-        found = [name for holder in self._holders for name in holder.lost]
-        for holder in self._holders:
+        found = [name for holder in self.holders for name, known in holder.lost if not self.is_given(known)]
+        for holder in self.holders:
             holder.lost.clear()
         return found
 
@@ -218,6 +230,13 @@ def _ends(parts: Any) -> Iterator[tuple[int, Any]]:
     behind = min(_ENDS, len(parts) - _ENDS)
     if behind > 0:
         yield from zip(reversed(range(len(parts))), islice(reversed(parts), behind), strict=False)
+
+
+def _around(name: str, holders: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the objects in which an object was found. A function that was given as the loader is left out."""
+    while name := name.rpartition(".")[0]:
+        if name in holders and not (name == "loader" and isinstance(holders[name], FunctionType)):
+            yield holders[name]
 
 
 def _gives(thing: Any) -> bool:

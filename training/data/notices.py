@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..attach.rank_stderr import say
+from ..live_instances import live_instances
 
 _OTHER_DRAWS = (
     ". Its persistent workers were started again, and now draw other random numbers than before. Give session.batches the DataLoader "
@@ -163,9 +164,16 @@ class Beside:
         if self._say is not None and self._of_the_script and isinstance(iterator, _BaseDataLoaderIter):
             self._made.append(weakref.ref(iterator))
 
-    def begins(self) -> None:
-        """Called when the loop asks for its first step."""
+    def begins(self, used: Sequence[Any] | None = None) -> None:
+        """Called when the loop asks for its first step. used: the loaders with persistent workers from which the Session takes batches; not
+        None at the job's first start. Then iterators that the script has made before it made the Session are searched, too."""
         self._of_the_script = False
+        if used is not None:
+            known = [each() for each in self._made] + [each._iterator for each in used]
+            found = (each for each in live_instances(_BaseDataLoaderIter) if not any(each is one for one in known))
+            self._made += (
+                weakref.ref(each) for each in found if {"_sampler_iter", "_num_yielded"} <= vars(each).keys()
+            )
 
     def gives(self) -> None:
         """Called right before the loop gets a batch."""

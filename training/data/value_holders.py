@@ -35,11 +35,12 @@ class Holder:
         """whole: save all values, not only the generators. told: whether the object is the script's own. If the object is the script's own,
         objects of any class in it are saved, and values that can't be restored are reported."""
         self.name, self.thing = name, thing
-        self._holders, self._whole, self._told = holders, whole, told
+        self._holders, self.whole, self.told = holders, whole, told
         self._places: dict[str, Place] = {}
         self._last: dict[str, Any] = {}
         """The last values of all places, if each value counts as unchanged while it is the same object; otherwise empty."""
-        self.lost: list[str] = []
+        self.lost: list[tuple[str, int]] = []
+        """The names and ids of values that have changed and can't be restored. A value itself may be large, and is not kept alive."""
         self.reads = True
         """Whether the holder's open files belong to this process. If workers read the files, all processes share one file position, so it
         is not restored."""
@@ -60,7 +61,7 @@ class Holder:
     def begin(self) -> None:
         """Record the present values as those of the loop's beginning. Call this when all holders are known."""
         self._places = {
-            name: Place(self._called(name), value, self._holders, self._told) for name, value in self._looked_at()
+            name: Place(self._called(name), value, self._holders, self.told) for name, value in self._looked_at()
         }
 
     def _called(self, name: str) -> str:
@@ -71,7 +72,7 @@ class Holder:
         return [
             (name, value)
             for name, value in self.live().items()
-            if (self._whole or isinstance(value, GENERATORS))
+            if (self.whole or isinstance(value, GENERATORS))
             and not isinstance(value, _BaseDataLoaderIter)
             and not (name == "_iterator" and isinstance(self.thing, DataLoader))
             and not (in_worker and is_shared(value))
@@ -84,6 +85,14 @@ class Holder:
 
     def values(self) -> Iterator[Any]:
         yield from (value for _, value in self._looked_at())
+
+    def saved(self) -> Iterator[Any]:
+        """Yield the values that snapshots contain, or whose changes are reported. An object with places of its own is not one of them."""
+        for name, value in self._looked_at():
+            place = self._places.get(name)
+            saved = type(value) in _VALUES if place is None else place.lost or place.saves(value)
+            if saved and id(value) not in self._holders.names:
+                yield value
 
     def collect(self) -> dict[str, Kept]:
         live = self.live()
@@ -98,15 +107,15 @@ class Holder:
             kept = place.state(value)
             if kept is not None:
                 found[name] = kept
-            if place.lost and not before and self._told:
-                self.lost.append(self._called(name))
+            if place.lost and not before and self.told:
+                self.lost.append((self._called(name), id(value)))
             calm = calm and kept is None and place.is_fixed(value)
         self._last = dict(live) if calm else {}
         return found
 
     def _place(self, name: str) -> Place:
         if name not in self._places:
-            self._places[name] = Place(self._called(name), ABSENT, self._holders, self._told)
+            self._places[name] = Place(self._called(name), ABSENT, self._holders, self.told)
         return self._places[name]
 
     def restore(self, kept: Mapping[str, Kept]) -> None:
@@ -174,7 +183,7 @@ class Variables(Holder):
                 found[name] = cell.cell_contents
             except ValueError:  # the variable is not assigned yet
                 continue
-        if self._told and self.thing.__dict__:
+        if self.told and self.thing.__dict__:
             found |= {self._attribute(name): value for name, value in vars(self.thing).items()}
         return found
 

@@ -30,14 +30,16 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...checkpoint.format.pytree_walk import PLAIN
 from ..code_flow.carried import carried_in, set_anew_in
 from ..code_flow.variable_uses import Path
-from ..data.batches import Batches
 from ..data.script_code import is_own, methods
 from ..state.modules.attribute_rules import WRAPPERS
 from ..state.values.kind import slots_of
-from .script_objects import attributes, ends_of, for_the_eye, is_no_state, part_at, reached, scopes_of
+from .saved_objects import Saved
+from .script_objects import attributes, ends_of, for_the_eye, is_no_state, part_at, scopes_of
 
-_LOOKS = (3, 10, 100, 1000)
-"""The steps after which the marks are compared. The last is 1000, because a target network may be updated only every hundred steps."""
+_LOOKS = (3, 10, 100, 1000, 10_000, 100_000)
+"""The steps after which the marks are compared. The later ones find a target network that is updated only every thousand steps."""
+_EPOCHS = 3
+"""The number of epochs at whose end the marks are compared too. A loop may update an average of the weights only there."""
 _SAMPLES = 256
 """How many numbers of a tensor are read, and how many parts at either end of a list or mapping."""
 _MOST = 3000
@@ -48,9 +50,6 @@ _PLACES = 500
 """The most variables, and attributes of objects in them, that are marked."""
 _HELD = 300_000
 """The most objects of the Session that are recognized. A module of torch's is about 20."""
-_OF_DATA, _LONGEST = 30_000, 2048
-"""The most objects of the loop's data that are recognized, and the most parts of a container that is searched for them. A dataset's list of
-samples may have millions of parts."""
 _LEFT_ALONE = (
     *(type, ModuleType, FunctionType, CodeType, FrameType, GeneratorType, io.IOBase, threading.Thread),
     *(DataLoader, Dataset, Sampler, _BaseDataLoaderIter),
@@ -73,13 +72,17 @@ class ChangedObjects:
     def __init__(self) -> None:
         self._first: dict[str, _Place] = {}
         self._said: set[str] = set()
-        self._steps = 0
+        self._steps = self._epoch = 0
 
-    def stepped(self, frame: FrameType | None, held: Iterable[Any], named: Collection[str]) -> list[str]:
+    def stepped(
+        self, frame: FrameType | None, held: Iterable[Any], named: Collection[str], epoch: int = 0
+    ) -> list[str]:
         """Return the names of objects that have changed since step 1, each only once. Call this after each step. frame: the loop's frame.
-        held: the objects that the Session saves. named: variables that were named before."""
+        held: the objects that the Session saves. named: variables that were named before. epoch: the step's epoch."""
         self._steps += 1
-        if self._steps not in (1, *_LOOKS):
+        begins = self._epoch < epoch <= _EPOCHS
+        self._epoch = max(self._epoch, epoch)
+        if self._steps not in (1, *_LOOKS) and not begins:
             return []
         known, places = _Known(held), {}
         for name, anchor, value in _places(frame, known):
@@ -118,18 +121,15 @@ class _Known:
     """The objects that the Session saves, and the memory of its tensors."""
 
     def __init__(self, held: Iterable[Any]) -> None:
-        held = [*held]
-        data = [each for each in held if isinstance(each, Batches)]
-        others = [each for each in held if not isinstance(each, Batches)]
-        self._ids = {**reached(data, _OF_DATA, _LONGEST), **reached(others, _HELD)}
-        tensors = (each for each in self._ids.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
+        self.saved = Saved([*held], _HELD)
+        tensors = (each for each in self.saved.things.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
         self._memory = {_memory(each) for each in tensors} - {0}
         self._left = _MOST_OF_ALL
 
     def is_marked(self, value: Any) -> bool:
         """Whether marks cover an object: it may contain state of the script that the Session does not save."""
         kind: Any = type(value)
-        if kind in PLAIN or issubclass(kind, _LEFT_ALONE) or is_no_state(value, self._ids):
+        if kind in PLAIN or issubclass(kind, _LEFT_ALONE) or is_no_state(value, self.saved.things):
             return False
         if kind.__module__.partition(".")[0] in (_OURS, *WRAPPERS) or kind.__module__.startswith("torch.nn.parallel"):
             return False
@@ -152,7 +152,7 @@ class _Known:
                     if issubclass(kind, (torch.Tensor, np.ndarray)):
                         told.update(b"" if kind is torch.Tensor and _memory(each) in self._memory else _sample(each))
                     else:
-                        waiting.extend(_parts(each))
+                        waiting.extend(part for part in _parts(each) if not self.saved.has(each, part))
             return told.digest() if self._left > 0 else None
         return None
 
@@ -164,7 +164,7 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
         for name, value in [*variables.items()]:
             if len(met) >= _PLACES:
                 return
-            if name[:2] == "__" or for_the_eye(name) or id(value) in met or not known.is_marked(value):
+            if name[:2] == "__" or for_the_eye(name, value) or id(value) in met or not known.is_marked(value):
                 continue
             if name in rebound and not _is_followed(value):
                 continue
@@ -175,9 +175,9 @@ def _places(frame: FrameType | None, known: _Known) -> Iterator[tuple[str, Any, 
                 continue
             for attribute, part in [*attributes(value).items()]:
                 if type(part) in PLAIN:
-                    if attribute in _gone_on_with(kind):
+                    if attribute in _gone_on_with(kind) and not known.saved.has(value, part):
                         yield f"{name}.{attribute}", value, part
-                elif id(part) not in met and not for_the_eye(attribute) and known.is_marked(part):
+                elif id(part) not in met and not for_the_eye(attribute, part) and known.is_marked(part):
                     met.add(id(part))
                     if _is_followed(part) or attribute not in _bound_anew(kind):
                         yield f"{name}.{attribute}", part, part

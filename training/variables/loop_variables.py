@@ -25,11 +25,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ...checkpoint.format.pytree_walk import PLAIN
 from ...resilience.clock import monotonic_s, wall_s
-from ..code_flow.carried import Carried, carried_from_outside, carried_in, named_in
+from ..code_flow.carried import Carried, carried_from_outside, carried_in, enumerated_in, named_in
 from ..code_flow.frame_variables import values_in, variables_of
 from ..code_flow.variable_uses import SOME
 from ..data.script_code import installed, is_own, of_script
 from ..state.modules.attribute_rules import why_lost
+from .saved_objects import Saved
 from .script_objects import (
     attributes,
     draws,
@@ -39,7 +40,6 @@ from .script_objects import (
     items_of,
     of_a_script,
     part_at,
-    reached,
 )
 
 _CLOCKS = (wall_s, monotonic_s, time.perf_counter)
@@ -56,18 +56,28 @@ _REACHED = 5000
 def moved_on(frame: FrameType | None, held: Iterable[Any] = ()) -> list[str]:
     """Return the variables that the script's loop, and functions that it calls, carry from step to step and that no snapshot contains.
     held: the objects that the Session saves."""
-    while frame is not None and not of_a_script(frame):
-        frame = frame.f_back
-    if frame is None:
-        return []
-    around = {**frame.f_globals, **variables_of(frame)}
-    look = _Look(reached(held, _REACHED).keys())
-    found = [look.name_of(each, around) for each in carried_in(frame.f_code, frame.f_lasti)]
-    for function in _called(frame.f_code, frame.f_lasti, around):
-        around, defaults = _around(function)
-        carried = carried_from_outside(function.__code__, defaults)
-        found += [look.name_of(each, around) for each in carried if not _is_of_no_weight(each, around)]
+    look = _Look(Saved([*held], _REACHED))
+    found: list[str | None] = []
+    for each in _looping(frame):
+        around = {**each.f_globals, **variables_of(each)}
+        found += [look.name_of(carried, around) for carried in carried_in(each.f_code, each.f_lasti)]
+        found.append(enumerated_in(each.f_code, each.f_lasti))
+        for function in _called(each.f_code, each.f_lasti, around):
+            around, defaults = _around(function)
+            carried_on = carried_from_outside(function.__code__, defaults)
+            found += [look.name_of(carried, around) for carried in carried_on if not _is_of_no_weight(carried, around)]
     return [*dict.fromkeys(filter(None, found))]
+
+
+def _looping(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frame of the script's loop. If that loop is in a generator of the script, which wraps the Session's steps, yield the frame
+    of the loop over this generator too."""
+    while frame is not None:
+        if of_a_script(frame):
+            yield frame
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+                return
+        frame = frame.f_back
 
 
 def _is_of_no_weight(carried: Carried, around: Mapping[str, Any]) -> bool:
@@ -75,7 +85,7 @@ def _is_of_no_weight(carried: Carried, around: Mapping[str, Any]) -> bool:
     progress bars."""
     variable = carried.path[0]
     made_once = len(carried.path) == 1 and (around.get(variable) is None or around[variable] is False)
-    return made_once or for_the_eye(variable)
+    return made_once or for_the_eye(variable, around.get(variable))
 
 
 def _called(code: CodeType, at: int, around: Mapping[str, Any]) -> Collection[FunctionType]:
@@ -148,10 +158,14 @@ def _around(function: FunctionType) -> tuple[dict[str, Any], Collection[str]]:
 
 @dataclass
 class _Look:
-    known: Collection[int]
-    """Ids of the objects that the Session saves."""
+    saved: Saved
     met: set[tuple[int, str]] = field(default_factory=set)
     """Methods that are being examined."""
+
+    @property
+    def known(self) -> Collection[int]:
+        """Ids of the objects that the Session saves."""
+        return self.saved.things.keys()
 
     def name_of(self, carried: Carried, around: Mapping[str, Any]) -> str:
         """Return the variable's name for the log. Return an empty text if it is no state, or the Session saves it."""
@@ -174,7 +188,8 @@ class _Look:
         kind, key = steps[-1]
         if kind == "[":
             return label if is_a(value, _FILLED) else ""
-        if is_a(value, _FILLED) or not _is_state(_part(value, steps[-1]), anew, self.known):
+        part = _part(value, steps[-1])
+        if is_a(value, _FILLED) or self.saved.has(value, part) or not _is_state(part, anew, self.known):
             return ""
         return f"{label}.{key}"
 
@@ -237,6 +252,7 @@ def _is_state(value: Any, anew: bool, known: Collection[int]) -> bool:
 def sentence(names: Sequence[str]) -> str:
     return (
         f"the training carries variables from step to step that no snapshot contains: {', '.join(names)}. After a restart they begin "
-        "with their first values. A rewind in place leaves them as they are. If the training depends on one of them, keep it in a mapping "
-        f'that the Session is given: state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
+        "with their first values. A rewind in place leaves them as they are. If the training depends on a count of steps, use the step "
+        "that the Session yields. If it depends on another variable, keep it in a mapping that the Session is given: "
+        f'state = {{"{names[0].rpartition(".")[2]}": …}}; Session(…, state=state)'
     )

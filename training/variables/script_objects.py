@@ -54,6 +54,9 @@ _FOR_THE_EYE = frozenset(
         *("progress", "printer", "print", "bar", "pbar", "tqdm", "warned", "wandb"),
     )
 )
+_TRAINED = (torch.Tensor, np.ndarray, torch.nn.Module)
+_FEW = 16
+"""The most parts at either end of a list or mapping that are looked at for tensors."""
 Step = tuple[str, Any]
 """A step from an object to its part: `.` and an attribute, or `[` and a key."""
 
@@ -62,10 +65,20 @@ def is_a(value: Any, kinds: Any) -> bool:
     return issubclass(type(value), kinds)
 
 
-def for_the_eye(name: str) -> bool:
-    """Whether the name of a class or variable shows that it is for logs, timers or progress bars."""
+def for_the_eye(name: str, value: Any = None) -> bool:
+    """Whether the name of a class or variable shows that it is for logs, timers or progress bars. Modules and tensors are not, nor lists
+    or mappings of them: `log_alpha` may be a trained temperature, and `weights_bar` an average. But a log may contain numbers as tensors.
+    """
     words = {each.lower() for each in _WORDS.findall(name)}
-    return not words.isdisjoint(_FOR_THE_EYE) or name.lower().endswith(("logger", "writer", "timer", "profiler"))
+    if words.isdisjoint(_FOR_THE_EYE) and not name.lower().endswith(("logger", "writer", "timer", "profiler")):
+        return False
+    return not is_a(value, _TRAINED) and not any(_is_trained(part) for part in ends_of(value, _FEW)[1])
+
+
+def _is_trained(part: Any) -> bool:
+    """Whether the part is a module, or a tensor of more than one number."""
+    exact = type(part) in (torch.Tensor, torch.nn.Parameter, np.ndarray)
+    return is_a(part, torch.nn.Module) or (exact and part.ndim > 0)
 
 
 def draws(value: Any) -> bool:
@@ -81,7 +94,7 @@ def draws(value: Any) -> bool:
 def is_no_state(value: Any, saved: Collection[int]) -> bool:
     """Whether an object is certainly not unsaved state: the Session or `script_generators.py` saves it, or it is for logs, timers or
     progress bars. saved: ids of the objects that the Session saves."""
-    return id(value) in saved or draws(value) or for_the_eye(type(value).__name__) or is_a(value, logging.Logger)
+    return id(value) in saved or draws(value) or for_the_eye(type(value).__name__, value) or is_a(value, logging.Logger)
 
 
 def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any]]]:
@@ -101,15 +114,17 @@ def scopes_of(frame: FrameType | None) -> Iterator[tuple[dict[str, Any], set[Any
             yield attributes(module), every
 
 
-def reached(held: Iterable[Any], most: int, longest: int = sys.maxsize) -> dict[int, Any]:
+def reached(
+    held: Iterable[Any], most: int, longest: int = sys.maxsize, but: Collection[int] = frozenset()
+) -> dict[int, Any]:
     """Return the objects inside `held`, and those in `held`, by id. Objects that are fewer references away come first. most: the most
-    objects to return. longest: the most parts of a container that is searched."""
+    objects to return. longest: the most parts of a container that is searched. but: ids of objects that are left out, and not searched."""
     found: dict[int, Any] = {}
     waiting = deque(held)
     while waiting and len(found) < most:
         each = waiting.popleft()
         kind: Any = type(each)
-        if id(each) in found or kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
+        if id(each) in found or id(each) in but or kind in PLAIN or issubclass(kind, (type, ModuleType, FunctionType)):
             continue
         found[id(each)] = each
         if not issubclass(kind, (torch.Tensor, np.ndarray)):
