@@ -58,7 +58,7 @@ def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
     taken = next(name for name in job.members() if name not in others)
     job.after(lambda: job.net.kill(taken))
     replaced(job, taken)
-    assert job.finish(*(name for name in job.hosts if name != taken)) == [0] * 4
+    assert job.finish(*(name for name in job.hosts if name != taken), deadline_s=600) == [0] * 4
     faults = [each for each in job.incidents() if each.rung]
     assert [each.rung for each in faults] == [2, 2, 3, 3]
     causes = [each.cause for each in faults]
@@ -89,7 +89,7 @@ def test_the_network_is_cut(cluster: Make) -> None:
         job.until(lambda name=name: job.said(name).count("so this agent ends its ranks"), 120, f"{name} ends its ranks")
     job.net.apart()
     job.until(lambda: len(job.members()) == 4, 120, "the job grows again")
-    assert set(job.finish(*job.hosts)) == {0}
+    assert set(job.finish(*job.hosts, deadline_s=600)) == {0}
     undamaged(job, 1200)
 
 
