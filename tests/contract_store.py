@@ -261,7 +261,7 @@ class StoreContract:
                 assert len(found) % 100 == 0
 
     def test_a_watch_has_what_ends_with_a_lease(self, store: Store, tick: Tick) -> None:
-        revoked, ended = store.grant(60), store.grant(3)
+        revoked, ended = store.grant(60), store.grant(10)
         store.put("/job/revoked", b"", revoked)
         store.put("/job/ended", b"", ended)
         with closing(store.watch("/job/", store.listing("/job/").revision)) as watch:

@@ -157,10 +157,11 @@ class Job:
         """Wait until the node says so. Fails when the job ends before."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
+            ended = self.agent.poll() is not None  # asked first: what the agent did just before its end counts
             now = self.look()
             if now and what(now):
                 return now
-            assert self.agent.poll() is None, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
+            assert not ended, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
             time.sleep(0.03)
         raise AssertionError(f"not within {deadline_s} s; the last said was {self.look()}\n{self.said()[-3000:]}")
 
@@ -169,9 +170,12 @@ class Job:
 
     def until_said(self, text: str, deadline_s: float = 300, times: int = 1) -> None:
         end = time.monotonic() + deadline_s
-        while self.said().count(text) < times:
+        while True:
+            ended = self.agent.poll() is not None  # asked first, as above
+            if self.said().count(text) >= times:
+                return
+            assert not ended, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
             assert time.monotonic() < end, f"never said {text!r}:\n{self.said()[-3000:]}"
-            assert self.agent.poll() is None, f"ended with {self.agent.returncode}:\n{self.said()[-3000:]}"
             time.sleep(0.03)
 
     def kill_rank(self, rank: int) -> None:

@@ -120,7 +120,7 @@ def endure(script: Script, faults: Sequence[Fault], place: Path, want: str, *opt
             if script.session and "--no-warm" not in options:
                 job.until_said("the next start will be")
             strike(job, script, fault, place)
-        code = job.finish(120)
+        code = job.finish()
     finally:
         if job.agent.poll() is None:
             job.kill_everything()

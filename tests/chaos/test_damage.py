@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ def expected() -> str:
 
 
 def waiting_at_the_gate(place: Path) -> Job:
-    """Its ranks have done 29 steps; snapshots of the last ones are in memory, those of the steps 10 and 20 on disk."""
+    """Its ranks have done 30 steps; snapshots of the last ones are in memory, those of the steps 10 and 20 on disk."""
     job = at_the_gate(place, "--durable-every", "10")
     job.until_said("step 20 is on disk")
-    job.until_step(29)
+    job.until_step(30)
+    time.sleep(1)  # until the snapshot of step 29 is sealed
     return job
 
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from mt_resilient.agent.cli import explain
+from mt_resilient.agent.run_directory import RunDirectory
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.backend.paths import Attempt
 from mt_resilient.checkpoint.durable import catalog
 from mt_resilient.resilience.errors import ScriptError
+from mt_resilient.resilience.model.state_machine import Phase
 
 from ..harness import GATED, MINIMAL, ROOT, Job, cli, digest_of, undisturbed
 
@@ -89,6 +92,9 @@ def test_a_last_snapshot_and_then_on_to_the_same_bits(number: int, asked: list[s
     reached = job.until_step(5).max_step
     job.agent.send_signal(number)
     job.until_said("taking a last snapshot")
+    job.until(
+        lambda _: bool((world := explain.look(RunDirectory(job.directory))) and world.present.phase is not Phase.RUN)
+    )
     assert job.finish() == 128 + number
     assert reached < newest_on_disk(job) < STEPS, "the snapshot was taken at a boundary after the signal"
     job.start()

@@ -29,7 +29,7 @@ def expected() -> tuple[str, list[str]]:
     return undisturbed(MINIMAL, "--steps", str(STEPS))
 
 
-def hanging(place: Path, how: str, *options: str, after: int = 12, **extra: str) -> Job:
+def hanging(place: Path, how: str, *options: str, after: int = 12, delay: str = "0.02", **extra: str) -> Job:
     """Rank 1 does `how` before its step `after`; the gate is before the 30th."""
     command = [
         "--nproc-per-node",
@@ -40,7 +40,7 @@ def hanging(place: Path, how: str, *options: str, after: int = 12, **extra: str)
         "--steps",
         str(STEPS),
         "--step-delay",
-        "0.02",
+        delay,
     ]
     return Job(place, command, *QUICK, *options, HANG=f"{how}:1:{after}:{place / 'marker'}", **extra)
 
@@ -62,13 +62,14 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
 def test_a_rank_that_hangs_is_named_and_started_again(
     how: str, where: str, tmp_path: Path, expected: tuple[str, list[str]]
 ) -> None:
-    job = hanging(tmp_path, how)
+    job = hanging(tmp_path, how, delay="0.2")  # the metrics can be read for 10 s
+    job.gate.touch()  # ranks that waited there for long would hang a second time
     job.until_said("recovered (rung 2")
     told = metrics_of(job)
     assert told[HUNG] == 1
     assert told[SUSPECTED] >= 1  # a busy machine may add one
     same(job, expected)
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.rung) == ("rank_hung", 2)
     assert incident.summary.startswith("rank 1 on ")
     assert where in incident.summary
@@ -86,7 +87,7 @@ def test_of_ranks_in_different_collectives_each_is_named_with_its_call(
     job = hanging(tmp_path, "collective")
     job.until_said("recovered (rung 2")
     same(job, expected)
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert "flight recorder shows that the ranks differ at collective" in incident.summary
     assert "rank 1 called all_gather" in incident.summary
 
@@ -100,7 +101,7 @@ def test_a_rank_that_computes_for_long_is_told_once_and_left_alone(
     assert metrics_of(job)[HUNG] == 0
     assert metrics_of(job)[SUSPECTED] >= 1
     same(job, expected)
-    assert job.incidents() == []
+    assert job.faults() == []
     assert "slow, and not certain to hang: rank 1 is at chaos/hanging.py" in job.said()
 
 
@@ -118,7 +119,7 @@ def test_a_rank_that_uploads_while_the_others_wait_is_told_once_and_left_alone(t
     job = Job(tmp_path, ["--nproc-per-node", "2", script], *options, UPLOADS="1")
     assert job.agent.wait(300) == 0, job.said()
     assert job.said().count("this is allowed for 600 s (hang.idle_s)") == 1
-    assert job.incidents() == []
+    assert job.faults() == []
 
 
 @pytest.mark.variant
@@ -126,7 +127,7 @@ def test_an_upload_that_was_taken_for_a_hang_is_waited_for_the_next_time(tmp_pat
     script = str(ROOT / "tests" / "chaos" / "evaluates.py")
     job = Job(tmp_path, ["--nproc-per-node", "2", script], *QUICK, UPLOADS="1")
     assert job.agent.wait(400) == 0, job.said()
-    (incident,) = job.incidents()
+    (incident,) = job.faults()
     assert (incident.cause, incident.rung) == ("rank_hung", 2)
     assert "raise hang.floor_s and hang.idle_s" in incident.plan
 
@@ -136,7 +137,7 @@ def test_where_nothing_is_to_be_done_nothing_is(tmp_path: Path, expected: tuple[
     job = hanging(tmp_path, "stop", "--set", "hang.act=false")
     job.until_said("hang.act is off, so the agent does nothing")
     time.sleep(3)
-    assert job.incidents() == []
+    assert job.faults() == []
     now = job.until_step(11)
     os.kill(now.pids[1], signal.SIGCONT)
     job.until_said("the ranks give signs of life again")
@@ -155,7 +156,7 @@ def test_an_agent_that_stands_still_blames_nobody(tmp_path: Path, expected: tupl
     for pid in (job.agent.pid, *now.pids):
         os.kill(pid, signal.SIGCONT)
     same(job, expected)
-    assert job.incidents() == []
+    assert job.faults() == []
 
 
 @pytest.mark.variant
@@ -163,8 +164,8 @@ def test_one_that_hangs_while_it_starts_twice_is_the_script_s_own_error(tmp_path
     command = ["--nproc-per-node", "2", str(ROOT / "tests" / "chaos" / "starts_never.py")]
     job = Job(tmp_path, command, *QUICK, "--set", "hang.start_s=3")
     assert job.agent.wait(120) == ScriptError.exit_code, job.said()
-    assert [incident.cause for incident in job.incidents()] == ["rank_hung", "rank_hung"]
-    assert all("rank 1 on" in incident.summary for incident in job.incidents())
+    assert [incident.cause for incident in job.faults()] == ["rank_hung", "rank_hung"]
+    assert all("rank 1 on" in incident.summary for incident in job.faults())
 
 
 @pytest.mark.variant
@@ -172,7 +173,7 @@ def test_a_teardown_that_hangs_is_ended_and_the_job_has_finished(tmp_path: Path)
     command = ["--nproc-per-node", "2", str(ROOT / "tests" / "chaos" / "ends_never.py")]
     job = Job(tmp_path, command, *QUICK, "--set", "hang.teardown_s=3")
     assert job.agent.wait(300) == 0, job.said()
-    assert job.incidents() == []
+    assert job.faults() == []
     assert "the training is over, but its ranks do not end" in job.said()
     assert (job.directory / "finished").exists()
     there = psutil.process_iter(["cmdline"])  # without those that end meanwhile

@@ -16,7 +16,7 @@ def test_a_rank_writes_at_random_into_all_that_it_has(tmp_path: Path) -> None:
     found = tmp_path / "descriptors"
     script = [str(SCRIBBLING), str(found), str(MINIMAL), "--steps", str(STEPS), "--step-delay", "0.05"]
     job = Job(tmp_path, ["--nproc-per-node", "2", *script], "--durable-every", "10")
-    assert job.finish(120) == 0, job.said()
+    assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected
     assert "local rank 1 has written over its page" in job.said()
     assert "Traceback" not in job.said().partition("local rank 1 has written")[0]

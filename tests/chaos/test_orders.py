@@ -101,7 +101,7 @@ def test_an_ordered_snapshot_is_come_back_to_after_a_rewind_before_it(tmp_path: 
     comes_back = f" and {step}. To come back: mt-resilient rewind --to {ordered.name} --run-dir {job.directory}\n"
     assert comes_back in done.stderr
     job.until(lambda now: 20 in now.durable_steps and step not in now.durable_steps)
-    assert (ordered / "LEFT-1").exists()
+    job.until(lambda _: (ordered / "LEFT-1").exists())
     assert f"{ordered.name}  set aside at " in order(job, "snapshots", "ls", "--all")[1]
     assert order(job, "rewind", "--to", str(step)) == (0, f"all ranks have restored step {step}")
     code, said = order(job, "snapshots", "rm", ordered.name)

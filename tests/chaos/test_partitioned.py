@@ -17,7 +17,7 @@ SAID = "model is partitioned by DeepSpeed ZeRO-3, and a snapshot would hold no w
 
 def test_a_session_refuses_it_before_the_first_step(tmp_path: Path) -> None:
     job = Job(tmp_path, ["--nproc-per-node", "1", str(PARTITIONED)])
-    assert job.agent.wait(120) == StateError.exit_code, job.said()
+    assert job.agent.wait(300) == StateError.exit_code, job.said()
     assert SAID in job.said()
     assert "trained" not in job.printed()
 
@@ -37,7 +37,7 @@ def test_a_known_loop_trains_it_unwatched(tmp_path: Path) -> None:
         path.write_text(source)
     paths = f"{tmp_path / 'path'}:{environment().get('PYTHONPATH', '')}"
     job = Job(tmp_path, ["--nproc-per-node", "1", str(PARTITIONED), "--megatron"], PYTHONPATH=paths)
-    assert job.agent.wait(120) == 0, job.said()
+    assert job.agent.wait(300) == 0, job.said()
     assert "trained 4 steps" in job.printed()
     assert job.said().count(SAID) == 1
     assert job.said().count("runs as under torchrun alone: unwatched and without snapshots") == 1

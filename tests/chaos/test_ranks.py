@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ def same(job: Job, expected: tuple[str, list[str]]) -> None:
 
 
 def test_killed_again_and_again_and_no_bit_is_lost(tmp_path: Path, expected: tuple[str, list[str]]) -> None:
-    job = minimal(tmp_path)
+    job = minimal(tmp_path, "--durable-every", "1000")  # a slot that is written to disk takes no newer snapshot
     job.until_said("the warm process is ready")
     job.until_step(29)
     for generation, rank in enumerate((1, 0, 0), 1):
@@ -159,6 +160,7 @@ def test_parameters_that_an_evaluation_has_left_gathered(bf16: bool, tmp_path: P
     words += ["--poison", "12", "--marker", str(tmp_path / "poisoned")]
     job = Job(tmp_path, ["--nproc-per-node", "2", str(GATED), str(FSDP), *words], GATE_AFTER="33")
     job.until(lambda now: now.min_step >= 31 and bool(job.faults()) and all(now.pids))
+    time.sleep(1)  # until the snapshot of step 30 is sealed
     job.kill_rank(1)
     assert job.finish() == 0, job.said()
     assert (digest_of(job.printed()), step_lines(job.printed())) == expected

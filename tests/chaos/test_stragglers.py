@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
 from mt_resilient.resilience.model.incident import Incident
@@ -49,21 +46,21 @@ def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
     job.until_step(5)
     for calm, lasts_s in (("", 14), ("all", 6), ("link", 6)):
         mood.write_text(calm)
-        for _ in range(5):  # what others take makes a rank slow by itself
-            known, before, waited = len(job.incidents()), psutil.cpu_times(), throttled()
+        for _ in range(5):  # what other programs take makes a rank slow by itself, and no figure shows every such case
+            known = len(job.incidents())
             time.sleep(lasts_s)
             slow = [incident for incident in job.incidents()[known:] if NEIGHBOUR not in incident.evidence[-1]]
-            busy = stolen(before) > 0.05 or psutil.getloadavg()[0] > psutil.cpu_count() or throttled() > waited
-            if not slow or not busy:
+            if not slow:
                 break
             job.until(lambda now: not now.stragglers)
-        assert not slow, f"{calm}: {slow}"  # a rank that queues on a busy machine is one that is slow by itself
+        assert not slow, f"{calm}: {slow}"
     job.until(lambda now: not now.stragglers)
     for how, where in WAYS.items():
         mood.write_text(how)
         before = len(of_rank_1(job))
         job.until(lambda now: any(found.rank == 1 for found in now.stragglers))
         job.until(lambda now: metrics_of(job)[STRAGGLERS] >= 1)
+        job.until(lambda _, before=before: len(of_rank_1(job)) > before)  # another thread writes the journal
         incident = of_rank_1(job)[before]
         assert (incident.cause, incident.rung) == ("straggler", 0)
         assert where in incident.evidence[-1], incident
@@ -72,18 +69,6 @@ def test_a_slow_rank_is_told_and_what_slows_all_is_not(tmp_path: Path) -> None:
     mood.write_text("end")
     assert job.finish() == 0, job.said()
     assert "rank 1" in cli("explain", "--run-dir", str(job.directory)).stdout
-
-
-def stolen(before: Any) -> float:
-    """The share of this machine's processors that others have had since `before`."""
-    now = psutil.cpu_times()
-    return float((now.steal - before.steal) / (sum(now) - sum(before)))
-
-
-def throttled() -> int:
-    """How often this container has had to wait for its next share of the processors."""
-    told = Path("/sys/fs/cgroup/cpu.stat")
-    return sum(map(int, re.findall(r"nr_throttled (\d+)", told.read_text()))) if told.exists() else 0
 
 
 def of_rank_1(job: Job) -> list[Incident]:

@@ -97,7 +97,7 @@ def browser(address: str, width: int = 1280, dark: bool = False) -> Iterator[Any
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra: test)")
     chromium = shutil.which("chromium") or pytest.skip("chromium is not installed (Debian)")
     with playwright.sync_playwright() as here:
-        running = here.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        running = here.chromium.launch(executable_path=chromium, args=["--no-sandbox"], timeout=120_000)
         scheme = "dark" if dark else "light"
         page = running.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
         wrong: list[str] = []
@@ -155,7 +155,7 @@ def test_of_several_jobs_the_one_to_act_on_comes_first(tmp_path: Path, width: in
     with dashboard(str(tmp_path)) as address, browser(address, width, dark) as page:
         page.goto(address)
         page.wait_for_selector("#jobs li")
-        first = page.query_selector("#jobs a")
+        first = page.locator("#jobs a").first  # the page replaces it every 3 s
         assert first.get_attribute("class") == "bad"
         assert "act now" in first.inner_text()
         first.click()
@@ -209,6 +209,16 @@ def test_wrong_words_are_refused_with_a_sentence(tmp_path: Path) -> None:
 )
 def test_it_ends_at_once_although_a_visitor_waits_for_a_prometheus(tmp_path: Path, sent: int, code: int) -> None:
     root = str(finished(tmp_path / "train"))
+    for _ in range(2):  # a busy machine may delay one
+        took_s, *ended = end_of_a_server_with_a_visitor(root, sent)
+        assert ended == [code, ""]
+        if took_s < 4.5:
+            break
+    assert took_s < 4.5, "it waits 5 s for a Prometheus"
+
+
+def end_of_a_server_with_a_visitor(root: str, sent: int) -> tuple[float, int, str]:
+    """Seconds that it takes, exit code, and what it says on stderr."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         named = f"http://127.0.0.1:{silent.getsockname()[1]}"
         command = [sys.executable, "-m", "mt_resilient", "dashboard", "--port", "0", "--prometheus", named, root]
@@ -223,8 +233,7 @@ def test_it_ends_at_once_although_a_visitor_waits_for_a_prometheus(tmp_path: Pat
         began = time.monotonic()
         server.send_signal(sent)
         said = server.communicate(timeout=60)[1]
-        assert time.monotonic() - began < 4.5, "it waits 5 s for a Prometheus"
-    assert (server.returncode, said) == (code, "")
+        return time.monotonic() - began, server.returncode, said
 
 
 def test_the_report_opens_without_a_server_and_tells_what_the_page_tells(tmp_path: Path) -> None:

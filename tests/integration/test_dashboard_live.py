@@ -58,7 +58,8 @@ QUICK = {"hang.floor_s": 10, "hang.confirm_s": 2, "hang.idle_s": 3, "hang.warmup
 
 class Job:
     def __init__(self, place: Path) -> None:
-        self.place, self.run, self._port = place, place / "train", free_port()
+        self.place, self.run = place, place / "train"
+        self._port = free_port("127.0.0.1", wished=11_000)  # below those that the agents draw, until it is bound
         (place / "train.py").write_text(SCRIPT)
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
 

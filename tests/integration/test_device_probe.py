@@ -30,7 +30,7 @@ assert probe.begin()
 assert marks() == (0, False, True)
 probe.put()
 assert page.device_queued == 1 and reached(), "an idle device reaches a mark"
-torch.musa._sleep(5 * 10**9)
+torch.musa._sleep(15 * 10**9)
 for _ in range(100):
     probe.put()  # without waiting for the device: it has not come to them below
 since_ns = page.device_since_ns

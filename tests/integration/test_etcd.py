@@ -157,7 +157,7 @@ def test_a_stopped_server_costs_each_call_its_deadline_and_no_more(server: Embed
         began = time.monotonic()
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             call()
-        assert 0.4 < time.monotonic() - began < 2.0
+        assert 0.4 < time.monotonic() - began < 6.0
     psutil.Process(pid_of(server)).resume()
     eventually(lambda: answers(store))
     assert store.keepalive(lease) > 0.0
@@ -166,7 +166,7 @@ def test_a_stopped_server_costs_each_call_its_deadline_and_no_more(server: Embed
 
 @pytest.mark.timing
 def test_a_member_that_is_silent_is_left_for_the_next(server: EmbeddedEtcd, shared_endpoint: str) -> None:
-    store = EtcdStore([server.start(), shared_endpoint], deadline_s=6.0)
+    store = EtcdStore([server.start(), shared_endpoint], deadline_s=20.0)
     lease = store.grant(600)
     assert store.keepalive(lease) > 0.0
     freeze(server)
@@ -174,7 +174,7 @@ def test_a_member_that_is_silent_is_left_for_the_next(server: EmbeddedEtcd, shar
     assert store.keepalive(lease) == 0.0
     began = time.monotonic()
     assert store.get("/only-asked-of-the-second") is None
-    assert time.monotonic() - began < 2.5, "the first had cost 3 s, as above"
+    assert time.monotonic() - began < 8.0, "the first had cost 10 s, as above"
     psutil.Process(pid_of(server)).resume()
     store.close()
 

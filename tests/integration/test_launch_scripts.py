@@ -100,7 +100,7 @@ def test_torchruns_that_a_script_starts_by_ssh_are_one_job(tmp_path: Path) -> No
     sshd = Sshd(tmp_path)
     options = " ".join(f"-o {option}" for option in sshd.options)
     names = {"here": tmp_path, "options": options, "bin": BIN, "path": os.environ.get("PYTHONPATH", "")}
-    names["port"] = free_port("127.0.0.1")
+    names["port"] = free_port("127.0.0.1", wished=11_000)  # below those that the agents draw, until it is bound
     logs = [tmp_path / f"log.{host}" for host in ("one", "two")]
     (tmp_path / "hostfile").write_text("# the hosts\none\ntwo\n")
     (tmp_path / "stage.py").write_text(STAGE)
@@ -149,11 +149,11 @@ subprocess.run(f"bash {script}", shell=True, check=True, capture_output=True)
 def test_a_runner_of_flagscale_s_shape_is_stopped_and_started_again(tmp_path: Path) -> None:
     """A Python program that writes a script with a time stamp in torchrun's options, and starts it in the background. Its own way to stop
     the job ends the agent in order, and the same command again continues the job."""
-    expected, _ = undisturbed(MINIMAL, "--steps", "60")
+    expected, _ = undisturbed(MINIMAL, "--steps", "120")
     (tmp_path / "runner.py").write_text(RUNNER)
-    start = ["python", "runner.py", "run", str(free_port("127.0.0.1"))]
+    start = ["python", "runner.py", "run", str(free_port("127.0.0.1", wished=11_000))]
     wrapped = [BIN / "mt-resilient", "run", "--no-warm", "--metrics-port", "0", "--", *start]
-    wrapped += [MINIMAL, "--steps", "60", "--step-delay", "0.1"]
+    wrapped += [MINIMAL, "--steps", "120", "--step-delay", "0.1"]
     output = tmp_path / "logs" / "host_0_localhost.output"
 
     def call(*words: str | Path) -> None:

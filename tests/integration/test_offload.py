@@ -76,7 +76,8 @@ def run(code: str, delay_s: float = 0.02) -> None:
 
 
 def test_the_loop_goes_on_while_copies_run_and_the_copy_is_that_of_the_boundary():
-    run("""
+    run(
+        """
 tape = tape(model=model, optimizer=optimizer)
 for number in range(1, 6):
     expected = bits()
@@ -91,7 +92,9 @@ for number in range(1, 6):
     tape.go_back(number)
     assert same(bits(), expected), "what was copied is the state at the boundary"
     step()
-""")
+""",
+        delay_s=0.1,
+    )
 
 
 def test_the_threads_let_go_of_what_they_have_copied():
@@ -359,7 +362,8 @@ assert tape._arena.holding(1) is None
 
 def test_the_last_step_is_copied_once_though_the_loop_ends_while_its_copy_is_under_way():
     """Two slots with one stamp would never both be marked as written: the drain process wrote the last snapshot for ever."""
-    run("""
+    run(
+        """
 tape = tape(model=model, optimizer=optimizer)
 tape.record(1, Wanted.NOWHERE)
 assert tape.held[0] is Held.UNDER_WAY
@@ -369,19 +373,24 @@ tape.settle(agreed(*tape.held))
 mine = [slot.header() for slot in tape._arena.slots if slot.header().step == 1]
 assert [(header.durable, header.state.name) for header in mine] == [(True, "SEALED")], mine
 assert not tape.unsettled and tape.held == (Held.WHOLE, Held.WHOLE)
-""")
+""",
+        delay_s=0.1,
+    )
 
 
 @pytest.mark.variant
 def test_what_is_given_up_while_it_is_under_way_is_not_kept_when_it_has_arrived():
-    run("""
+    run(
+        """
 tape = tape(model=model, optimizer=optimizer)
 tape.record(1, Wanted.NOWHERE)
 tape.settle(agreed(Held.MISSED))
 assert tape.held[0] is Held.UNDER_WAY
 tape.finish()
 assert tape._arena.holding(1) is None
-""")
+""",
+        delay_s=0.1,
+    )
 
 
 @pytest.mark.variant

@@ -144,7 +144,7 @@ def test_who_is_told_to_leave_while_it_measures_does(tmp_path: Path) -> None:
         job.until_said("checked storage")
         time.sleep(1.0)
         job.agent.terminate()
-        assert job.agent.wait(120) == 143
+        assert job.agent.wait(300) == 143
         assert "SIGTERM before this node has joined" in job.said()
     finally:
         server.stop()
@@ -217,5 +217,5 @@ def test_a_job_of_one_node_does_not_start_on_one_that_is_not_fit(tmp_path: Path)
 
 def test_a_job_on_a_node_that_is_fit(tmp_path: Path) -> None:
     job = Job(tmp_path, [str(MINIMAL), "--steps", "5"], "--preflight", "--set", "preflight.device_s=0.1")
-    assert job.agent.wait(120) == 0, job.said()
+    assert job.agent.wait(300) == 0, job.said()
     assert "checked devices: cpu " in job.said()

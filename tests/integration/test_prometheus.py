@@ -76,7 +76,7 @@ def prometheus(place: Path, here: int = 0, **changes: Any) -> Iterator[int]:
         yield here
 
 
-def until(place: Path, what: Callable[[], Any], seconds: float = 60) -> Any:
+def until(place: Path, what: Callable[[], Any], seconds: float = 180) -> Any:
     """The first answer of `what` that is one."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -186,8 +187,11 @@ def test_steps_flow_both_ways_while_the_disk_works(node, buddy, guests):
         buddy.snapshot(step, durable=False)
         guests.check()
         theirs.check()
-    guests.wait_for(25)
-    theirs.wait_for(25)
+    for each in (node, buddy):
+        while not each.snapshot(26, durable=False):  # the disk and the buddy may still read all other slots
+            time.sleep(0.01)
+    guests.wait_for(26)
+    theirs.wait_for(26)
     assert guests.check() == theirs.check() == 4, "two copies of each rank"
     told = here.events("replicated")
     assert told[-1]["bytes"] > 2 * (6 << 20)
@@ -497,7 +501,8 @@ def test_a_stopped_buddy_delays_neither_training_nor_the_disk(node, buddy, guest
     there.process.send_signal(signal.SIGSTOP)
     node.snapshot(2, durable=False)
     lost = here.events("buddy lost")[-1]
-    assert "nothing has moved for 0.5 s" in lost["reason"]
+    # The kernel may end the connection before the sender's own limit does.
+    assert re.search("nothing has moved for|the connection is lost", lost["reason"])
     started, taken = time.monotonic(), 0
     for step in range(3, 13):
         taken += node.snapshot(step, durable=step == 12)
@@ -624,15 +629,22 @@ def test_memory_is_taken_ahead_of_what_is_fetched(node, buddy, guests, port, tmp
 def test_a_holder_whose_drain_process_dies_over_a_fetch_is_asked_again(node, buddy, guests, port, tmp_path, back):
     node.nbytes = 160 << 20
     there = kept(node, buddy, guests, port)
-    fresh = Node(Files(tmp_path / "fresh"), RANKS, world=4)
-    new = fresh.drain(buddy={"poll_s": 0.005, "stall_s": 10.0 if back else 1.0})
-    STARTED.append(new)
-    new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
-    while (state := fresh.arenas[0].slots[0].header().state) is not State.STAGING:
-        assert state is State.FREE, "the fetch was over before this process saw it begin"
-        time.sleep(0.001)  # one that spins is put aside for longer
-    there.kill()
-    assert fresh.arenas[0].slots[0].header().state is State.STAGING
+    for number in range(5):
+        fresh = Node(Files(tmp_path / f"fresh{number}"), RANKS, world=4)
+        new = fresh.drain(buddy={"poll_s": 0.005, "stall_s": 10.0 if back else 1.0})
+        STARTED.append(new)
+        new.say("fetch", f"127.0.0.1:{port}", 1, 0, 1, 2)
+        slot = fresh.arenas[0].slots[0]
+        while slot.header().state is State.FREE:
+            time.sleep(0.001)  # one that spins is put aside for longer
+        there.kill()
+        if slot.header().state is State.STAGING:
+            break
+        fresh.close()  # the fetch was over before the kill
+        there = keeping(buddy, guests, port)
+        called(port).close()
+    else:
+        raise AssertionError("each fetch was over before the kill")
     if back:
         there = keeping(buddy, guests, port)
         assert new.events("fetched")[-1]["bytes"] > 2 * node.nbytes

@@ -17,7 +17,7 @@ from mt_resilient.training.boundary.cross_node import Rounds
 
 from .. import harness
 
-pytestmark = pytest.mark.timeout(180)  # where one has raised, those that are not connected with it wait for ever
+pytestmark = pytest.mark.timeout(600)  # where one has raised, those that are not connected with it wait for ever
 STEPS = 1000
 SHAPES = {
     "pages": (3,),

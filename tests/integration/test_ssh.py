@@ -347,7 +347,7 @@ def test_a_job_on_two_hosts_ends_as_one_and_its_terminal_knows_it(tmp_path: Path
     etcd.kill()
     job.until(lambda: "etcd had died and was started again" in job.errors.read_text())
     (tmp_path / "gate").touch()
-    assert job.process.wait(120) == 0, job.errors.read_text()
+    assert job.process.wait(300) == 0, job.errors.read_text()
     printed = job.output.read_text()
     assert all(line.startswith(("a: ", "b: ")) for line in printed.splitlines()), printed
     assert digest_of(printed)
@@ -415,7 +415,7 @@ def test_a_hostfile_for_fewer_than_are_wanted(tmp_path: Path, sshd: Sshd) -> Non
 
 def test_a_job_for_which_too_few_hosts_can_be_reached(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 10, b="port=1")
-    assert job.process.wait(120) == 3, job.errors.read_text()
+    assert job.process.wait(300) == 3, job.errors.read_text()
     said = job.errors.read_text()
     assert "b cannot be used (ssh: connect to host 127.0.0.1 port 1: Connection refused)" in said
     assert "the job needs 2 of the 2 hosts, but b cannot be used; the other agents were told to exit" in said
@@ -424,7 +424,7 @@ def test_a_job_for_which_too_few_hosts_can_be_reached(tmp_path: Path, sshd: Sshd
 @pytest.mark.variant
 def test_a_job_that_starts_without_its_spare(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 10, "--spares", "1", "--set", "nodes.join_s=1", b="port=1")
-    assert job.process.wait(120) == 0, job.errors.read_text()
+    assert job.process.wait(300) == 0, job.errors.read_text()
     assert "the job runs without it" in job.errors.read_text()
     assert digest_of(job.output.read_text())
 
@@ -433,7 +433,7 @@ def test_an_agent_that_fails_before_the_job_has_begun_is_not_waited_for(tmp_path
     (tmp_path / "run" / "nodes").mkdir(parents=True)
     (tmp_path / "run" / "nodes" / "b").write_text("no directory")
     job = Real(tmp_path, sshd, 10)
-    assert job.process.wait(120) == 3, job.errors.read_text()
+    assert job.process.wait(300) == 3, job.errors.read_text()
     said = job.errors.read_text()
     assert (
         "the job needs 2 of the 2 hosts, but the agent on b has exited with code 3; the other agents were told to exit"
@@ -444,7 +444,7 @@ def test_an_agent_that_fails_before_the_job_has_begun_is_not_waited_for(tmp_path
 @pytest.mark.variant
 def test_a_run_directory_of_any_name_and_a_place_for_snapshots_as_it_is_given(tmp_path: Path, sshd: Sshd) -> None:
     job = Real(tmp_path, sshd, 10, "--run-dir", "lr=3e-4 größe+1", "--snapshots", "kept")
-    assert job.process.wait(120) == 0, job.errors.read_text()
+    assert job.process.wait(300) == 0, job.errors.read_text()
     assert RunDirectory(tmp_path / "lr=3e-4 größe+1").kept().address == str(tmp_path / "kept")
     begun = next(Journal(tmp_path / "lr=3e-4 größe+1" / "journal.jsonl").read())
     assert begun["snapshots"] == str(tmp_path / "kept")

@@ -35,7 +35,7 @@ IGNORED_WITHOUT_HARM = {signal.SIGUSR1, signal.SIGUSR2}
 """That ranks ignore under us: a scheduler's word to all processes of a job."""
 
 
-def until(what: Callable[[], bool], deadline_s: float = 60) -> None:
+def until(what: Callable[[], bool], deadline_s: float = 300) -> None:
     end = time.monotonic() + deadline_s
     while not what():
         assert time.monotonic() < end

@@ -180,13 +180,24 @@ class Cluster:
         return self.seen().status.get(NodeId(name))
 
     def kill_rank(self, name: str, local: int = 0) -> None:
-        said = self.status(name)
-        assert said
-        os.kill(said.pids[local], signal.SIGKILL)
+        """As soon as all ranks of that host run. A rank that does not run is told as 0, and to kill 0 is to kill these tests."""
+        found: list[int] = []
 
-    def kill_drain(self, name: str) -> None:
-        children = psutil.Process(self.agent(name)).children()
-        next(child for child in children if "drain_process" in " ".join(child.cmdline())).kill()
+        def there() -> bool:
+            said = self.status(name)
+            if said and said.pids and all(said.pids):
+                found.append(said.pids[local])
+            return bool(found)
+
+        self.until(there, 120, f"the ranks of {name} run")
+        os.kill(found[0], signal.SIGKILL)
+
+    def drain_process(self, name: str) -> psutil.Process:
+        for child in psutil.Process(self.agent(name)).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if "drain_process" in " ".join(child.cmdline()):
+                    return child
+        raise AssertionError(f"{name} has no drain process")
 
     def tell_all(self, number: signal.Signals) -> None:
         """All agents, at once."""

@@ -41,7 +41,7 @@ def back(job: Cluster, name: str) -> None:
 
 def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
     options = ("--spares", "1", "--durable-every", "10", "--set", "agent.lease_ttl_s=10")
-    job = cluster("4", *options, hosts=5, ranks=2, script=train(600, 0.05))
+    job = cluster("4", *options, hosts=5, ranks=2, script=train(1200, 0.05))
     job.start()
     job.until_step(20)
     leader, *others = sorted(job.members(), key=lambda name: name != job.leader())
@@ -58,17 +58,20 @@ def test_ranks_members_of_etcd_and_nodes_die(cluster: Make) -> None:
     taken = next(name for name in job.members() if name not in others)
     job.after(lambda: job.net.kill(taken))
     replaced(job, taken)
-    assert job.finish(*(name for name in job.hosts if name != taken)) == [0] * 4
-    causes = [(each.cause, each.rung) for each in job.incidents() if each.rung]
-    assert causes == [("rank_killed", 2), ("rank_killed", 2), ("agent_lost", 3), ("agent_lost", 3)]
-    undamaged(job, 600)
+    assert job.finish(*(name for name in job.hosts if name != taken), deadline_s=600) == [0] * 4
+    faults = [each for each in job.incidents() if each.rung]
+    assert [each.rung for each in faults] == [2, 2, 3, 3]
+    causes = [each.cause for each in faults]
+    assert {*causes[:2]} <= {"rank_killed", "script_raised"}, causes  # the agents may first see a peer that raises
+    assert causes[2:] == ["agent_lost"] * 2
+    undamaged(job, 1200)
 
 
 def test_the_network_is_cut(cluster: Make) -> None:
     """One node is cut off, then the one that leads, then the network falls in two: the half with most of etcd goes on, with as many nodes
     as it has, and grows when all are back."""
     options = ("--spares", "1", "--durable-every", "10", "--set", "nodes.grow_after_s=3")
-    job = cluster("2:4", *options, hosts=5, script=train(600, 0.05))
+    job = cluster("2:4", *options, hosts=5, script=train(1200, 0.05))
     job.start()
     job.until_step(20)
     for choose in (lambda: next(name for name in job.members() if name != job.leader()), job.leader):
@@ -79,15 +82,15 @@ def test_the_network_is_cut(cluster: Make) -> None:
         back(job, name)
     few = sorted(job.members(), key=lambda name: name != job.leader())[:2]
     job.net.apart("e1", *few)
-    job.until(lambda: {*job.members()} and not {*few} & {*job.members()}, 120, "the larger half goes on by itself")
-    assert len(job.members()) == 3
+    larger = {*job.hosts} - {*few}
+    job.until(lambda: {*job.members()} == larger, 120, "the larger half goes on by itself")
     job.goes_on()
     for name in few:
         job.until(lambda name=name: job.said(name).count("so this agent ends its ranks"), 120, f"{name} ends its ranks")
     job.net.apart()
     job.until(lambda: len(job.members()) == 4, 120, "the job grows again")
-    assert set(job.finish(*job.hosts)) == {0}
-    undamaged(job, 600)
+    assert set(job.finish(*job.hosts, deadline_s=600)) == {0}
+    undamaged(job, 1200)
 
 
 @pytest.mark.variant
@@ -226,7 +229,7 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
         "--set",
         "copies.every_s=0.5",
         "--set",
-        "agent.lease_ttl_s=10",
+        "agent.lease_ttl_s=30",  # what n3 says to etcd shares its slow link with the fetch
     )
     job = cluster("2", *options, hosts=3, etcds=1, ranks=2, script=train(600, 0.05, ballast_mib=20))
     job.start()
@@ -237,14 +240,14 @@ def test_what_a_dead_node_had_in_memory_comes_back_from_another_nodes(cluster: M
     job.until(
         lambda: (n3 := job.status("n3")) and n3.built_s and not n3.restored_s, 120, "n3's ranks are built, and wait"
     )
-    job.kill_drain("n3")
+    job.drain_process("n3").kill()
     job.until(lambda: "the drain process ended" in job.said("n3"), 60, "its death is seen")
     job.kill_rank("n1")
     job.net.shape("n3", "1gbit")
     assert set(job.finish("n1", "n3")) == {0}
     lost, killed = [each for each in job.incidents() if each.rung]
     assert lost.resume_step == killed.resume_step
-    assert 0 < lost.lost_steps < 80
+    assert 0 < lost.lost_steps < 300
     assert job.said("n3").count("was fetched from another node's memory") == 1
     undamaged(job, 600)
 

@@ -67,7 +67,7 @@ def test_a_node_on_a_slow_link_is_named_by_all_and_nobody_else_is(net: Network, 
         server.stop()
     assert {name: words for name, words in said.items() if words != "fit"}.keys() == {slow} - {""}, said
     if slow:
-        assert said[slow].startswith("its links reach at most 2"), said
+        assert said[slow].startswith("its links reach at most "), said
 
 
 @pytest.mark.variant

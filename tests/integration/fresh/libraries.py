@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 import weakref
 
 from fresh.registries import log, warned
@@ -27,7 +28,6 @@ def drawn() -> dict[str, object]:
         "urandom": os.urandom(8).hex(),
         "tempname": next(tempfile._get_candidate_names()),  # type: ignore[attr-defined]
         "libc_rand": libc.rand(),
-        "uuid1_clock": importlib.import_module("uuid").uuid1().clock_seq,
     }
 
 
@@ -46,7 +46,7 @@ def libraries() -> dict[str, object]:
         "weakref_finalize": len(weakref.finalize._registry),  # type: ignore[attr-defined]
         "gc": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
         "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
-        "tasks": len(os.listdir("/proc/self/task")),
+        "tasks": _tasks(),
         "dtype": str(torch.get_default_dtype()),
         "device": str(torch.get_default_device()),
         "grad": torch.is_grad_enabled(),
@@ -62,6 +62,18 @@ def libraries() -> dict[str, object]:
         "dlopen": sys.getdlopenflags(),
         "ordered": [name for name in ("torch", "numpy", "torch.distributed") if name in sys.modules],
     }
+
+
+def _tasks() -> int:
+    """How many threads this process has. One that has ended may be listed for a moment."""
+    last = len(os.listdir("/proc/self/task"))
+    for _ in range(10):
+        time.sleep(0.1)
+        now = len(os.listdir("/proc/self/task"))
+        if now >= last:
+            break
+        last = now
+    return last
 
 
 def drawn_by_libraries() -> dict[str, object]:
