@@ -620,6 +620,8 @@ def test_a_job_that_is_killed_altogether_goes_on_from_the_store(tmp_path: Path, 
     job.until_said("step 30 is on disk")
     with swift.down():
         job.gate.touch()
+        job.until_step(42)  # so the snapshot of step 40 is sealed
+        job.gate.unlink()  # the ranks wait again, and their end does not come before the store is back
         job.until_said("could not be written")
     assert job.finish() == 0, job.said()
     assert digest_of(job.printed()) == expected
