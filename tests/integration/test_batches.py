@@ -706,6 +706,23 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
     assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
 
 
+def test_an_epoch_that_another_number_of_ranks_began_comes_back_in_the_same_order() -> None:
+    def loop(seed: int) -> Batches:
+        generator = torch.Generator().manual_seed(seed)
+        return watched(DataLoader(Numbers(), batch_size=2, shuffle=True, generator=generator), 3)
+
+    before, after, again = loop(1), loop(2), loop(2)
+    before.take(7)
+    after.go_to(before.place())
+    after.put_back()
+    kept = state_of(after)
+    expected = [after.take(step).tolist() for step in range(8, 15)]
+    put_back(again, kept)
+    assert [again.take(step).tolist() for step in range(8, 15)] == expected
+    put_back(after, kept)
+    assert [after.take(step).tolist() for step in range(8, 15)] == expected
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_size_that_changes_from_epoch_to_epoch_is_that_of_the_epoch(workers: int) -> None:
     """In a new process, and in the one that has gone on to the next epoch."""

@@ -99,8 +99,6 @@ class Batches:
             )
         self.position = index
 
-    # -- taking -------------------------------------------------------------------------------------------------------------
-
     def take(self, index: int) -> Any:
         """Return the batch (or batches) of step `index`, counted from 0 over all epochs. Earlier batches are skipped. Returns OVER if there
         are no more batches."""
@@ -177,21 +175,16 @@ class Batches:
     def _begin(self) -> None:
         """Begin the next epoch."""
         if self._randomness is not None:
-            self._start = {"rank": self._randomness.collect(), "own": self.own.collect()}
             self._draws = self._draws.following()
         self._kept_workers = self._forked.look() or self._loader.keeps_workers
         if not self._kept_workers:
             self._loader.heard.states.clear()
         self._begun = dict(self._loader.heard.states)
-        self._set_epoch(self.epoch)
-        self._samples = None
-        if self._start is not None:
-            self._start["made"], self._samples = self.own.collect(), self._loader.in_dataset()
-            if not self._kept_workers:
-                self._forked.keep()
+        self._note_start()
+        self._samples = None if self._start is None else self._loader.in_dataset()
+        if self._start is not None and not self._kept_workers:
+            self._forked.keep()
         self._live = self._loader.iterate(watched=self._draws.watched if self._randomness is not None else None)
-
-    # -- as a source of state -----------------------------------------------------------------------------------------------
 
     def place(self) -> torch.Tensor:
         here = [self.epoch, self.offset, self.position, self._kept_workers, self._loader.samples]
@@ -244,7 +237,9 @@ class Batches:
             self._to_start()  # the epoch may have a batch size of its own
             if samples and self._loader.samples:
                 self.offset = self.offset * samples // self._loader.samples
-            self._compare_samples()
+            before, self._samples = self._samples, self._loader.in_dataset()
+            if before is not None and self._samples is not None and before != self._samples:
+                self._notices.grown(self._samples, before)
         of_the_loader: set[tuple[str, str]] = set()
         if kept["loader"]:
             of_the_loader = self.own.loaded(partial(self._loader.load, kept["loader"]))
@@ -285,16 +280,20 @@ class Batches:
         if checksum is not None and not other_draws and self._loader.checksums.after(used) != checksum:
             self._notices.differs(used, self._loader.skips)
 
-    def _compare_samples(self) -> None:
-        before, self._samples = self._samples, self._loader.in_dataset()
-        if before is not None and self._samples is not None and before != self._samples:
-            self._notices.grown(self._samples, before)
+    def _note_start(self) -> None:
+        """Begin the epoch. Note the state before its iterator is created."""
+        if self._randomness is not None:
+            self._start = {"rank": self._randomness.collect(), "own": self.own.collect()}
+        self._set_epoch(self.epoch)
+        if self._start is not None:
+            self._start["made"] = self.own.collect()
 
     def _to_start(self) -> None:
         """Restore everything to its state before this epoch's iterator was created."""
-        if self._start is not None and self._randomness is not None:
-            self._randomness.restore(self._start["rank"])
-            self.own.restore(self._start["own"])
+        if self._start is None or self._randomness is None:  # another number of ranks began this epoch
+            self._note_start()
+            return self._forked.keep()
+        self._randomness.restore(self._start["rank"])
+        self.own.restore(self._start["own"])
         self._set_epoch(self.epoch)
-        if self._start is not None:  # begin_epoch may compute labels with the model, which has changed since
-            self.own.restore(self._start["made"])
+        self.own.restore(self._start["made"])  # begin_epoch may compute labels with the model, which has changed since
