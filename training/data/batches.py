@@ -292,7 +292,8 @@ class Batches:
         """Restore everything to its state before this epoch's iterator was created."""
         if self._start is None or self._randomness is None:  # another number of ranks began this epoch
             self._note_start()
-            return self._forked.keep()
+            self._forked.keep()
+            return
         self._randomness.restore(self._start["rank"])
         self.own.restore(self._start["own"])
         self._set_epoch(self.epoch)
