@@ -273,17 +273,3 @@ def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
         float(v) for v in losses.values() if (torch.is_tensor(v) and v.numel() == 1) or isinstance(v, (int, float))
     ]
     return next((n for n in numbers if not math.isfinite(n)), numbers[0] if numbers else None)
-
-
-def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
-    """Gather the parameters now, from the restored main parameters. With overlapped parameter gather, the loop does this before each
-    forward pass, but not on its first step."""
-    for chunk in chunks:
-        config = getattr(chunk, "ddp_config", None)
-        if not getattr(config, "overlap_param_gather", False):
-            continue
-        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-            part._copy_main_params_to_model_params()
-        chunk.start_param_sync(force_sync=True)
-        if not chunk.remove_forward_pre_hook_handles:
-            chunk.enable_forward_pre_hook()

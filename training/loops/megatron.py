@@ -13,9 +13,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Counters, HookedLoop, reenable_parameter_gather
+from .base import Counters, HookedLoop
 from .external_data import ExternalData
 from .hooks import disable_rerun, needed, parameters
+from .parameter_gather import gather_parameters
 
 BOUNDARY = "checkpoint_and_decide_exit"
 FLOPS = "num_floating_point_operations_so_far"
@@ -119,7 +120,7 @@ class MegatronLoop(HookedLoop):
         self.goes_on = self.iteration() > 0
         self.stop_timer("interval-time")
         given["config"].no_sync_func = None
-        reenable_parameter_gather(given["model"], given["optimizer"])
+        gather_parameters(given["model"], given["optimizer"])
         if self.iteration() >= self.args.train_iters:
             return  # nothing is left to train on, and samplers refuse to start at their end
         built = []

@@ -9,8 +9,9 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from .base import VALIDATION, Counters, HookedLoop, reenable_parameter_gather
+from .base import VALIDATION, Counters, HookedLoop
 from .hooks import MARK, disable_rerun, expect_steps, hook_in, needed, parameters
+from .parameter_gather import gather_parameters
 
 _COUNTERS = (
     "step",
@@ -94,7 +95,7 @@ class BridgeLoop(HookedLoop):
         timer = self.state.timers("interval-time")
         if getattr(timer, "_started", False):
             timer.stop()
-        reenable_parameter_gather(given["model"], given["optimizer"])
+        gather_parameters(given["model"], given["optimizer"])
         if self.iteration() >= self.state.cfg.train.train_iters:
             return  # nothing is left to train on, and samplers refuse to start at their end
         args, kwargs = self.iterators[-1]
