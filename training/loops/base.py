@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -27,6 +28,8 @@ from ..state.sources import Source
 from .hooks import expect_steps, resumes
 
 VALIDATION = "valid_data_iterator"
+CONSUMED = "consumed_train_samples"
+CALCULATOR = "megatron.core.num_microbatches_calculator"
 
 
 class RewindAsked(BaseException):
@@ -107,10 +110,6 @@ class HookedLoop:
         """Whether the loop finds its data by the number of consumed samples, so that some samples can be skipped."""
         raise NotImplementedError
 
-    def skip(self, batches: int) -> None:
-        """Count this many global batches as consumed, without using them. A negative number undoes that."""
-        raise NotImplementedError
-
     def rebuild(self, given: dict[str, Any]) -> None:
         """After a restore, prepare the loop for another call, and put new data iterators into `given`."""
         raise NotImplementedError
@@ -146,14 +145,18 @@ class HookedLoop:
         if not self.session.observes:
             self.prepare(given)
         restored = self.session.restore() is not None
+        before = self.consumed()
         batches = self.jump()
+        after = self.consumed()
         if batches or restored:
             self.rebuild(given)
-        self.skip(-batches)  # `begin` records the state before the jump
+        if batches:
+            self.consume(before)  # `begin` records the state before the jump
         rewinds = self.session.rewinds
         self.session.begin(self.iteration(), self.total())
         if self.session.rewinds == rewinds:
-            self.skip(batches)
+            if batches:
+                self.consume(after)
         else:
             self.jump()
             self.rebuild(given)
@@ -194,8 +197,19 @@ class HookedLoop:
         """Skip the batches that must not be used at this step; return their number."""
         assert self.session is not None
         batches = self.session.jump(self.iteration())
-        self.skip(batches)
+        for _ in range(batches):
+            self.consume(self.consumed())
+            self.consume(self.consumed() + sys.modules[CALCULATOR].get_current_global_batch_size())
         return batches
+
+    def consumed(self) -> int:
+        """Return the number of samples before the next batch."""
+        return int(getattr(self.counters.holder, CONSUMED, 0))
+
+    def consume(self, samples: int) -> None:
+        """Continue after this many samples. The size of the next batch, which may grow in the training, follows from it."""
+        setattr(self.counters.holder, CONSUMED, samples)
+        sys.modules[CALCULATOR].update_num_microbatches(samples, consistency_check=False)
 
     def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Counters, HookedLoop
+from .base import CALCULATOR, CONSUMED, Counters, HookedLoop
 from .external_data import ExternalData
 from .hooks import disable_rerun, needed, parameters
 from .parameter_gather import gather_parameters
@@ -21,8 +21,7 @@ from .parameter_gather import gather_parameters
 BOUNDARY = "checkpoint_and_decide_exit"
 FLOPS = "num_floating_point_operations_so_far"
 _FIRST = "is_first_iteration"
-_COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
-CALCULATOR = "megatron.core.num_microbatches_calculator"
+_COUNTERS = (CONSUMED, "skipped_train_samples", "consumed_valid_samples")
 _OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", "train_data_iterator", "valid_data_iterator")
 
 
@@ -107,16 +106,8 @@ class MegatronLoop(HookedLoop):
     def skips(self) -> bool:
         return getattr(self.args, "dataloader_type", "single") in ("single", "cyclic")
 
-    def skip(self, batches: int) -> None:
-        if not batches:
-            return
-        calculator = sys.modules[CALCULATOR]
-        calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
-        self.args.consumed_train_samples += batches * calculator.get_current_global_batch_size()
-
     def rebuild(self, given: dict[str, Any]) -> None:
-        calculator = sys.modules[CALCULATOR]
-        calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
+        self.consume(self.consumed())
         self.goes_on = self.iteration() > 0
         self.stop_timer("interval-time")
         given["config"].no_sync_func = None

@@ -9,13 +9,13 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from .base import VALIDATION, Counters, HookedLoop
+from .base import CONSUMED, VALIDATION, Counters, HookedLoop
 from .hooks import MARK, disable_rerun, expect_steps, hook_in, needed, parameters
 from .parameter_gather import gather_parameters
 
 _COUNTERS = (
     "step",
-    "consumed_train_samples",
+    CONSUMED,
     "skipped_train_samples",
     "consumed_valid_samples",
     "floating_point_operations_so_far",
@@ -88,10 +88,8 @@ class BridgeLoop(HookedLoop):
     def skips(self) -> bool:
         return getattr(self.state.cfg.dataset, "dataloader_type", None) in ("single", "cyclic")
 
-    def skip(self, batches: int) -> None:
-        self.state.train_state.consumed_train_samples += batches * self.state.cfg.train.global_batch_size
-
     def rebuild(self, given: dict[str, Any]) -> None:
+        self.consume(self.consumed())
         timer = self.state.timers("interval-time")
         if getattr(timer, "_started", False):
             timer.stop()
