@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mt_resilient.checkpoint.format.sharding import Part
-from mt_resilient.training.loops.parameter_gather import finish_gathers, gather_parameters
+from mt_resilient.training.loops.parameter_gather import finish_gathers, forget_attention_maxima, gather_parameters
 from mt_resilient.training.state.optimizers.optimizer_shards import before_gather
 from mt_resilient.training.state.optimizers.optimizers import Optimizers
 
@@ -134,3 +134,12 @@ def test_until_the_next_gather_a_rank_has_only_what_it_steps() -> None:
         assert found == [[(0, 2, False), (2, 3, True), (5, 1, False)], [(0, 6, True)], [(0, 6, False)]]
         assert divided(frozen, [part]) == [part]
         assert before_gather([])(parameters[0], [part]) == [part]
+
+
+def test_attention_maxima_of_a_step_that_is_taken_back_are_forgotten() -> None:
+    """The next step would clip by them."""
+    chunk = torch.nn.ModuleDict({"attention": torch.nn.Identity(), "other": torch.nn.Identity()})
+    chunk["attention"].current_max_attn_logits = torch.full((2,), torch.nan)
+    forget_attention_maxima([chunk])
+    assert chunk["attention"].current_max_attn_logits is None
+    assert not hasattr(chunk["other"], "current_max_attn_logits")

@@ -9,9 +9,11 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from .base import CONSUMED, VALIDATION, Counters, HookedLoop
+from .base import CONSUMED, TRAINING, VALIDATION, HookedLoop
+from .counters import Counters
+from .data_iterators import begun
 from .hooks import MARK, disable_rerun, expect_steps, hook_in, needed, parameters
-from .parameter_gather import gather_parameters
+from .parameter_gather import forget_attention_maxima, gather_parameters
 
 _COUNTERS = (
     "step",
@@ -35,7 +37,7 @@ class BridgeLoop(HookedLoop):
         super().__init__()
         outer = vars(pretrain)
         needed(outer, "train", "setup")
-        parameters(outer["train"], "global_state", "model", "optimizer", "scheduler", "train_data_iterator", VALIDATION)
+        parameters(outer["train"], "global_state", "model", "optimizer", "scheduler", TRAINING, VALIDATION)
         inner = inspect.unwrap(outer["train"]).__globals__
         setup = inspect.unwrap(outer["setup"]).__globals__
         needed(inner, "train_step", "checkpoint_and_decide_exit")
@@ -94,7 +96,7 @@ class BridgeLoop(HookedLoop):
         if getattr(timer, "_started", False):
             timer.stop()
         gather_parameters(given["model"], given["optimizer"])
-        if self.iteration() >= self.state.cfg.train.train_iters:
-            return  # nothing is left to train on, and samplers refuse to start at their end
+        forget_attention_maxima(given["model"])
         args, kwargs = self.iterators[-1]
-        given["train_data_iterator"], given["valid_data_iterator"], _ = self.build(*args, **kwargs)
+        train, valid, _ = self.created(lambda: self.build(*args, **kwargs))
+        given[TRAINING], given[VALIDATION] = begun(train), begun(valid)
