@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 FLAG = "--overlap-param-gather"
 
 
-def test_files_hold_the_optimizers_values_and_a_run_without_the_flag_goes_on(tmp_path: Path) -> None:
+def test_files_another_layout_and_a_run_without_the_flag_have_the_optimizer_s_values(tmp_path: Path) -> None:
     if reason := MEGATRON_OVERLAPPED.missing():
         pytest.skip(reason)
     expected, _ = undisturbed(MEGATRON_OVERLAPPED)
@@ -34,6 +35,14 @@ def test_files_hold_the_optimizers_values_and_a_run_without_the_flag_goes_on(tmp
         assert len(names) > 10
         for name in names:
             assert np.array_equal(saved.whole(name), saved.whole(f"optimizer/main/{name}")), name
+    alone = replace(MEGATRON_OVERLAPPED, ranks=1)
+    elsewhere = ("--snapshots", str(tmp_path / "elsewhere"), "--start-from", str(tmp_path / "snapshots"))
+    other = behind(alone, tmp_path / "other", *elsewhere, nemesis="hang@7:0")
+    other.until_said("step 5 is on disk")
+    other.kill_everything()
+    here, there = (Saved(catalog.committed(place.at(str(tmp_path / each)))[0]) for each in ("snapshots", "elsewhere"))
+    for name in names:
+        assert np.array_equal(here.whole(name), there.whole(name)), name
     job.command.remove(FLAG)
     job.command.insert(job.command.index("run") + 1, "--changed-arguments")
     job.start()
