@@ -69,10 +69,13 @@ class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fi
 
 
 def cutting(parts: Sequence[Part]) -> int:
-    """Return a sort key for how a live tensor with these parts is split: 0, not at all; 1, into boxes; 2, flat; 3, unknown."""
+    """Return a sort key for how a live tensor with these parts is split: 0, not at all; 1, into boxes; 2, flat; 3, unknown. Flat
+    parts that together fill their boxes do not split the tensor."""
     if not parts:
         return 3
-    if any(part.flat is not None for part in parts):
+    flat = [part for part in parts if part.flat is not None]
+    around = {(part.name, part.offset, part.box) for part in flat}
+    if sum(part.elements for part in flat) < sum(math.prod(box) for *_, box in around):
         return 2
     return int(any(part.box != part.shape for part in parts))
 

@@ -21,7 +21,8 @@ from types import ModuleType
 
 from mt_resilient.training.attach.unknown_loop import UnknownLoop
 from mt_resilient.training.boundary.local_gradients import CHECKS
-from mt_resilient.training.loops.megatron import BOUNDARY, CALCULATOR
+from mt_resilient.training.loops.base import CALCULATOR
+from mt_resilient.training.loops.megatron import BOUNDARY
 from mt_resilient.training.loops.megatron_bridge import BridgeLoop
 from mt_resilient.training.loops.megatron_entry import loop_of
 from mt_resilient.training.loops.megatron_inline import InlineLoop

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..harness import Job, ScriptJob
@@ -91,6 +92,16 @@ MEGATRON_DP2 = _megatron_lm("mlm-0.17.1 dp2", *_SDIST, _DP2, 2)
 MEGATRON_OVERLAPPED = _megatron_lm("mlm-0.17.1 dp2 overlapped", *_SDIST, _OVERLAPPED, 2)
 MEGATRON_TP2_PP2 = _megatron_lm("mlm-0.17.1 tp2pp2", *_SDIST, _TP2_PP2, 4)
 MEGATRON_INTERLEAVED = _megatron_lm("mlm-0.17.1 pp2 interleaved", *_SDIST, _INTERLEAVED, 2)
+_BY_STEPS = r"--(train|lr-decay|lr-warmup)-iters \d+"
+_RAMPED = (
+    "--train-samples 80 --lr-decay-samples 80 --lr-warmup-samples 8 --rampup-batch-size 4 4 16 --dataloader-type cyclic"
+)
+MEGATRON_RAMPED = replace(
+    MEGATRON_DP2,
+    name="mlm-0.17.1 dp2 growing batch, cyclic",
+    arguments=tuple(f"{re.sub(_BY_STEPS, '', ' '.join(MEGATRON_DP2.arguments))} {_RAMPED}".split()),
+)
+"""Four batches of 4 samples, then of 8."""
 OWN_LOOP_DP2 = _megatron_lm("own loop dp2", HERE / "pretrain_own.py", _SDIST[1], _DP2, 2)
 BRIDGE_DP2 = Loop(
     name="bridge dp2",

@@ -42,6 +42,21 @@ def test_validation_sees_the_same_samples(loop: Loop, tmp_path: Path) -> None:
 
 
 @pytest.mark.variant
+def test_a_rank_that_is_killed_in_the_last_validation_repeats_it_with_the_same_samples(
+    loop: Loop, tmp_path: Path
+) -> None:
+    long = ("--split", "90,10,0", "--eval-iters", "100", "--eval-interval", "6")
+    _, output = undisturbed(loop, *long)
+    job = behind(loop, tmp_path / "disturbed", "--durable-every", "1000", arguments=long)
+    job.until_said("step 12 is on disk")
+    job.kill_rank(0)
+    assert job.finish(280) == 0, job.said()[-4000:]
+    assert "2 ranks start from step 12" in job.said()
+    assert len(validations(output)) >= 3
+    assert validations(job.printed()) == validations(output)
+
+
+@pytest.mark.variant
 @pytest.mark.parametrize("how", [pytest.param("interval", marks=pytest.mark.variant), "signal"])
 def test_what_leaves_early_goes_on_with_the_same_command(how: str, loop: Loop, tmp_path: Path) -> None:
     arguments = ("--exit-interval", "7") if how == "interval" else ("--exit-signal-handler",)

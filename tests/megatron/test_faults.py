@@ -14,6 +14,7 @@ from .loops import (
     LOOPS,
     MEGATRON_DP2,
     MEGATRON_INTERLEAVED,
+    MEGATRON_RAMPED,
     MEGATRON_TP2_PP2,
     OWN_LOOP_DP2,
     Loop,
@@ -24,6 +25,7 @@ from .loops import (
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
+LEAVE_OUT = (MEGATRON_DP2, MEGATRON_INTERLEAVED, MEGATRON_RAMPED, BRIDGE_DP2)
 OFTEN = (MEGATRON_TP2_PP2,)
 ALL = [
     pytest.param(OWN_LOOP_DP2, id=OWN_LOOP_DP2.name, marks=pytest.mark.variant),
@@ -129,9 +131,7 @@ def test_hung(loop: Loop, tmp_path: Path) -> None:
 
 
 @pytest.mark.variant
-@pytest.mark.parametrize(
-    "loop", [pytest.param(loop, id=loop.name) for loop in (MEGATRON_DP2, MEGATRON_INTERLEAVED, BRIDGE_DP2)]
-)
+@pytest.mark.parametrize("loop", [pytest.param(loop, id=loop.name) for loop in LEAVE_OUT])
 def test_data_that_gives_nan_is_left_out(loop: Loop, tmp_path: Path) -> None:
     """NaN at two replays too: its batch is left out. The run ends as one that has never had that batch, a kill behind it or not."""
     if (reason := loop.missing()) is not None:
@@ -151,14 +151,24 @@ def test_data_that_gives_nan_is_left_out(loop: Loop, tmp_path: Path) -> None:
 
 
 @pytest.mark.variant
-def test_a_step_back_to_where_data_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("loop", "windows", "faults"),
+    [
+        pytest.param(MEGATRON_DP2, ("0:2", "7:9"), "nan-grad@1:1,nan-grad@6:1,kill@7:0", id=MEGATRON_DP2.name),
+        pytest.param(MEGATRON_RAMPED, ("3:4",), "kill@5:1", id=MEGATRON_RAMPED.name),
+    ],
+)
+def test_a_step_back_to_where_data_is_left_out(
+    loop: Loop, windows: tuple[str, ...], faults: str, tmp_path: Path
+) -> None:
     """The snapshot is of the state before the data was left out: going back to it leaves out the same again, and no more."""
-    if (reason := MEGATRON_DP2.missing()) is not None:
+    if (reason := loop.missing()) is not None:
         pytest.skip(reason)
     records = []
-    for name, nemesis in (("hit", "nan-grad@1:1,nan-grad@6:1,kill@7:0"), ("clean", "")):
+    for name, nemesis in (("hit", faults), ("clean", "")):
         place = tmp_path / name
-        job = behind(MEGATRON_DP2, place, "--skip-data", "0:2", "--skip-data", "7:9", nemesis=nemesis)
+        options = [word for window in windows for word in ("--skip-data", window)]
+        job = behind(loop, place, *options, nemesis=nemesis)
         assert job.finish(280) == 0, job.said()[-4000:]
         records.append(read_record(place))
     hit, clean = records

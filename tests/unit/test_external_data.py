@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mt_resilient.training.loops.external_data import ExternalData
+from mt_resilient.training.loops.external_data import ExternalData, external_data
 
 
 class Plain:
@@ -96,3 +96,35 @@ def test_a_recovery_puts_new_loaders_where_the_old_ones_were() -> None:
     assert [each.at for each in new] == [7, 9]
     new[0].at = 8
     assert data.state_dict() == {"loaders": [{"at": 8}, {"at": 9}]}
+
+
+def test_until_new_loaders_are_there_a_snapshot_holds_the_restored_places() -> None:
+    """A pause may order one between the two."""
+    old, new = Saves(), Saves()
+    data = ExternalData(old)
+    old.at = 9
+    data.load_state_dict({"loaders": [{"at": 7}]})
+    assert data.state_dict() == {"loaders": [{"at": 7}]}
+    data.put_back(new)
+    new.at += 1
+    assert data.state_dict() == {"loaders": [{"at": 8}]}
+
+
+def test_the_place_in_the_validation_data_is_put_back_too_if_it_can_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("mt_resilient.training.loops.external_data.tell_once", told.append)
+    old, new = (Saves(), [Saves()]), (Saves(), [Saves()])
+    data = external_data(*old)
+    assert data is not None
+    old[0].at, old[1][0].at = 7, 9
+    data.load_state_dict(data.state_dict())
+    data.put_back(*new)
+    assert (new[0].at, new[1][0].at) == (7, 9)
+    assert told == []
+    data = external_data(old[0], Plain())
+    assert data is not None
+    assert len(told) == 1
+    data.load_state_dict(data.state_dict())
+    data.put_back(new[1][0], Plain())
+    assert new[1][0].at == 7
+    assert external_data(Plain(), Saves()) is None

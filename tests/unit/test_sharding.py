@@ -105,13 +105,9 @@ def test_a_number_has_one_main_holder_and_one_place_for_each_stacked_layer():
 def test_tensors_sort_by_how_they_are_split():
     whole = Part(name="w", shape=(4, 2), offset=(0, 0), box=(4, 2))
     box = replace(whole, offset=(2, 0), box=(2, 2))
-    assert [cutting(parts) for parts in ([whole], [box], [whole, box], [replace(whole, flat=(0, 3))], [])] == [
-        0,
-        1,
-        1,
-        2,
-        3,
-    ]
+    head, tail = replace(whole, flat=(0, 3)), replace(whole, flat=(3, 8), start=3)
+    listed = ([whole], [head, tail], [box], [whole, box], [head], [])
+    assert [cutting(parts) for parts in listed] == [0, 0, 1, 1, 2, 3]
 
 
 @settings(deadline=None)

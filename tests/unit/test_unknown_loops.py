@@ -17,7 +17,8 @@ import torch
 
 from mt_resilient.training.attach import import_hook
 from mt_resilient.training.loops import hooks, megatron_alike, megatron_entry
-from mt_resilient.training.loops.megatron import BOUNDARY, CALCULATOR, FLOPS
+from mt_resilient.training.loops.base import CALCULATOR
+from mt_resilient.training.loops.megatron import BOUNDARY, FLOPS
 from mt_resilient.training.loops.megatron_bridge import wrap as wrap_bridge
 
 from ..megatron.known_loops import known

@@ -95,9 +95,7 @@ class Boundaries:
     def restore(self) -> int | None:
         """Restore the state that the agent chose for this generation. Return its step; None: there is no such state."""
         self._at = unless_looped(self._at)
-        if self._at is None:
-            return None
-        return restore(self._at, self._tape, self._course, known_data=not self.fixed_data)
+        return restore(self._at, self._tape, self._course, known_data=not self.fixed_data) if self._at else None
 
     @property
     def rewinds(self) -> int:
@@ -274,8 +272,10 @@ class Boundaries:
 
     def finish(self, complete: bool = True) -> None:
         """Record that the loop has ended and its last step was judged. complete: False if the loop ends early on purpose."""
-        if self._at is not None and self._page.phase != RankPhase.STOPPED:
-            unwatch(self._page, RankPhase.FINISHED if complete else RankPhase.STOPPED)
+        if self._at is not None:
+            self._tape.close()
+            if self._page.phase != RankPhase.STOPPED:
+                unwatch(self._page, RankPhase.FINISHED if complete else RankPhase.STOPPED)
 
     def leave(self) -> None:
         """Record that the script has left the loop before its end: the agent no longer expects progress of this rank."""

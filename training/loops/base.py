@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,10 +24,15 @@ from ..attach.unknown_loop import name_of, tell_unknown
 from ..boundary.boundary import Boundaries
 from ..boundary.step_metrics import Figures
 from ..state.partitioned import Partitioned
-from ..state.sources import Source
+from .data_iterators import one_batch_before
 from .hooks import expect_steps, resumes
+from .parameter_gather import finish_gathers
 
-VALIDATION = "valid_data_iterator"
+T = TypeVar("T")
+
+TRAINING, VALIDATION = "train_data_iterator", "valid_data_iterator"
+CONSUMED = "consumed_train_samples"
+CALCULATOR = "megatron.core.num_microbatches_calculator"
 
 
 class RewindAsked(BaseException):
@@ -36,28 +42,6 @@ class RewindAsked(BaseException):
 
 class JumpAsked(BaseException):
     """Leaves `train` at a boundary after which data is skipped. The iterators are created again, to start after that data."""
-
-
-class Counters(Source):
-    """Counters in attributes of an object (Megatron's args, Bridge's train state), and counters that the loop keeps in local variables."""
-
-    def __init__(self, holder: Any, names: tuple[str, ...], live: dict[str, Any]) -> None:
-        """live: the last known values of the loop's local counters. A restore writes them to `holder`, where the loop reads them when it
-        starts."""
-        self.holder, self.names, self.live = holder, names, live
-
-    def collect(self) -> dict[str, Any]:
-        return {**{name: getattr(self.holder, name) for name in self.names if hasattr(self.holder, name)}, **self.live}
-
-    def settle(self) -> None:
-        """Write the loop's local counters to `holder`, so that the loop starts from them when it is called again."""
-        self.restore(self.live)
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        for name, value in list(kept.items()):
-            setattr(self.holder, name, value)
-            if name in self.live:
-                self.live[name] = value
 
 
 class HookedLoop:
@@ -79,7 +63,10 @@ class HookedLoop:
         """Arguments of the calls that created the data iterators."""
         self.given: dict[str, Any] = {}
         """Arguments of `train`."""
-        self.first_validation: Any = None
+        self.first: dict[str, Any] = {}
+        """The iterators with which `train` was first called, by parameter. The code after `train` still has them."""
+        self.positioned = False
+        """Whether a restored step continues at its position in the data, although no data can be skipped."""
 
     # -- what a subclass defines ------------------------------------------------------------------------------------------
 
@@ -107,10 +94,6 @@ class HookedLoop:
         """Whether the loop finds its data by the number of consumed samples, so that some samples can be skipped."""
         raise NotImplementedError
 
-    def skip(self, batches: int) -> None:
-        """Count this many global batches as consumed, without using them. A negative number undoes that."""
-        raise NotImplementedError
-
     def rebuild(self, given: dict[str, Any]) -> None:
         """After a restore, prepare the loop for another call, and put new data iterators into `given`."""
         raise NotImplementedError
@@ -121,7 +104,7 @@ class HookedLoop:
         try:
             bound = inspect.signature(original).bind(*args, **kwargs)
             given = self.given = bound.arguments
-            self.first_validation = given.get(VALIDATION)
+            self.first = {name: given.get(name) for name in (TRAINING, VALIDATION)}
             sources = self.sources(given)
             self.counters = sources["counters"]
             skips = self.skips()
@@ -139,21 +122,26 @@ class HookedLoop:
             self.leave_alone(original, error)
             return original(*args, **kwargs)
         self.session.fixed_data = not skips
-        self.session.puts_data_back = self.data is not None
+        self.session.puts_data_back = self.data is not None or self.positioned
         self.session.cure = (
-            "let the loop choose its data by the number of consumed samples (--dataloader-type single or cyclic)"
+            "let the loop choose its data by the number of consumed samples (--dataloader-type single or cyclic, "
+            "and no --phase-transition-iterations)"
         )
         if not self.session.observes:
             self.prepare(given)
         restored = self.session.restore() is not None
+        before = self.consumed()
         batches = self.jump()
+        after = self.consumed()
         if batches or restored:
             self.rebuild(given)
-        self.skip(-batches)  # `begin` records the state before the jump
+        if batches:
+            self.consume(before)  # `begin` records the state before the jump
         rewinds = self.session.rewinds
         self.session.begin(self.iteration(), self.total())
         if self.session.rewinds == rewinds:
-            self.skip(batches)
+            if batches:
+                self.consume(after)
         else:
             self.jump()
             self.rebuild(given)
@@ -193,9 +181,26 @@ class HookedLoop:
     def jump(self) -> int:
         """Skip the batches that must not be used at this step; return their number."""
         assert self.session is not None
-        batches = self.session.jump(self.iteration())
-        self.skip(batches)
+        batches = 0 if self.complete() else self.session.jump(self.iteration())
+        for _ in range(batches):
+            self.consume(self.consumed())
+            self.consume(self.consumed() + sys.modules[CALCULATOR].get_current_global_batch_size())
         return batches
+
+    def created(self, create: Callable[[], T]) -> T:
+        """Return what `create` returns: data iterators that begin where the counters say."""
+        back = {CONSUMED: sys.modules[CALCULATOR].get_current_global_batch_size(), "iteration": 1}
+        with one_batch_before(self.counters.holder, back) if self.complete() else nullcontext():
+            return create()
+
+    def consumed(self) -> int:
+        """Return the number of samples before the next batch."""
+        return int(getattr(self.counters.holder, CONSUMED, 0))
+
+    def consume(self, samples: int) -> None:
+        """Continue after this many samples. The size of the next batch, which may grow in the training, follows from it."""
+        setattr(self.counters.holder, CONSUMED, samples)
+        sys.modules[CALCULATOR].update_num_microbatches(samples, consistency_check=False)
 
     def train_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -211,11 +216,21 @@ class HookedLoop:
 
     def evaluate(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the current iterator. The last validation comes after `train`, and its caller still has the first iterator."""
-        bound = inspect.signature(original).bind(*args, **kwargs)
-        if bound.arguments.get("data_iterator") is self.first_validation:
-            bound.arguments["data_iterator"] = self.given.get(VALIDATION)
+        bound = self._current(original, "data_iterator", VALIDATION, *args, **kwargs)
         with self.session.pausing("evaluation") if self.session else nullcontext():
             return original(*bound.args, **bound.kwargs)
+
+    def save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Write the script's own checkpoint, with the position of the current iterator."""
+        bound = self._current(original, TRAINING, TRAINING, *args, **kwargs)
+        return original(*bound.args, **bound.kwargs)
+
+    def _current(self, original: Callable[..., Any], parameter: str, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the arguments of a call, with the current iterator in place of the first one."""
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        if bound.arguments.get(parameter) is not None and bound.arguments[parameter] is self.first.get(name):
+            bound.arguments[parameter] = self.given.get(name)
+        return bound
 
     def builder(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.iterators.append((args, kwargs))
@@ -239,17 +254,19 @@ class HookedLoop:
 
     def _pass(self, step: int, *, judged_now: bool, last: bool) -> bool:
         assert self.session is not None
+        finish_gathers(self.given["model"])
         directive = self.session.boundary(step, self.figures, judged_now=judged_now, last=last)
         if directive is Directive.REWIND:
             raise RewindAsked
         return directive is Directive.LEAVE
 
     def install_evaluation(self, *namespaces: dict[str, Any]) -> None:
-        """Wrap the evaluation function in the namespaces where the loop, and the code after the loop, look it up. The same namespace may be
-        given twice."""
+        """Wrap the functions that evaluate and save, in the namespaces where the loop, and the code after the loop, look them up. The same
+        namespace may be given twice."""
         for namespace in {id(each): each for each in namespaces}.values():
-            if "evaluate_and_print_results" in namespace:
-                self.install(namespace, evaluate_and_print_results=self.evaluate)
+            for name, wrapper in (("evaluate_and_print_results", self.evaluate), ("save_checkpoint", self.save)):
+                if name in namespace:
+                    self.install(namespace, **{name: wrapper})
 
     def install(self, namespace: dict[str, Any], **wrappers: Callable[..., Any]) -> None:
         """Wrap the functions of these names with `wrappers`. A wrapper gets the original function as its first argument."""
@@ -273,17 +290,3 @@ def _first_or_worst(losses: Mapping[str, Any]) -> float | None:
         float(v) for v in losses.values() if (torch.is_tensor(v) and v.numel() == 1) or isinstance(v, (int, float))
     ]
     return next((n for n in numbers if not math.isfinite(n)), numbers[0] if numbers else None)
-
-
-def reenable_parameter_gather(chunks: Any, optimizer: Any) -> None:
-    """Gather the parameters now, from the restored main parameters. With overlapped parameter gather, the loop does this before each
-    forward pass, but not on its first step."""
-    for chunk in chunks:
-        config = getattr(chunk, "ddp_config", None)
-        if not getattr(config, "overlap_param_gather", False):
-            continue
-        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
-            part._copy_main_params_to_model_params()
-        chunk.start_param_sync(force_sync=True)
-        if not chunk.remove_forward_pre_hook_handles:
-            chunk.enable_forward_pre_hook()

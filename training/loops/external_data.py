@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..attach.unknown_loop import tell_once
 from ..state.values.value_source import Known, Stateful
 
 _PAIRS = (("save_state", "restore_state"), ("save_state_rank", "restore_state_rank"), ("state_dict", "load_state_dict"))
@@ -18,14 +19,22 @@ _INSIDE = ("_dataloader", "dataloader", "loader")
 class ExternalData:
     """A source for a session: the states of this rank's loaders, which are restored after the loop has created new loaders."""
 
-    __slots__ = ("_iterators", "_kept")
+    __slots__ = ("_iterators", "_kept", "_validates")
 
-    def __init__(self, iterators: Any) -> None:
-        self._iterators = iterators
-        self._kept: list[Any] = []
+    def __init__(self, training: Any, *validation: Any) -> None:
+        """validation: the iterator of the validation, if its position can be saved too."""
+        self._validates = bool(validation)
+        self._iterators = [training, *validation]
+        self._kept: list[Any] | None = None
+        """The restored states, until the loop has created new loaders."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loaders": [getattr(loader, save)() for loader, save, _ in _loaders(self._iterators)]}
+        kept = self._kept
+        return {
+            "loaders": [getattr(loader, save)() for loader, save, _ in _loaders(self._iterators)]
+            if kept is None
+            else kept
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept = state["loaders"]
@@ -39,16 +48,33 @@ class ExternalData:
             return False
         return True
 
-    def put_back(self, iterators: Any) -> None:
+    def put_back(self, training: Any, validation: Any = None) -> None:
         """Restore the states of the new loaders."""
-        self._iterators = iterators
-        for (loader, _, restore), kept in zip(_loaders(iterators), self._kept, strict=False):
+        self._iterators = [training, validation] if self._validates else [training]
+        for (loader, _, restore), kept in zip(_loaders(self._iterators), self._kept or (), strict=False):
             getattr(loader, restore)(kept)
+        self._kept = None
+
+
+def external_data(training: Any, validation: Any) -> ExternalData | None:
+    """Return the source of the loaders whose position can be saved; None if that of the training can't be. Tell of a validation that begins
+    at each recovery."""
+    if not (found := ExternalData(training)).complete:
+        return None
+    if (both := ExternalData(training, validation)).complete:
+        return both
+    tell_once(
+        "the loader of the validation data cannot save its position. After a recovery, the validation begins with its first batch"
+    )
+    return found
 
 
 def _loaders(iterators: Any) -> Iterator[tuple[Any, str, str]]:
     """Yield each loader with the names of its two methods. Raises LookupError if one has no such methods."""
     for iterator in iterators if isinstance(iterators, list) else [iterators]:
+        if isinstance(iterator, list):
+            yield from _loaders(iterator)
+            continue
         if (
             type(iterator).__name__ == "RerunDataIterator"
         ):  # its own state_dict has only the micro-batches that Megatron may replay

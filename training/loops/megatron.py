@@ -13,16 +13,26 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Counters, HookedLoop, reenable_parameter_gather
-from .external_data import ExternalData
+from ..attach.unknown_loop import UnknownLoop, tell_once
+from .base import CALCULATOR, CONSUMED, TRAINING, VALIDATION, HookedLoop
+from .counters import Counters
+from .data_iterators import begun
+from .external_data import external_data
 from .hooks import disable_rerun, needed, parameters
+from .parameter_gather import forget_attention_maxima, gather_parameters
 
 BOUNDARY = "checkpoint_and_decide_exit"
 FLOPS = "num_floating_point_operations_so_far"
 _FIRST = "is_first_iteration"
-_COUNTERS = ("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
-CALCULATOR = "megatron.core.num_microbatches_calculator"
-_OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", "train_data_iterator", "valid_data_iterator")
+_COUNTERS = (CONSUMED, "skipped_train_samples", "consumed_valid_samples")
+_OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", TRAINING, VALIDATION)
+_COUNTED = ("single", "cyclic")
+"""Values of `--dataloader-type` with which the data follows from the counters."""
+_UNSAVED = {
+    "fim_data": "the random numbers of --fim-data are in no snapshot: after a recovery, its datasets draw them from the seed on, so other "
+    "samples are rearranged than in an undisturbed run",
+}
+"""By option: state of Megatron's that no recovery restores."""
 
 
 class MegatronLoop(HookedLoop):
@@ -33,6 +43,8 @@ class MegatronLoop(HookedLoop):
         self.goes_on = False
         """Whether this call of `train` continues an earlier one."""
         self.live: dict[str, Any] = {}
+        self.eval_iters: Any = None
+        """The number of validation steps, as the script gave it."""
         needed(outer, "train", "build_train_valid_test_data_iterators", "get_args", "get_timers", "mpu")
         needed(inner, "train_step")
         parameters(outer["train"], *_OF_TRAIN)
@@ -60,8 +72,12 @@ class MegatronLoop(HookedLoop):
     def sources(self, given: Mapping[str, Any]) -> dict[str, Any]:
         args = self.args
         self.live = {"iteration": args.iteration, FLOPS: getattr(args, FLOPS)}
-        external = None if self.skips() else ExternalData(given["train_data_iterator"])
-        self.data = external if external and external.complete else None
+        if getattr(args, "perform_rl_step", False):
+            raise UnknownLoop("with --perform-rl-step, it loads a checkpoint by itself")
+        self.positioned = getattr(args, "dataloader_type", "single") in _COUNTED
+        self.data = None if self.positioned else external_data(given[TRAINING], given[VALIDATION])
+        for said in (each for option, each in _UNSAVED.items() if getattr(args, option, False)):
+            tell_once(said)
         return {
             **({"data": self.data} if self.data else {}),
             "model": given["model"],
@@ -104,35 +120,40 @@ class MegatronLoop(HookedLoop):
         return bool(known.save) and any(interval and iteration % interval == 0 for interval in every), last
 
     def skips(self) -> bool:
-        return getattr(self.args, "dataloader_type", "single") in ("single", "cyclic")
-
-    def skip(self, batches: int) -> None:
-        if not batches:
-            return
-        calculator = sys.modules[CALCULATOR]
-        calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
-        self.args.consumed_train_samples += batches * calculator.get_current_global_batch_size()
+        counted = getattr(self.args, "dataloader_type", "single") in _COUNTED
+        return counted and not getattr(self.args, "phase_transition_iterations", None)
 
     def rebuild(self, given: dict[str, Any]) -> None:
-        calculator = sys.modules[CALCULATOR]
-        calculator.update_num_microbatches(self.args.consumed_train_samples, consistency_check=False)
+        self.consume(self.consumed())
         self.goes_on = self.iteration() > 0
         self.stop_timer("interval-time")
         given["config"].no_sync_func = None
-        reenable_parameter_gather(given["model"], given["optimizer"])
-        if self.iteration() >= self.args.train_iters:
-            return  # nothing is left to train on, and samplers refuse to start at their end
-        built = []
-        for stage, (args, kwargs) in enumerate(self.iterators):
+        gather_parameters(given["model"], given["optimizer"])
+        forget_attention_maxima(given["model"])
+        built = self.created(self.build_all)
+        train, valid, _ = (begun(list(each)) for each in zip(*built, strict=True))
+        several = len(built) > 1
+        given[TRAINING] = train if several else train[0]
+        given[VALIDATION] = valid if several else valid[0]
+        if self.data:
+            self.data.put_back(given[TRAINING], given[VALIDATION])
+
+    def build_all(self) -> list[Any]:
+        """Return new data iterators of each virtual stage. With `--full-validation`, Megatron replaces the number of validation steps when
+        it first creates them."""
+        built, args = [], self.args
+        kept, args.eval_iters = getattr(args, "eval_iters", None), self.eval_iters
+        for stage, (given, named) in enumerate(self.iterators):
             if len(self.iterators) > 1:
                 self.outer["mpu"].set_virtual_pipeline_model_parallel_rank(stage)
-            built.append(self.build(*args, **kwargs))
-        train, valid, _ = zip(*built, strict=True)
-        several = len(built) > 1
-        given["train_data_iterator"] = list(train) if several else train[0]
-        given["valid_data_iterator"] = list(valid) if several else valid[0]
-        if self.data:
-            self.data.put_back(given["train_data_iterator"])
+            built.append(self.build(*given, **named))
+        args.eval_iters = kept
+        return built
+
+    def builder(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.iterators:
+            self.eval_iters = getattr(self.args, "eval_iters", None)
+        return super().builder(original, *args, **kwargs)
 
     def stop_timer(self, name: str) -> None:
         timer = self.outer["get_timers"]()(name, log_level=0)

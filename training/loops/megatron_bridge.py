@@ -9,12 +9,15 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from .base import VALIDATION, Counters, HookedLoop, reenable_parameter_gather
+from .base import CONSUMED, TRAINING, VALIDATION, HookedLoop
+from .counters import Counters
+from .data_iterators import begun
 from .hooks import MARK, disable_rerun, expect_steps, hook_in, needed, parameters
+from .parameter_gather import forget_attention_maxima, gather_parameters
 
 _COUNTERS = (
     "step",
-    "consumed_train_samples",
+    CONSUMED,
     "skipped_train_samples",
     "consumed_valid_samples",
     "floating_point_operations_so_far",
@@ -34,7 +37,7 @@ class BridgeLoop(HookedLoop):
         super().__init__()
         outer = vars(pretrain)
         needed(outer, "train", "setup")
-        parameters(outer["train"], "global_state", "model", "optimizer", "scheduler", "train_data_iterator", VALIDATION)
+        parameters(outer["train"], "global_state", "model", "optimizer", "scheduler", TRAINING, VALIDATION)
         inner = inspect.unwrap(outer["train"]).__globals__
         setup = inspect.unwrap(outer["setup"]).__globals__
         needed(inner, "train_step", "checkpoint_and_decide_exit")
@@ -87,15 +90,13 @@ class BridgeLoop(HookedLoop):
     def skips(self) -> bool:
         return getattr(self.state.cfg.dataset, "dataloader_type", None) in ("single", "cyclic")
 
-    def skip(self, batches: int) -> None:
-        self.state.train_state.consumed_train_samples += batches * self.state.cfg.train.global_batch_size
-
     def rebuild(self, given: dict[str, Any]) -> None:
+        self.consume(self.consumed())
         timer = self.state.timers("interval-time")
         if getattr(timer, "_started", False):
             timer.stop()
-        reenable_parameter_gather(given["model"], given["optimizer"])
-        if self.iteration() >= self.state.cfg.train.train_iters:
-            return  # nothing is left to train on, and samplers refuse to start at their end
+        gather_parameters(given["model"], given["optimizer"])
+        forget_attention_maxima(given["model"])
         args, kwargs = self.iterators[-1]
-        given["train_data_iterator"], given["valid_data_iterator"], _ = self.build(*args, **kwargs)
+        train, valid, _ = self.created(lambda: self.build(*args, **kwargs))
+        given[TRAINING], given[VALIDATION] = begun(train), begun(valid)

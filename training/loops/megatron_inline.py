@@ -11,7 +11,7 @@ from typing import Any
 
 from ...resilience.inprocess.tally import Directive
 from ..attach.unknown_loop import UnknownLoop
-from .base import RewindAsked
+from .base import JumpAsked, RewindAsked
 from .hooks import parameters
 from .megatron import BOUNDARY, FLOPS, MegatronLoop
 
@@ -29,6 +29,8 @@ class InlineLoop(MegatronLoop):
         self.step = -1
         self.due = False
         """Whether this step's boundary comes after its evaluation."""
+        self.jumps = False
+        """Whether data is skipped after the loop has written its own checkpoint of this step."""
         self.judged = True
         """Whether this step's boundary was the last one, or brought an order to leave."""
 
@@ -58,7 +60,13 @@ class InlineLoop(MegatronLoop):
             frame = frame.f_back
         assert frame is not None
         saves, last = self.at(self.step, frame.f_locals[FLOPS])
-        leaves = self.boundary(self.step, lambda: False, saves=saves, last=last)
+        leaves = False
+        try:
+            leaves = self.boundary(self.step, lambda: False, saves=saves, last=last)
+        except JumpAsked:
+            self.jumps = saves
+            if not saves:
+                raise
         self.judged = last or leaves
         if leaves:
             self.args.exit_interval = 1
@@ -67,7 +75,11 @@ class InlineLoop(MegatronLoop):
     def save_checkpoint_and_time(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         assert self.session is not None
         with self.session.pausing("checkpoint"):
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+        if self.jumps:
+            self.jumps = False
+            raise JumpAsked
+        return result
 
     def run(self, original: Any, bound: inspect.BoundArguments) -> Any:
         """Call the loop. If the loop ends for its own reasons (its time limit, or a signal), its last step is judged only after that."""
@@ -80,5 +92,6 @@ class InlineLoop(MegatronLoop):
             raise
 
     def rebuild(self, given: dict[str, Any]) -> None:
+        self.jumps = False
         self.stop_timer("eval-time")
         super().rebuild(given)

@@ -23,7 +23,7 @@ from ...resilience.errors import LayoutError
 from ..attach.rank_stderr import say
 from ..state.modules.module_source import ATTRIBUTES, EXTRA
 from ..state.optimizers.hybrid_optimizer import stepped_copy
-from ..state.optimizers.optimizer_shards import owned_parts, state_parts
+from ..state.optimizers.optimizer_shards import before_gather, owned_parts, state_parts
 from ..state.optimizers.optimizers import Optimizers, parameters_of
 from ..state.sharding import model_parts, places_of
 from ..state.sources import Modules, Preparing, Source, put_back
@@ -47,9 +47,13 @@ def parts_of(sources: Mapping[str, Source]) -> Parts:
 
 def _parts_of(sources: Mapping[str, Source]) -> Parts:
     found: Parts = {}
+    divided = before_gather(source for source in sources.values() if isinstance(source, Optimizers))
     for name, source in sources.items():
         if isinstance(source, Modules):
-            found |= {f"{name}/{key}": _prefixed(name, parts) for key, parts in model_parts(source.chunks).items()}
+            held = model_parts(source.chunks)
+            if source.gathered:
+                held |= {key: divided(each, held[key]) for key, each in source.named()[0].items() if key in held}
+            found |= {f"{name}/{key}": _prefixed(name, each) for key, each in held.items()}
     for name, source in sources.items():
         if isinstance(source, Optimizers) and source.by_parameter:
             owned = _owned(source, sources)

@@ -6,7 +6,7 @@ belongs. The position in a group is never used for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from msgspec.structs import replace
 from ....checkpoint.format.sharding import Part, scalars, within
 from .optimizers import Optimizers, parameters_of
 
+_SHARDS = "shard_fp32_from_float16_groups"
+"""An attribute that only Megatron's distributed optimizer has."""
+
 
 def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tuple[str, str], list[Part]]:
     """Return the parts (boxes in a global tensor) that each of the optimizer's own parameters copies or shards. Each key is a pair: which
@@ -24,13 +27,43 @@ def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tu
 
     places: the parts of the model's parameters, by id.
     """
-    whole = type(source.thing).__name__ == "LayerWiseDistributedOptimizer"
     found: dict[tuple[str, str], list[Part]] = {}
     for index, wrapper, inner in source.parts():
-        owners = _owners(wrapper, inner, whole=whole)
+        owners = _owners(wrapper, inner, whole=_is_layer_wise(source))
         for key, parameter in parameters_of(inner):
             found[index, key] = owners[id(parameter)].parts(places)
     return found
+
+
+def before_gather(sources: Iterable[Optimizers]) -> Callable[[torch.Tensor, Sequence[Part]], list[Part]]:
+    """Return a function of a parameter and its parts that returns them divided, if the next forward pass gathers the parameters from the
+    data-parallel ranks (Megatron's `--overlap-param-gather`). Until then, only the elements that this rank's optimizer steps are present.
+    The others are those of the step before, so they become replicas of the parts of the ranks that step them."""
+    wrapped = [(wrapper, inner, _is_layer_wise(source)) for source in sources for _, wrapper, inner in source.parts()]
+    owners = (owner for wrapper, inner, whole in wrapped for owner in _owners(wrapper, inner, whole=whole).values())
+    steps = {id(owner.parameter): owner for owner in owners if owner.instance is not None}
+    sharded = any(whole or hasattr(wrapper, _SHARDS) for wrapper, _, whole in wrapped)
+
+    def divided(parameter: torch.Tensor, parts: Sequence[Part]) -> list[Part]:
+        if not (sharded and parameter.requires_grad and parameter.numel()):
+            return [*parts]
+        owner, end = steps.get(id(parameter)), parameter.numel()
+        first, last = (owner.span or (0, end)) if owner else (0, 0)
+        found = []
+        for part in parts:
+            for own, start, stop in ((False, 0, first), (True, first, last), (False, last, end)):
+                number = (owner.instance or 0) if own and owner else 1 + part.replica[-1]
+                found += [
+                    replace(each, start=start + each.start, replica=(*part.replica[:-1], number))
+                    for each in within(part, start, stop)
+                ]
+        return found
+
+    return divided
+
+
+def _is_layer_wise(source: Optimizers) -> bool:
+    return type(source.thing).__name__ == "LayerWiseDistributedOptimizer"
 
 
 def state_parts(prefix: str, state: str, parts: Iterable[Part], *, alike: bool) -> list[Part]:
@@ -63,7 +96,7 @@ def _owners(wrapper: Any, inner: torch.optim.Optimizer, *, whole: bool) -> dict[
     """Return the owners, by the id of the optimizer's parameter. whole: each rank of a data-parallel group owns whole parameters."""
     instance = 0 if whole else None
     found = {id(parameter): _Owner(parameter, None, instance) for _, parameter in parameters_of(inner)}
-    if hasattr(wrapper, "shard_fp32_from_float16_groups"):
+    if hasattr(wrapper, _SHARDS):
         instance = getattr(wrapper, "distributed_optimizer_instance_id", 0)
         for models, shards in _shards(wrapper):
             for model, shard in zip(models, shards, strict=True):
