@@ -109,8 +109,7 @@ class Batches:
         taken = OVER
         while self.position <= index:
             self.drain()
-            first = self._first()
-            if first is OVER:
+            if (first := self._first()) is OVER:
                 return OVER
             self.position += 1
             self._step = self._taken(self._accumulate - 1)
@@ -238,8 +237,7 @@ class Batches:
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
         forked = kept.get("forked", _NO_WORKERS)
         self._forked.restore(forked)
-        self._begun = dict(kept["workers"])
-        self._loader.heard.states = dict(kept["workers"])
+        self._begun, self._loader.heard.states = dict(kept["workers"]), dict(kept["workers"])
         self._samples = kept.get("samples")
         if self.offset:
             self._to_start()  # the epoch may have a batch size of its own
@@ -259,6 +257,8 @@ class Batches:
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
             self._own.restore_but(kept["own"], of_the_loader)
+        elif self.offset and self._loader.draws_its_order:
+            self._notices.drawn_anew()
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
         """Go to the position in the epoch. goes_on: whether the loader's own state brings it to the position. drawn: the states that
