@@ -87,7 +87,7 @@ def optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str
 def _numbered(saved: Saved, source: str) -> list[dict[Any, Any]]:
     """Return the optimizer's groups in their order, if it has one part, and all ranks have equal groups of each number. A framework creates
     as many groups again, and torch loads a checkpoint only into as many."""
-    told = [part.groups for part in optimizer_parts(saved, source)]
+    told = [without_tensors(part.groups) for part in optimizer_parts(saved, source)]
     return told[0] if len(told) == len(saved.manifests) and len(set(map(exactly, told))) == 1 else []
 
 

@@ -42,11 +42,8 @@ def apart(saved: Saved, is_buffer: Callable[[str], bool], sources: Collection[st
             if not piece.parts or (sources is not None and piece.name.partition("/")[0] not in sources):
                 continue
             of_optimizer, name = is_optimizer_s(piece), piece.parts[0].name
-            copies, axes, copy = (
-                kept.setdefault(_elements(piece), {}),
-                piece.parts[0].replica[:-1],
-                (manifest, piece, word),
-            )
+            copies, copy = kept.setdefault(_elements(piece), {}), (manifest, piece, word)
+            axes = piece.parts[0].replica[:-1]
             data_parallel = axes in copies
             other = copies.get(axes) or next(iter(copies.values()), copy)
             copies.setdefault(axes, copy)
@@ -81,8 +78,6 @@ def _numbers(dtype: str, content: NDArray[np.uint8]) -> NDArray[Any] | None:
     """Return the elements as numbers, with 0 for NaN; None for a dtype that is not compared by value."""
     if dtype == "bfloat16":
         return np.nan_to_num((content.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
-    return (
-        np.nan_to_num(content.view(dtype).astype(np.float64))
-        if dtype.startswith("float") and "_" not in dtype
-        else None
-    )
+    if dtype in ("float16", "float32", "float64"):
+        return np.nan_to_num(content.view(dtype).astype(np.float64))
+    return None

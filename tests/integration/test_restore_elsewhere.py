@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from mt_resilient.checkpoint.backend.filesystem import Files
 from mt_resilient.checkpoint.durable.load_resharded import Saved
 from mt_resilient.checkpoint.durable.snapshot_view import Contents
+from mt_resilient.cli import main
 from mt_resilient.formats import dcp_export
 from mt_resilient.formats.export import export
 from mt_resilient.resilience.errors import LayoutError
@@ -96,7 +97,7 @@ def changed(model: nn.Module, name: str, by: float) -> nn.Module:
 # Copies that are none
 
 
-def test_a_parameter_that_each_rank_has_trained_for_itself_is_refused(tmp_path: Path) -> None:
+def test_a_parameter_that_each_rank_has_trained_for_itself_is_refused(tmp_path: Path, capsys: Capture) -> None:
     net = Net()
     ranks = [sources(each, trained(each, torch.optim.Adam(each.parameters()))) for each in (net, Net())]
     with torch.no_grad():
@@ -107,8 +108,9 @@ def test_a_parameter_that_each_rank_has_trained_for_itself_is_refused(tmp_path: 
     with pytest.raises(LayoutError, match=said):
         restored(place, sources(into, torch.optim.Adam(into.parameters())))
     assert torch.equal(into.last.weight, Net().last.weight), "nothing was restored"
-    with pytest.raises(LayoutError, match=said):
-        Contents(Saved(place))
+    assert main(["snapshots", "export", str(tmp_path), "--to", "dcp", str(tmp_path / "out")]) == LayoutError.exit_code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_optimizer_s_tensor_that_differs_is_refused_and_its_count_is_not(tmp_path: Path) -> None:
@@ -239,6 +241,14 @@ def test_groups_without_state_keep_their_own_options(tmp_path: Path) -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25, 0.125]
     groups = Contents(Saved(place)).values["optimizer"]["param_groups"]
     assert [(group["lr"], len(group["params"])) for group in groups] == [(0.5, 2), (0.25, 0), (0.125, 0)]
+
+
+def test_a_learning_rate_that_is_a_tensor_keeps_no_export_from_being(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = trained(net, torch.optim.Adam(net.parameters(), lr=torch.tensor(0.5)))
+    contents = Contents(Saved(snapshot(tmp_path, sources(net, optimizer), sources(net, optimizer))))
+    (group,) = contents.values["optimizer"]["param_groups"]
+    assert len(group["params"]) == 4
 
 
 def test_a_stateless_parameter_does_not_change_the_options_of_its_group(tmp_path: Path) -> None:
