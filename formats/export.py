@@ -23,7 +23,7 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
     `model`; empty: all parts.
 
     Raises UsageError if `target` exists or a part does not; MachineError if `target` cannot be written; SnapshotError if the snapshot is
-    damaged.
+    damaged; LayoutError if ranks have trained different values of a tensor that counts as one.
     """
     with commit.reading(snapshot):
         contents = Contents(Saved(snapshot, proving=True))
@@ -42,7 +42,11 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
     nbytes = sum(tensor.nbytes for tensor in tensors)
     own = sum(tensor.own is not None for tensor in tensors)
     aside = f", {own} of them belong to one rank or have no position in a global tensor" if own else ""
-    return f"{snapshot.name}: {len(tensors)} tensors ({nbytes / 1e6:.1f} MB{aside}) and the values of {len(values)} parts, in {target}"
+    told_apart = [tensor.name for tensor in tensors if tensor.name in contents.apart]
+    more = f" (and {len(told_apart) - 1} more)" if len(told_apart) > 1 else ""
+    said = f". {told_apart[0]}{more} differs from rank to rank: the value is that of replica 0" if told_apart else ""
+    size = f"{len(tensors)} tensors ({nbytes / 1e6:.1f} MB{aside})"
+    return f"{snapshot.name}: {size} and the values of {len(values)} parts, in {target}{said}"
 
 
 def _part(name: str) -> str:

@@ -10,35 +10,26 @@ saves, such as `model`.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from ...resilience.errors import LayoutError, SnapshotError
+from ...resilience.errors import SnapshotError
 from ..backend import paths
 from ..format.manifest import RankManifest
-from ..format.pytree import Tagged
-from ..format.pytree_walk import flatten
-from ..format.schema import checked
+from ..format.replica_agreement import trained_by
 from ..format.sharding import Part, Shape, covers
 from ..format.tensor_table import ITEM_BYTES, Piece
 from .load_resharded import Saved, Wanted, word, words
-
-LAYOUT_KEYS = ("is_expert_parallel",)
-"""Keys of a parameter group that describe the layout, not the group. With an expert-parallel size of 1, experts are among the dense
-parameters."""
+from .optimizer_view import exactly, is_optimizer, optimizer_values, pieces, without_tensors
+from .replica_copies import apart
 
 BATCH_BYTES = 256 << 20
 """Maximum bytes that an export reads at a time, unless one tensor is larger."""
-
-_Key = Annotated[str, Meta(pattern=r"\A[0-9]{1,9}\.")]
-"""Key of a parameter in an optimizer's state. The number of the parameter's group precedes the dot."""
 
 Words = NDArray[np.generic]
 """Elements of a tensor as uninterpreted words of an element's size."""
@@ -63,8 +54,12 @@ class Contents:
     """A snapshot's tensors and values, as converters to other formats use them."""
 
     def __init__(self, saved: Saved) -> None:
-        """Raises SnapshotError if a global tensor is incomplete, or the table claims more elements than its bytes can contain."""
+        """Raises SnapshotError if a global tensor is incomplete, or the table claims more elements than its bytes can contain. Raises
+        LayoutError if ranks have trained different values of a tensor that counts as one."""
         self.saved = saved
+        trained = set[str]().union(*(trained_by(manifest.table) for manifest in saved.manifests))
+        self.apart = apart(saved, lambda name: name not in trained)
+        """The names of global tensors that differ from rank to rank, such as buffers. Their values are those of replica 0."""
         self.tensors: dict[str, Tensor] = {}
         """The tensors by name, sorted."""
         self.values: dict[str, Any] = {}
@@ -76,8 +71,8 @@ class Contents:
             raise SnapshotError(f"{saved.snapshot}: its state is no dict of sources; it is damaged")
         for source in dict.fromkeys(str(name) for state in described for name in state):
             kept = [state.get(source) for state in described]
-            if all(_is_optimizer(state) for state in kept):
-                self.values[source] = _optimizer_values(saved, source, kept)
+            if all(is_optimizer(state) for state in kept):
+                self.values[source] = optimizer_values(saved, source, kept)
                 continue
             first, *others = (_told(manifest, state) for manifest, state in zip(saved.manifests, kept, strict=True))
             if all(other == first for other in others):
@@ -163,136 +158,9 @@ def _global(saved: Saved, name: str) -> Tensor:
     return whole
 
 
-def pieces(state: Any) -> Iterator[Piece]:
-    """Yield all pieces (tensors' table entries) in a described state."""
-    if isinstance(state, Piece):
-        yield state
-    elif isinstance(state, Mapping):
-        for inner in state.values():
-            yield from pieces(inner)
-    elif isinstance(state, (list, tuple)):
-        for inner in state:
-            yield from pieces(inner)
-
-
-def without_tensors(state: Any) -> Any:
-    """Return a described state without its pieces, and without dicts that become empty."""
-    if isinstance(state, Mapping):
-        kept = {key: without_tensors(inner) for key, inner in state.items() if not isinstance(inner, Piece)}
-        return {key: inner for key, inner in kept.items() if inner != {} or state[key] == {}}
-    if isinstance(state, Tagged):
-        return Tagged((state[0], without_tensors(state[1])))
-    if isinstance(state, (list, tuple)):
-        return [without_tensors(inner) for inner in state if not isinstance(inner, Piece)]
-    return None if isinstance(state, Piece) else state
-
-
 def _told(manifest: RankManifest, state: Any) -> tuple[str, list[tuple[str, str, Shape, str]]]:
     """Return a rank's values and tensors of a source, in a comparable form. The values are exact to the bit, so that equal NaNs compare
     equal. Each tensor that is not part of a global tensor is given with its fingerprint."""
     prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
     own = [(piece.name, piece.dtype, piece.shape, prints[piece.name]) for piece in pieces(state) if not piece.parts]
     return exactly(without_tensors(state)), own
-
-
-def exactly(values: Any) -> str:
-    return json.dumps(flatten(values, lambda leaf: False)[0])
-
-
-def _is_optimizer(state: Any) -> bool:
-    """Return whether `state` is an optimizer in the form of `training/state/sources.py`, and all of its tensors are parts of global
-    tensors."""
-    return (
-        isinstance(state, dict)
-        and bool(state)
-        and all(isinstance(part, dict) and {"groups", "state", "main"} <= part.keys() for part in state.values())
-        and all(
-            piece.parts
-            for part in state.values()
-            for piece in pieces([part["state"], part["main"], part.get("further")])
-        )
-    )
-
-
-def _optimizer_values(saved: Saved, source: str, kept: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of an optimizer. Groups with equal values are merged; other values (the loss scaler) are those of rank 0."""
-    groups: dict[str, dict[str, Any]] = {}
-    for parameter, told in sorted(parameter_values(saved, source).items()):
-        _group(groups, told.group)["params"].append(parameter)
-    for values in loose_groups(saved, source):
-        _group(groups, values)
-    other = {
-        key: value for part in kept[0].values() for key, value in part.items() if key not in ("groups", "state", "main")
-    }
-    return {"param_groups": list(groups.values()), **without_tensors(other)}
-
-
-def _group(groups: dict[str, dict[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of `groups` whose values are equal to `values`, bit for bit. If no entry has these values, add one and return it."""
-    told = without_tensors(values)
-    in_order = dict(sorted(told.items(), key=lambda item: str(item[0])))
-    return groups.setdefault(exactly(in_order), {"params": [], **told})
-
-
-class Told(NamedTuple):
-    """The values that an optimizer has for one parameter, apart from tensors."""
-
-    group: Mapping[str, Any]
-    """The values of the parameter's group."""
-    state: Mapping[str, Any]
-    """The values in the parameter's state."""
-
-
-def parameter_values(saved: Saved, source: str) -> dict[str, Told]:
-    """Return the values that the optimizer `source` has for each parameter, apart from tensors, by global name. Raises LayoutError if the
-    values in a parameter's state differ from rank to rank."""
-    values: dict[str, Told] = {}
-    for part in optimizer_parts(saved, source):
-        for key, state in part.state.items():
-            plain = {name: value for name, value in state.items() if not isinstance(value, Piece)}
-            told = Told(part.groups[int(key.split(".")[0])], plain)
-            for piece in pieces([state, part.main.get(key)]):
-                for place in piece.parts:
-                    name = place.name.split("/", 2)[2]
-                    before = values.setdefault(name, told)
-                    if before is not told and (plain or before.state) and exactly(before.state) != exactly(plain):
-                        raise LayoutError(
-                            f"{saved.snapshot} cannot be taken to another parallel layout: the values of {source!r} for {name} differ from "
-                            "rank to rank"
-                        )
-    return values
-
-
-def loose_groups(saved: Saved, source: str) -> list[Mapping[str, Any]]:
-    """Return the groups of an optimizer part that has no state for any parameter of the group."""
-    return [
-        group
-        for part in optimizer_parts(saved, source)
-        for number, group in enumerate(part.groups)
-        if not any(key.startswith(f"{number}.") for key in part.state)
-    ]
-
-
-class _PartForm(Struct):
-    """The saved form of an optimizer, or of one of the optimizers that it consists of, as `training/state/sources.py` creates it."""
-
-    groups: list[dict[Any, Any]]
-    state: dict[_Key, dict[Any, Any]]
-    main: dict[str, Any]
-    further: Any = None
-
-
-def optimizer_parts(saved: Saved, source: str) -> Iterator[_PartForm]:
-    """Yield the optimizer's parts of all ranks. Raises LayoutError if the snapshot has no such source, SnapshotError if the source is not
-    an optimizer."""
-    for manifest, described in zip(saved.manifests, saved.described, strict=True):
-        if not isinstance(described, dict) or source not in described:
-            raise LayoutError(f"{saved.snapshot} cannot be taken to this run: it has no {source}")
-        where = f"{saved.snapshot}: rank {manifest.rank}'s description of {source}"
-        for part in checked(described[source], dict[Any, _PartForm], where).values():
-            places = (place for piece in pieces([part.state, part.main]) for place in piece.parts)
-            if any(int(key.split(".")[0]) >= len(part.groups) for key in part.state) or any(
-                place.name.count("/") < 2 for place in places
-            ):
-                raise SnapshotError(f"{where} names a group or a parameter that does not exist; it is damaged")
-            yield part

@@ -84,7 +84,7 @@ def comparisons(tables: Sequence[Table]) -> tuple[Comparison, ...]:
         if len(ranks) < 2:
             continue
         rows: dict[Hashable, dict[int, int]] = defaultdict(dict)
-        told = [_trained(tables[rank]) for rank in ranks]
+        told = [trained_by(tables[rank]) for rank in ranks]
         trained = told[0] if all(each == told[0] for each in told) else set()
         for rank in ranks:
             for number, piece in enumerate(tables[rank].pieces):
@@ -122,8 +122,13 @@ def _key(piece: Piece) -> Hashable:
     return piece.dtype, piece.shape, places or piece.name
 
 
+def is_optimizer_s(piece: Piece) -> bool:
+    """Return whether the piece belongs to an optimizer."""
+    return bool(_OPTIMIZER.match(piece.name))
+
+
 def _comparable(piece: Piece) -> bool:
-    return piece.nbytes > 0 and (piece.dtype.startswith(_FLOATS) or bool(_OPTIMIZER.match(piece.name)))
+    return piece.nbytes > 0 and (piece.dtype.startswith(_FLOATS) or is_optimizer_s(piece))
 
 
 def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
@@ -134,7 +139,7 @@ def _moves_alike(piece: Piece, trained: set[str], placed: bool) -> bool:
     return any(part.name in trained for part in piece.parts) if placed else piece.trained
 
 
-def _trained(table: Table) -> set[str]:
+def trained_by(table: Table) -> set[str]:
     """Return the names of the parameters for which an optimizer has state."""
     return {name for name, _ in _trained_parts(table.pieces)}
 
@@ -149,7 +154,7 @@ def _trained_parts(pieces: Iterable[Piece]) -> Iterator[tuple[str, Part]]:
 def parameters(tables: Sequence[Table]) -> list[Numbers]:
     """Return, for each table, the numbers of the tensors that training should change: those that an optimizer names. If no optimizer names
     any, return all tensors of a model."""
-    trained = set[str]().union(*map(_trained, tables))
+    trained = set[str]().union(*map(trained_by, tables))
 
     def is_parameter(piece: Piece) -> bool:
         if _OPTIMIZER.match(piece.name) or not piece.dtype.startswith(_FLOATS):

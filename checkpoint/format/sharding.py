@@ -40,7 +40,8 @@ class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fi
     box."""
     replica: Axes = ()
     """Position of this holder among the holders of the same elements, along axes that the framework defines. Exactly one holder has only
-    zeros."""
+    zeros. The last axis counts data-parallel holders, whose bits are equal. Holders along another axis (tensor-parallel ranks) may differ
+    by rounding."""
     start: Size = 0
     """Index, in the flattened row-major live tensor, of this part's first element."""
     strides: Axes | None = None

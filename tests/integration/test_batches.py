@@ -688,7 +688,9 @@ def test_what_is_left_out_is_left_out_after_each_recovery() -> None:
     assert before.take(14) is OVER
 
 
-def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew() -> None:
+def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def loop(rank: int, ranks: int, batch_size: int) -> Batches:
         sampler: Any = DistributedSampler(Numbers(), num_replicas=ranks, rank=rank)
         return watched(DataLoader(Numbers(), batch_size=batch_size, sampler=sampler), 2, rank=rank)
@@ -704,6 +706,19 @@ def test_on_another_number_of_ranks_the_samples_go_on_and_generators_begin_anew(
     fewer.go_to(before.place())
     fewer.put_back()
     assert (fewer.epoch, fewer.offset) == (1, 1), "a half batch is used again"
+    assert "random generators" not in capsys.readouterr().err
+
+
+def test_on_another_number_of_ranks_a_drawn_order_is_another_and_the_first_rank_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for rank, used, said in ((0, 3, 1), (0, 0, 0), (1, 3, 0)):
+        before, after = (watched(DataLoader(Numbers(), batch_size=2, shuffle=True), 2, rank=rank) for _ in range(2))
+        for index in range(used):
+            before.take(index)
+        after.go_to(before.place())
+        after.put_back()
+        assert capsys.readouterr().err.count("of this epoch may be used twice, and others not at all") == said
 
 
 def test_an_epoch_that_another_number_of_ranks_began_comes_back_in_the_same_order() -> None:

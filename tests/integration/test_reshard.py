@@ -27,17 +27,25 @@ from mt_resilient.checkpoint.format.sharding import Part, boxes, row_major
 from mt_resilient.checkpoint.format.tensor_table import Table
 from mt_resilient.checkpoint.slabs.slab_writer import writer
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
+from mt_resilient.training.state.tensors.in_place import Nested
 
 Held = list[tuple[str, torch.Tensor, list[Part]]]
 """Of one rank: leaf, tensor, its places."""
 
 
 def save(root: Path, ranks: Sequence[Held]) -> Files:
+    return save_states(
+        root,
+        [({name: tensor for name, tensor, _ in held}, {name: parts for name, _, parts in held}) for held in ranks],
+    )
+
+
+def save_states(root: Path, ranks: Sequence[tuple[Nested, dict[str, list[Part]]]]) -> Files:
+    """ranks: of each its state, and the places of its leaves."""
     fds = arena.create(len(ranks), 1)
     slots = [[Slot(path) for path in row] for row in arena.paths(fds, os.getpid())]
-    for rank, held in enumerate(ranks):
-        stager, state = Stager(), {name: tensor for name, tensor, _ in held}
-        places = {name: parts for name, _, parts in held}
+    for rank, (state, places) in enumerate(ranks):
+        stager = Stager()
         table, encoded, leaves = stager.plan(state, torch.is_tensor, lambda p=places: p)
         assert Table.from_json(encoded) == Table.of(table, encoded)
         wanted = Header(

@@ -6,7 +6,7 @@ generators are restored (`worker_rng.py`). Going to a position draws random numb
 generators afterwards.
 
 The position is the same on all ranks, and is saved with the lineage. Everything else belongs to this rank alone, and is saved with the
-rank's generators. After a change of the number of ranks, this part starts anew.
+rank's generators.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from .loader_adapters import ENDED, Loadable, Loader, refuse_kept_iterator
 from .loader_rng import Draws
 from .loader_state import Own
 from .notices import Notices
-from .worker_start import AtStart, behind_the_start
+from .worker_start import NO_WORKERS, AtStart, behind_the_start
 
 OVER = object()
 """Returned instead of a batch when there are no more batches."""
-_NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
-_NOTHING: Nested = {"start": None, "own": {}, "forked": _NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
+_NOTHING: Nested = {"start": None, "own": {}, "forked": NO_WORKERS, "workers": {}, "loader": {}, "draws": {}}
 """The saved state of a new rank, as after a change of the number of ranks."""
 
 
@@ -107,8 +106,7 @@ class Batches:
         taken = OVER
         while self.position <= index:
             self.drain()
-            first = self._first()
-            if first is OVER:
+            if (first := self._first()) is OVER:
                 return OVER
             self.position += 1
             self._step = self._taken(self._accumulate - 1)
@@ -223,15 +221,12 @@ class Batches:
 
     def put_back(self) -> None:
         """Go to the position of the restored state. Going there draws random numbers from the rank's generators."""
-        assert self._place is not None
-        self.epoch, self.offset, self.position, kept_workers, samples = self._place.tolist()
-        kept = self._kept or _NOTHING
-        self._place, self._kept = None, None
+        self.epoch, self.offset, self.position, kept_workers, samples = self.place().tolist()
+        kept, self._place, self._kept = self._kept or _NOTHING, None, None
         self._kept_workers, self._start = bool(kept_workers), kept["start"]
-        forked = kept.get("forked", _NO_WORKERS)
+        forked = kept.get("forked", NO_WORKERS)
         self._forked.restore(forked)
-        self._begun = dict(kept["workers"])
-        self._loader.heard.states = dict(kept["workers"])
+        self._begun, self._loader.heard.states = dict(kept["workers"]), dict(kept["workers"])
         self._samples = kept.get("samples")
         if self.offset:
             self._to_start()  # the epoch may have a batch size of its own
@@ -254,6 +249,8 @@ class Batches:
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
             self.own.restore_but(kept["own"], of_the_loader)
+        elif self.offset and self._loader.draws_its_order:
+            self._notices.drawn_anew()
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:
         """Go to the position in the epoch. goes_on: whether the loader's own state brings it to the position. drawn: the states that

@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...resilience.errors import UsageError
 from .checksums import Checksums, of_batch
 from .script_code import goes_on_with, of_script
-from .skipping_sampler import Behind, Watched, draws_at_its_start
+from .skipping_sampler import Behind, Watched, draws_at_its_start, draws_its_order
 from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
 
@@ -161,6 +161,11 @@ class Loader:
         batches = getattr(self.thing, "batch_sampler", None)
         found = (getattr(self.thing, "sampler", None), getattr(batches, "sampler", None), batches)
         return [sampler for sampler in found if sampler is not None]
+
+    @property
+    def draws_its_order(self) -> bool:
+        """Whether a sampler of torch draws the order of an epoch from a random generator."""
+        return any(map(draws_its_order, self._samplers()))
 
     @property
     def keeps_workers(self) -> bool:

@@ -28,6 +28,10 @@ _LOADER_DIFFERS = (
     f"were used already. If their order differs, {_TWICE}. Give a seed to everything in the loader that shuffles or draws random numbers "
     "(docs/data.md)"
 )
+_DRAWN_ANEW = (
+    "the number of ranks has changed, so random generators start from the script's seed. The order of this loader's epoch comes from such "
+    f"a generator, so {_TWICE}. Use a DistributedSampler, whose order follows from the number of the epoch (docs/data.md)"
+)
 
 _MOST = 2
 """At most this many steps at the beginning are watched. If these first steps show no computation, their batches count as read ahead."""
@@ -79,6 +83,10 @@ class Notices:
     def differs(self, used: int, of_sampler: bool) -> None:
         if "grown" not in self._said:
             self._once("differs", (_SAMPLER_DIFFERS if of_sampler else _LOADER_DIFFERS).format(used=used))
+
+    def drawn_anew(self) -> None:
+        if self._first:
+            self._once("drawn anew", _DRAWN_ANEW)
 
     def grown(self, now: int, before: int) -> None:
         self._once(

@@ -22,12 +22,18 @@ _DRAW_AT_THEIR_START = (
 )
 """Samplers that draw for the whole epoch at its start, from the rank's generators. The order of such a sampler does not depend on numbers
 that the training draws later."""
+_DRAW_THEIR_ORDER = (sampler.RandomSampler, sampler.SubsetRandomSampler, sampler.WeightedRandomSampler)
 _OVER = object()
 
 
 def draws_at_its_start(found: Any) -> bool:
     kind: Any = type(found)
     return kind in _DRAW_AT_THEIR_START
+
+
+def draws_its_order(found: Any) -> bool:
+    """Return whether the order of an epoch comes from a random generator. (A DistributedSampler computes it from the epoch's number.)"""
+    return isinstance(found, _DRAW_THEIR_ORDER)
 
 
 class Behind:

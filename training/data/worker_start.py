@@ -28,6 +28,9 @@ from .loader_state import Own
 _SENT = ("dataset", "collate_fn", "worker_init_fn")
 """Attributes of a loader that are copied to its workers."""
 
+NO_WORKERS: Nested = {"own": None, "before": [], "now": []}
+"""What `AtStart.state` returns before any workers have started."""
+
 
 class AtStart:
     def __init__(self, things: Iterable[Any], listened: Any) -> None:

@@ -10,13 +10,10 @@ from collections.abc import Collection, Mapping
 from itertools import dropwhile
 from typing import Any
 
-import numpy as np
 import torch
-from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from ...checkpoint.durable.load_resharded import Saved
-from ...checkpoint.durable.snapshot_view import (
+from ...checkpoint.durable.optimizer_view import (
     LAYOUT_KEYS,
     exactly,
     loose_groups,
@@ -24,13 +21,13 @@ from ...checkpoint.durable.snapshot_view import (
     parameter_values,
     pieces,
 )
+from ...checkpoint.durable.replica_copies import apart
 from ...checkpoint.format import pytree
-from ...checkpoint.format.manifest import RankManifest
-from ...checkpoint.format.sharding import Part
 from ...checkpoint.format.tensor_table import Piece
 from ...resilience.errors import LayoutError
 from ...resilience.inprocess.tally import RANDOMNESS
 from ..attach.rank_stderr import say
+from ..state.agreed_values import agreed, node_at, refused
 from ..state.modules.extra_state import FP8
 from ..state.modules.module_source import ATTRIBUTES, CHANGED, EXTRA, Modules
 from ..state.optimizers.optimizers import PUT_ON
@@ -46,12 +43,12 @@ def shared(saved: Saved, names: Collection[str], optional: Collection[str]) -> d
     """Return the states of the sources (saved objects) `names`. Each state must be the same on all ranks."""
     found = {}
     for name in sorted(names):
-        if any(_node(manifest, (name,)) for manifest in saved.manifests):
+        if any(node_at(manifest, (name,)) for manifest in saved.manifests):
             found[name] = agreed(saved, name, everywhere=True, but=ATTRIBUTES)
             if told := attributes(saved, name):
                 found[name][ATTRIBUTES] = told
         elif name not in optional:
-            raise _refused(saved, f"it lacks the state of {name!r}")
+            raise refused(saved, f"it lacks the state of {name!r}")
     return found
 
 
@@ -70,25 +67,6 @@ def attributes(saved: Saved, name: str, modules: Modules | None = None) -> Any:
         name: name if name[:1] == "." else here.get(_within(name)) for name in told
     }  # a leading dot marks a parameter, or hooks
     return pytree.Tagged((tag, {own[name]: each for name, each in told.items()})) if None not in own.values() else {}
-
-
-def agreed(saved: Saved, *path: str, everywhere: bool = False, but: str = "") -> Any:
-    """Return the value at `path`, or None if no rank has one. Raises LayoutError if ranks have different values or, with `everywhere`, if a
-    rank has none. but: a key below `path` that is ignored."""
-    told = [(manifest, node) for manifest in saved.manifests if (node := _node(manifest, path, but)) is not None]
-    if everywhere and len(told) < len(saved.manifests):
-        raise _refused(saved, f"{_named(path)} is not on all ranks")
-    for manifest, node in told[1:]:
-        ours, theirs = _values(*told[0], path, but), _values(manifest, node, path, but)
-        if ours != theirs:
-            where = next(key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key))
-            more = f", in {where}" if where else ""
-            raise _refused(saved, f"{_named(path)} differs from rank to rank{more}")
-    if not told:
-        return None
-    manifest, node = told[0]
-    held = {piece.name: _tensor(piece, saved.content(manifest.rank, piece)) for piece in _pieces(manifest, path, but)}
-    return pytree.unflatten(node, held)
 
 
 def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
@@ -114,7 +92,7 @@ def beside_tensors(saved: Saved, name: str, modules: Modules) -> Nested:
     named = modules.by_name()
     here = set(map(_within, named))
     if missing := [module for module, said in extra.items() if module not in here and set(said) - {FP8}]:
-        raise _refused(
+        raise refused(
             saved,
             f"it has extra state of the module {missing[0] or 'itself'} of {name!r}, and this run has no such module",
         )
@@ -147,25 +125,52 @@ def _extra(saved: Saved, name: str, module: str, only_scaling: bool) -> Any:
         raise
 
 
-def tell_of_buffers(saved: Saved, name: str, modules: Modules) -> None:
-    """Report buffers that differ between ranks. (Parameters are equal: replicas are compared during the training.)"""
-    if all(getattr(chunk, "broadcast_buffers", False) for chunk in modules.chunks) or not _speaks():
-        return
-    parts = model_parts(modules.chunks)
-    buffers = {f"{name}/{part.name}" for buffer in modules.buffers for part in parts.get(buffer, ())}
-    found: dict[Part, str] = {}
-    apart: dict[str, None] = {}
-    for manifest in saved.manifests:
-        for piece, word in zip(manifest.table.pieces, manifest.fingerprints, strict=True):
-            for part in piece.parts if len(piece.parts) == 1 and piece.parts[0].name in buffers else ():
-                if found.setdefault(replace(part, replica=()), word) != word:
-                    apart[part.name.removeprefix(f"{name}/")] = None
-    if apart:
-        more = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
+def refuse_or_tell_of_copies(saved: Saved, models: Mapping[str, Modules], sources: Collection[str]) -> None:
+    """Report buffers of `models` whose copies differ between ranks, and copies that differ by rounding. Raises LayoutError if ranks have
+    trained a tensor of `sources` each for itself."""
+    quiet, buffers = set(), set()
+    for name, model in models.items():
+        parts = model_parts(model.chunks)
+        own = {f"{name}/{part.name}" for buffer in model.buffers for part in parts.get(buffer, ())}
+        buffers |= own
+        if all(getattr(chunk, "broadcast_buffers", False) for chunk in model.chunks):
+            quiet |= own
+    found = [name for name in apart(saved, buffers.__contains__, sources) if name not in quiet]
+    for what, named in (
+        ("the buffer {} differs from rank to rank", [name for name in found if name in buffers]),
+        ("{} differs by rounding from rank to rank", [name for name in found if name not in buffers]),
+    ):
+        if named and _speaks():
+            source, _, tensor = named[0].partition("/")
+            more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
+            said = what.format(f"{tensor}{more} of {source!r}")
+            say(f"{said} in the snapshot: all ranks continue with the value of replica 0")
+
+
+def loose_buffers(saved: Saved, name: str, modules: Modules) -> dict[str, torch.Tensor]:
+    """Return the buffers of the source `name` that have no known position, under their present names. A buffer that differs between the
+    former ranks, or that has another shape here, is reported and left out: it keeps the value that the script has given it."""
+    parts, live = model_parts(modules.chunks), modules.tensors()
+    former = {_within(str(key)): str(key) for described in saved.described for key in described.get(name, {})}
+    found, lost = {}, []
+    for buffer in sorted(modules.buffers):
+        if parts.get(buffer) or (key := former.get(_within(buffer))) is None:
+            continue
+        try:
+            kept = agreed(saved, name, key)
+        except LayoutError:
+            kept = None
+        if torch.is_tensor(kept) and (kept.shape, kept.dtype) == (live[buffer].shape, live[buffer].dtype):
+            found[buffer] = kept
+        else:
+            lost.append(buffer)
+    if lost and _speaks():
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         say(
-            f"the buffer {next(iter(apart))}{more} of {name!r} differs from rank to rank in the snapshot: all ranks continue "
-            "with the value of replica 0"
+            f"the position of the buffer {lost[0]}{more} of {name!r} is not known, and it differed from rank to rank or has another shape "
+            "here: it keeps the value that the script has given it"
         )
+    return found
 
 
 def tell_of_sums(saved: Saved) -> None:
@@ -207,14 +212,18 @@ def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], 
     """Put into `kept` the values that the saved optimizer has for the same parameters: values of groups, of states, and of the loss
     scaler."""
     values, loose = parameter_values(saved, name), loose_groups(saved, name)
+    groups: dict[tuple[str, int], Mapping[str, Any]] = {}
     for (index, key), parts in owned.items():
-        number = int(key.split(".")[0])
-        group, state = kept[index]["groups"][number], kept[index]["state"][key]
-        for part in parts[:1]:
-            told = values.get(part.name)
-            found = told.group if told else _alike(group, loose) or _of_number(saved, name, index, number)
-            group.update({k: v for k, v in found.items() if k not in LAYOUT_KEYS})
-            state.update(told.state if told else {})
+        at = index, int(key.split(".")[0])
+        told = values.get(parts[0].name) if parts else None
+        if told:
+            kept[index]["state"][key].update(told.state)
+        if parts and not groups.get(at):
+            groups[at] = told.group if told else {}
+    for (index, number), known in groups.items():
+        group = kept[index]["groups"][number]
+        found = known or _alike(group, loose) or _of_number(saved, name, index, number, len(kept[index]["groups"]))
+        group.update({k: v for k, v in found.items() if k not in LAYOUT_KEYS})
     for index, part in kept.items():
         if "scaler" in part:
             part["scaler"] = agreed(saved, name, index, "scaler") or part["scaler"]
@@ -223,24 +232,25 @@ def by_parameter(saved: Saved, name: str, owned: Mapping[tuple[str, str], Any], 
 
 
 def _alike(group: Mapping[str, Any], saved: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the saved group with the same multipliers, which also identify groups in Megatron. If the group has no multipliers, it must be
-    the only group."""
+    """Return the saved group with the same multipliers, which also identify groups in Megatron; nothing if the group has none."""
     kind = {key: group[key] for key in _GROUP_KINDS if key in group}
     same = [each for each in saved if kind.items() <= {key: each.get(key) for key in _GROUP_KINDS}.items()]
     same.sort(key=lambda each: any(each.get(key) != group.get(key) for key in LAYOUT_KEYS))
-    return same[0] if same and (kind or len(same) == 1) else {}
+    return same[0] if same and kind else {}
 
 
-def _of_number(saved: Saved, name: str, index: str, number: int) -> Mapping[str, Any]:
-    """Return the values of a group without a state, if the groups of this number are equal on all ranks."""
-    parts = (described.get(name, {}).get(index, {}).get("groups", []) for described in saved.described)
-    told = [groups[number] for groups in parts if number < len(groups)]
-    if any(exactly(each) != exactly(told[0]) for each in told):
-        raise _refused(
+def _of_number(saved: Saved, name: str, index: str, number: int, groups: int) -> Mapping[str, Any]:
+    """Return the values of a group whose parameters have no state, if all ranks had equal groups of this number. groups: how many groups
+    the optimizer has here. If it had another number of them, the script has changed, and nothing identifies the group."""
+    listed = [told for described in saved.described if (told := described.get(name, {}).get(index, {}).get("groups"))]
+    if any(len(told) != groups for told in listed):
+        return {}
+    if any(exactly(told[number]) != exactly(listed[0][number]) for told in listed):
+        raise refused(
             saved,
             f"the options of group {number} of {name!r} differ between ranks, and without state its parameters cannot be identified",
         )
-    return told[0] if told else {}
+    return listed[0][number] if listed else {}
 
 
 def _tells(said: Any) -> bool:
@@ -248,53 +258,3 @@ def _tells(said: Any) -> bool:
     if isinstance(said, Mapping):
         return any(map(_tells, said.values()))
     return bool(said.nbytes) if isinstance(said, Piece) else said not in (None, b"")
-
-
-def _node(manifest: RankManifest, path: Collection[str], but: str = "") -> Any:
-    """Return the node at `path` in a rank's skeleton."""
-    node = manifest.table.skeleton
-    for key in path:
-        node = next((inner for name, inner in (node or {}).get("dict", ()) if name == key), None)
-    if but and isinstance(node, dict) and "dict" in node:
-        return {"dict": [pair for pair in node["dict"] if pair[0] != but]}
-    return node
-
-
-def _pieces(manifest: RankManifest, path: Collection[str], but: str = "") -> list[Piece]:
-    prefix = "/".join(path) + "/"
-    left_out = f"{prefix}{but}/" if but else "\0"
-    return [
-        piece
-        for piece in manifest.table.pieces
-        if piece.name.startswith(prefix) and not piece.name.startswith(left_out)
-    ]
-
-
-def _values(manifest: RankManifest, node: Any, path: Collection[str], but: str = "") -> dict[str, Any]:
-    """Return all values at `path`, with fingerprints in place of tensors."""
-    prints = dict(zip((piece.name for piece in manifest.table.pieces), manifest.fingerprints, strict=True))
-    return dict(pytree.values(node)) | {piece.name: prints[piece.name] for piece in _pieces(manifest, path, but)}
-
-
-def _named(path: Collection[str]) -> str:
-    source, *rest = path
-    what = (
-        "the extra state of the module"
-        if EXTRA in rest
-        else "what has changed about"
-        if CHANGED in rest
-        else "the state"
-    )
-    inside = [key for key in rest if key not in (EXTRA, CHANGED)]
-    return f"{what} {' '.join(map(repr, inside))} of {source!r}" if inside else f"{what} of {source!r}"
-
-
-def _refused(saved: Saved, why: str) -> LayoutError:
-    return LayoutError(f"{saved.snapshot} cannot be taken to another parallel layout: {why}")
-
-
-def _tensor(piece: Piece, content: NDArray[np.uint8]) -> torch.Tensor:
-    dtype = getattr(torch, piece.dtype)
-    if not content.size:  # torch can't view an empty tensor as another type
-        return torch.empty(piece.shape, dtype=dtype, device="cpu")
-    return torch.from_numpy(content).view(dtype).view(piece.shape)

@@ -19,8 +19,8 @@ from ...checkpoint.durable.load_resharded import Saved, Wanted, word
 from ...checkpoint.format.pytree import unflatten
 from ...checkpoint.format.pytree_walk import flatten
 from ...checkpoint.format.sharding import Part
-from ...resilience.errors import LayoutError
 from ..attach.rank_stderr import say
+from ..state.agreed_values import agreed, refused
 from ..state.modules.module_source import ATTRIBUTES, EXTRA
 from ..state.optimizers.hybrid_optimizer import stepped_copy
 from ..state.optimizers.optimizer_shards import before_gather, owned_parts, state_parts
@@ -103,20 +103,21 @@ def restore_elsewhere(
     OSError as `load.open_rank` does.
     """
     saved = Saved(snapshot)
-    placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
+    try:
+        placed = {name for name, source in sources.items() if _has_places(name, source, sources, saved)}
+    except ValueError as error:
+        raise refused(saved, f"the position of a tensor is not known ({error})") from error
+    models = {name: source for name, source in sources.items() if name in placed and isinstance(source, Modules)}
+    replicated_values.refuse_or_tell_of_copies(saved, models, placed)
     kept = replicated_values.shared(saved, sources.keys() - placed - {*alone}, optional)
     described = saved.described[0]
-    beside = {
-        name: replicated_values.beside_tensors(saved, name, source)
-        for name, source in sources.items()
-        if name in placed and isinstance(source, Modules)
-    }
+    beside = {name: replicated_values.beside_tensors(saved, name, model) for name, model in models.items()}
     for name, source in sorted(sources.items(), key=lambda each: isinstance(each[1], Optimizers)):
         if name in beside:
-            cast(Modules, source).follow(beside[name])
+            models[name].follow(beside[name])
         elif name in placed:
             for index in described.get(name, {}):
-                replicated_values.agreed(saved, name, index, "members")
+                agreed(saved, name, index, "members")
             cast(Optimizers, source).follow(described.get(name, {}))
             _make_states(name, cast(Optimizers, source), sources, saved)
         elif name in kept and isinstance(source, Preparing):
@@ -136,9 +137,9 @@ def restore_elsewhere(
     kept |= unflatten(skeleton, dict(leaves) | buffers)
     for name in placed:
         if name in beside:
-            modules = cast(Modules, sources[name])
-            kept[name] |= {EXTRA: beside[name][EXTRA], ATTRIBUTES: replicated_values.attributes(saved, name, modules)}
-            replicated_values.tell_of_buffers(saved, name, modules)
+            kept[name] |= replicated_values.loose_buffers(saved, name, models[name])
+            attributes = replicated_values.attributes(saved, name, models[name])
+            kept[name] |= {EXTRA: beside[name][EXTRA], ATTRIBUTES: attributes}
         else:
             replicated_values.by_parameter(saved, name, _owned(cast(Optimizers, sources[name]), sources), kept[name])
     put_back(sources, kept)
@@ -150,7 +151,7 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
     several ranks have none. Raises LayoutError if only some parameters have none, because these would keep the script's initial values."""
     if isinstance(source, Modules):
         placed = model_parts(source.chunks)
-        here = {key: placed[key] for key in source.tensors() if key not in source.buffers}
+        here = {key: placed.get(key, []) for key in source.tensors() if key not in source.buffers}
         held = [p for manifest in saved.manifests for p in manifest.table.pieces if p.name.startswith(f"{name}/")]
         there = not held or any(piece.parts for piece in held)
     elif isinstance(source, Optimizers) and source.by_parameter:
@@ -160,9 +161,7 @@ def _has_places(name: str, source: Source, sources: Mapping[str, Source], saved:
         return False
     lost = [key for key, parts in here.items() if not parts]
     if there and 0 < len(lost) < len(here):
-        raise LayoutError(
-            f"{saved.snapshot} cannot be taken to another parallel layout: the position of {lost[0]} of {name!r} is not known"
-        )
+        raise refused(saved, f"the position of {lost[0]} of {name!r} is not known")
     return there and not lost
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ...checkpoint.format.sharding import Part, row_major
 
@@ -45,7 +46,8 @@ def places_of(chunk: torch.nn.Module) -> dict[int, list[Part]]:
     """Return the parts of each parameter and buffer, by its id."""
     bare, group = chunk, None
     while len(children := dict(bare.named_children())) == 1 and (inner := next(iter(children))) in WRAPPED:
-        group = group or getattr(bare, "process_group", None)
+        if isinstance(bare, DistributedDataParallel):  # FSDP has a group too, and its shards are no copies
+            group = bare.process_group
         bare = children[inner]
     if hasattr(bare, "sharded_state_dict"):
         return _of_megatron(bare)
@@ -54,8 +56,8 @@ def places_of(chunk: torch.nn.Module) -> dict[int, list[Part]]:
 
 def _of_torch(bare: torch.nn.Module, group: Any) -> dict[int, list[Part]]:
     """Return the parts of each tensor, by its id. The parts of a DTensor follow from its placements. Plain tensors are equal on all ranks
-    of DDP's group, or of the DTensors in the same module. If a module on several ranks has neither, its tensors may differ, so they get no
-    parts."""
+    of DDP's group, or of the DTensors in the same module, where they may differ by rounding. If a module on several ranks has neither, its
+    tensors may differ, so they get no parts."""
     meshes = [_ranks(tensor) for _, tensor in _tensors(bare) if _is_dtensor(tensor)]
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = torch.distributed.get_rank() if distributed else 0
@@ -71,7 +73,7 @@ def _of_torch(bare: torch.nn.Module, group: Any) -> dict[int, list[Part]]:
         id(tensor): [
             _of_dtensor(name, tensor, min(ranks))
             if _is_dtensor(tensor)
-            else _whole(name, tuple(tensor.shape), (rank - min(ranks),))
+            else _whole(name, tuple(tensor.shape), (rank - min(ranks), *([0] if meshes else [])))
         ]
         for name, tensor in _tensors(bare)
     }
@@ -92,7 +94,8 @@ def _ranks(dtensor: Any) -> list[int]:
 
 def _of_dtensor(name: str, tensor: Any, first: int) -> Part:
     """Return the part of the local tensor. first: the model's first rank. A tensor may be sharded over only some of the model's ranks, as
-    with FSDP without the tensor-parallel ranks. The ranks outside the tensor's mesh have copies, on meshes without the first rank."""
+    with FSDP without the tensor-parallel ranks. The ranks outside the tensor's mesh have copies, on meshes without the first rank. A mesh
+    does not tell which copies are data-parallel, so none count as such."""
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(placement.is_partial() for placement in placements):
         raise ValueError(f"{name}: a partial DTensor is an incomplete sum, so it has no position")
@@ -105,7 +108,7 @@ def _of_dtensor(name: str, tensor: Any, first: int) -> Part:
         )
     where = zip(mesh.get_coordinate(), placements, strict=True)
     copies = tuple(index for index, placement in where if placement.is_replicate())
-    replica = (*copies, min(_ranks(tensor)) - first)
+    replica = (*copies, min(_ranks(tensor)) - first, 0)
     return Part(name=name, shape=tuple(tensor.shape), offset=tuple(offset), box=tuple(box), replica=replica)
 
 
