@@ -133,7 +133,7 @@ class Attributes:
             told[_REMOVED] = removed
         if found := self._in_hooks():
             told[_HOOKS] = found
-        self._lenders.sharing.note(self._name, self._shareable(told))
+        self._lenders.sharing.note(self._name, self._shareable(told), model=True)
         if not told:
             self._packed.trained = []
             return {}

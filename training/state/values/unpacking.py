@@ -39,6 +39,8 @@ class Unpacking:
         self._parts = Parts(Lenders()) if parts is None else parts
         self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
         self.made: list[Any] = []
+        self.given: tuple[Any, frozenset[int]] = None, frozenset()
+        """The source's own live object, which is filled wherever it fits, and the ids of other sources' objects, which are not filled."""
         self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
         """The objects that other sources have restored; the ids of live objects in use, which `made` keeps alive; and the addresses of
         memory in use."""
@@ -76,8 +78,11 @@ class Unpacking:
         self._taken.add(id(live))
         return live
 
+    def _used(self, live: Any) -> bool:
+        return id(live) in self._taken or id(live) in self.given[1]
+
     def _free(self, live: Any, kind: type) -> bool:
-        if type(live) is not kind or id(live) in self._taken:
+        if type(live) is not kind or self._used(live):
             return False
         return not (self._loans and id(live) in self._loans.mappings())
 
@@ -112,12 +117,12 @@ class Unpacking:
         return self._lies(array_views.restore_tensor({"data": kept}, live if self._alone(live) else None))
 
     def _alone(self, live: Any) -> bool:
-        if not isinstance(live, (np.ndarray, *array_views.TENSORS)) or id(live) in self._taken:
+        if not isinstance(live, (np.ndarray, *array_views.TENSORS)) or self._used(live):
             return False
         if not isinstance(live, np.ndarray) and live.layout is not torch.strided:
             return False
         lies_in = array_views.address(live)
-        return lies_in not in self._lain_in and not (self._loans and self._loans.of(live, lies_in))
+        return (live is self.given[0] or lies_in not in self._lain_in) and not (self._loans and self._loans.of(live, lies_in))
 
     def _lies(self, thing: Any) -> Any:
         if where := array_views.address(thing):
@@ -151,7 +156,7 @@ class Unpacking:
             case "array":
                 return self._lies(array_views.restore_array(content, live if self._alone(live) else None))
             case "sharded":
-                free = None if id(live) in self._taken or id(live) in self._loans.mappings() else live
+                free = None if self._used(live) or id(live) in self._loans.mappings() else live
                 return self._own(restore_sharded(content, free, self._parts.tensors()))
             case "view":
                 return self._view(content, live)
@@ -164,7 +169,7 @@ class Unpacking:
         if isinstance(live, (np.ndarray, *array_views.TENSORS)) and type(content["memory"]) is not Tagged:
             hint = array_views.memory_of(live) if self._alone(live) else None
         memory = self._up(content["memory"], hint)
-        free = isinstance(live, (np.ndarray, *array_views.TENSORS)) and id(live) not in self._taken
+        free = isinstance(live, (np.ndarray, *array_views.TENSORS)) and not self._used(live)
         found = array_views.restore_view({**content, "memory": memory}, live if free else None)
         self.made[number] = found
         self._taken.add(id(found))
@@ -175,7 +180,7 @@ class Unpacking:
         alike = kind_of(type(live)) is kind
         if kind.fill is None:
             return kind.make(self._up(content, kind.save(live) if alike else None))
-        fits = alike and id(live) not in self._taken and kind.fits(live, content)
+        fits = alike and not self._used(live) and kind.fits(live, content)
         found = self._own(live if fits else kind.make(content))
         kind.fill(found, self._up(content, kind.save(found) if fits else None))
         return found

@@ -72,10 +72,11 @@ class Packed:
     def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
         """Return the packed value. Raises SnapshotError for a value that can't be saved."""
         packed, known = None, self._known
+        names = {id(each): name for name, each in known.together.others(self._name).items()} | known.pointed()
         theirs = known.together.met_before(self._name)
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
         for _ in range(_PASSES):
-            packing = Packing(self._name, known.pointed(), self._shared, found, theirs, loans, self._own, parts)
+            packing = Packing(self._name, names, self._shared, found, theirs, loans, self._own, parts)
             packing.annotated = self._annotated
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
@@ -94,7 +95,10 @@ class Packed:
         """Return the unpacked value. made: a list to which the objects in use are added."""
         known = self._known
         before = known.together.made_before(self._name)
-        unpacking = Unpacking(self._name, known.there(), before, Loans(known.lenders), Parts(known.lenders))
+        others = known.together.others(self._name)
+        there = {**others, **known.there()}
+        unpacking = Unpacking(self._name, there, before, Loans(known.lenders), Parts(known.lenders))
+        unpacking.given = live, frozenset(map(id, others.values()))
         try:
             found = unpacking.unpack(kept, live)
             known.together.put_back(self._name, unpacking.made)
@@ -209,7 +213,7 @@ class Values(Packed):
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
         self._thing = thing
-        known.together.add(name)
+        known.together.add(name, thing)
         kind = type(thing)
         self._by_pairs = isinstance(thing, MutableMapping) and (
             kind is defaultdict or not (kind is dict or kind_of(kind))

@@ -1,0 +1,79 @@
+"""Values given to the Session that share an object or memory with each other, or with data that the Session does not have. Each is restored in
+the same process and in a new one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from .kept import Meter
+from .lives import Life, Made, comes_back
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+@pytest.mark.parametrize("order", [("buffer", "part"), ("part", "buffer")])
+def test_a_value_and_a_view_of_it_are_both_filled(order: tuple[str, str], numpy: bool) -> None:
+    def made() -> Made:
+        buffer: Any = np.zeros(6) if numpy else torch.zeros(6)
+        given = {"buffer": buffer, "part": buffer[3:]}
+
+        def step(n: int) -> None:
+            buffer[n] += n + 1
+            given["part"][2] += 1
+
+        return {name: given[name] for name in order}, step, lambda: (buffer.tolist(), given["part"].tolist())
+
+    comes_back(made, 4, 1)
+
+
+@pytest.mark.parametrize("order", [("history", "state"), ("state", "history")])
+@pytest.mark.parametrize("kind", [list, Meter, dict, lambda: torch.zeros(6)])
+def test_a_value_that_enters_another_one_is_one_object(order: tuple[str, str], kind: Any) -> None:
+    def made() -> Made:
+        given: dict[str, Any] = {"history": kind(), "state": {"h": None, "n": 0}}
+        history, state = given["history"], given["state"]
+
+        def step(n: int) -> None:
+            state["n"] = n
+            state["h"] = history if n % 3 != 2 else kind()
+            if isinstance(history, list):
+                history.append(n)
+            elif isinstance(history, dict):
+                history[n] = [n]
+            elif isinstance(history, Meter):
+                history.total += n
+            else:
+                history[n] += 1
+
+        def looks() -> Any:
+            return state["n"], state["h"] is history, str(vars(history) if isinstance(history, Meter) else history)
+
+        return {name: given[name] for name in order}, step, looks
+
+    for steps in (2, 3, 4):
+        comes_back(made, steps, 1 if steps < 4 else 0)
+
+
+def test_two_names_of_one_object_remain_so() -> None:
+    def made() -> Made:
+        state: dict[str, Any] = {"n": 0}
+
+        def step(n: int) -> None:
+            state["n"], state["own"] = n + 1, state
+
+        return {"a": state, "b": state}, step, lambda: (state["n"], state.get("own", state) is state)
+
+    comes_back(made, 2, 1)
+
+
+def test_an_object_of_another_source_is_not_filled_in_its_place() -> None:
+    history, state = [1], {"h": [2]}
+    life = Life(state=state, history=history)
+    kept = life.snapshot()
+    state["h"] = history
+    history.append(3)
+    life.restore(kept)
+    assert (state, history) == ({"h": [2]}, [1]) and state["h"] is not history
