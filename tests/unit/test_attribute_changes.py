@@ -218,7 +218,18 @@ def slow_weights() -> Made:
     return {"model": model}, step, looks
 
 
-MADE = [slow_weights, slots, of_torch, private_names, hidden_states, deleted, functions, user_dicts, omegaconf, lightnings]
+MADE = [
+    slow_weights,
+    slots,
+    of_torch,
+    private_names,
+    hidden_states,
+    deleted,
+    functions,
+    user_dicts,
+    omegaconf,
+    lightnings,
+]
 
 
 @pytest.mark.parametrize("make", MADE)

@@ -1,5 +1,5 @@
-"""Values given to the Session that share an object or memory with each other, or with data that the Session does not have. Each is restored in
-the same process and in a new one."""
+"""Values given to the Session that share an object or memory with each other, or with data that the Session does not have. Each is
+restored in the same process and in a new one."""
 
 from __future__ import annotations
 
@@ -76,4 +76,5 @@ def test_an_object_of_another_source_is_not_filled_in_its_place() -> None:
     state["h"] = history
     history.append(3)
     life.restore(kept)
-    assert (state, history) == ({"h": [2]}, [1]) and state["h"] is not history
+    assert (state, history) == ({"h": [2]}, [1])
+    assert state["h"] is not history

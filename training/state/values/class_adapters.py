@@ -148,6 +148,8 @@ def _found(kind: type) -> Kind | None:
         return type_adapters.DTYPE
     if issubclass(kind, np.generic):
         return type_adapters.NUMPY_SCALAR
+    if kind.__module__ == "torch.return_types":
+        return type_adapters.RETURNED
     if _base(kind) is not object:
         return VALUE if _ordinary(kind, object) else None
     return _of_class(kind)
@@ -259,6 +261,7 @@ _BY_NAME = {
         *ctypes_values.KINDS,
         type_adapters.DTYPE,
         type_adapters.NUMPY_SCALAR,
+        type_adapters.RETURNED,
         GLOBAL,
         ENUM,
         VALUE,

@@ -268,7 +268,7 @@ class Packing:
             return self._sharded(value)
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
-        if known.fill is not None:
+        if known.fill is not None or known.moves:
             self._number(value)
         self._at.append(Hidden(known.hidden))
         try:

@@ -122,7 +122,9 @@ class Unpacking:
         if not isinstance(live, np.ndarray) and live.layout is not torch.strided:
             return False
         lies_in = array_views.address(live)
-        return (live is self.given[0] or lies_in not in self._lain_in) and not (self._loans and self._loans.of(live, lies_in))
+        return (live is self.given[0] or lies_in not in self._lain_in) and not (
+            self._loans and self._loans.of(live, lies_in)
+        )
 
     def _lies(self, thing: Any) -> Any:
         if where := array_views.address(thing):
@@ -178,6 +180,11 @@ class Unpacking:
     def _other(self, tag: str, content: Any, live: Any) -> Any:
         kind = tagged(tag, content)
         alike = kind_of(type(live)) is kind
+        if kind.moves:
+            number = len(self.made)
+            self._own(None)
+            self.made[number] = found = kind.make(self._up(content, None))
+            return found
         if kind.fill is None:
             return kind.make(self._up(content, kind.save(live) if alike else None))
         fits = alike and not self._used(live) and kind.fits(live, content)
