@@ -3,13 +3,14 @@ restored in the same process and in a new one."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from .kept import Meter
+from .kept import Meter, Snapshot
 from .lives import Life, Made, comes_back
 
 
@@ -78,3 +79,59 @@ def test_an_object_of_another_source_is_not_filled_in_its_place() -> None:
     life.restore(kept)
     assert (state, history) == ({"h": [2]}, [1])
     assert state["h"] is not history
+
+
+class Warming(torch.optim.lr_scheduler.LambdaLR):
+    """A scheduler of a script, with torch's own way to save it."""
+
+    state_dict = torch.optim.lr_scheduler.LRScheduler.state_dict
+    load_state_dict = torch.optim.lr_scheduler.LRScheduler.load_state_dict
+
+
+def rate(step: int) -> float:
+    return 1 / (1 + step)
+
+
+def test_an_attribute_that_comes_to_a_scheduler_after_the_snapshot_goes_again() -> None:
+    def made() -> Made:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+        scheduler = Warming(optimizer, rate)
+
+        def step(n: int) -> None:
+            if n >= 2:
+                scheduler.best = n  # type: ignore[attr-defined]
+            scheduler.step()
+
+        return {"scheduler": scheduler}, step, lambda: (scheduler.last_epoch, getattr(scheduler, "best", None))
+
+    comes_back(made, 2, 1)
+    comes_back(made, 3, 1)
+
+
+def test_a_copy_of_a_models_state_dict_keeps_its_versions() -> None:
+    def made() -> Made:
+        best: dict[str, Any] = {}
+
+        def step(n: int) -> None:
+            best["weights"] = copy.deepcopy(torch.nn.BatchNorm1d(2 + n).state_dict())
+
+        return {"best": best}, step, lambda: (list(best["weights"]), dict(best["weights"]._metadata))
+
+    comes_back(made, 2, 1, changes=False)
+
+
+class Versioned(torch.nn.Linear):
+    _version = 2
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}more"] = torch.ones(1)
+
+
+def test_a_modules_own_load_is_told_the_version() -> None:
+    model = Versioned(1, 1)
+    kept = Snapshot(Life(model=model).sources)
+    seen: list[Any] = []
+    model._load_from_state_dict = lambda state, prefix, metadata, *rest: seen.append(metadata)  # type: ignore[method-assign]
+    kept.restore()
+    assert seen == [{"version": 2}]

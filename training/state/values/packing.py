@@ -31,6 +31,8 @@ from .shared_objects import Theirs
 from .trail import Hidden, called, place_of
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+_WITH_ATTRIBUTES = frozenset((OrderedDict, Counter))
+"""Mappings that may have attributes, as the OrderedDict that a module's `state_dict` returns has `_metadata`."""
 _EASY_KEYS = frozenset((str, int))
 _ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
 CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
@@ -81,8 +83,6 @@ class Packing:
         """The addresses of memory in which the pass found several values."""
         self.trained: list[torch.Tensor] = []
         """The packed tensors that may have gradients."""
-        self.annotated = False
-        """Whether to look for attributes of an OrderedDict, such as `_metadata` of the one that a module's `state_dict` returns."""
 
     def pack(self, value: Any, place: str = "") -> Any:
         """Return the packed value. place: the path from the source to the value, such as `.param_groups[0]`. Raises SnapshotError for a
@@ -111,7 +111,7 @@ class Packing:
         if kind is list:
             self._number(value)
             return value if self._plain(value) else self._each(value)
-        if kind in MAPPINGS and not (self.annotated and kind is OrderedDict and vars(value)):
+        if kind in MAPPINGS and not (kind in _WITH_ATTRIBUTES and vars(value)):
             if self.lent_mappings and (place := self.lent_mappings.get(id(value))) is not None:
                 self.lent_states = True
                 return Tagged(("lent", [*place]))

@@ -57,8 +57,6 @@ class Known:
 class Packed:
     """Packs values for a snapshot with `packing.py`."""
 
-    _annotated = False
-
     def __init__(self, name: str, known: Known) -> None:
         self._name, self._known = name, known
         self._shared: set[int] = set()
@@ -77,7 +75,6 @@ class Packed:
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
         for _ in range(_PASSES):
             packing = Packing(self._name, names, self._shared, found, theirs, loans, self._own, parts)
-            packing.annotated = self._annotated
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)
@@ -111,9 +108,7 @@ class Packed:
         """Check that `kept` can be rebuilt and is then unchanged. Raises SnapshotError if not."""
         made: list[Any] = []
         try:
-            other = Packed(self._name, self._known)
-            other._annotated = self._annotated
-            again = other.pack(self.unpack(kept, None, made))
+            again = Packed(self._name, self._known).pack(self.unpack(kept, None, made))
         except LayoutError as error:
             raise SnapshotError(f"{error}. {CURE}") from error
         finally:
@@ -135,11 +130,11 @@ class Packed:
 class Stateful(Packed):
     """Any object with `state_dict` and `load_state_dict`, such as schedulers and data loaders."""
 
-    _annotated = True
-
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
         self.thing = thing
+        self._names: frozenset[str] = frozenset()
+        """The names of a scheduler's attributes when it was first saved or restored."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
         """Report each source in its state: a scheduler's state may contain another scheduler. `found` returns the source's name."""
@@ -154,7 +149,12 @@ class Stateful(Packed):
         return said if not isinstance(said, Mapping) or getattr(said, "__dict__", None) else dict(said)
 
     def collect(self) -> Any:
+        self._begin_names()
         return self.pack(self._state())
+
+    def _begin_names(self) -> None:
+        if not self._names and type(self.thing).state_dict is LRScheduler.state_dict:
+            self._names = frozenset(vars(self.thing))
 
     def held(self) -> Iterator[tuple[str, Any]]:
         """Yield models and optimizers in the object's attributes, and in lists and dicts there. These models and optimizers are saved
@@ -169,7 +169,12 @@ class Stateful(Packed):
                     yield path, each
 
     def restore(self, kept: Any) -> None:
-        self._load(self.unpack(kept, None))
+        self._begin_names()
+        self._load(state := self.unpack(kept, None))
+        for name in vars(self.thing).keys() - self._names - state.keys() if self._names else ():
+            object.__delattr__(
+                self.thing, name
+            )  # it was added after the snapshot: torch's state_dict contains every attribute
 
     def _load(self, state: Any) -> None:
         # These optimizers are sources of their own, which fill groups and states in place, before or after this load.
