@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from mt_resilient.resilience.errors import SnapshotError
+
 from .kept import Meter, Snapshot
 from .lives import Life, Made, comes_back
 
@@ -81,6 +83,13 @@ def test_an_object_of_another_source_is_not_filled_in_its_place() -> None:
     assert state["h"] is not history
 
 
+@pytest.mark.parametrize("view", [torch.conj, lambda each: each.conj().imag])
+def test_a_conjugated_view_is_refused(view: Any) -> None:
+    numbers = torch.ones(2, dtype=torch.complex64)
+    with pytest.raises(SnapshotError, match=r"resolve_conj\(\)"):
+        Life(state={"numbers": numbers, "view": view(numbers)}).snapshot()
+
+
 class Warming(torch.optim.lr_scheduler.LambdaLR):
     """A scheduler of a script, with torch's own way to save it."""
 
@@ -135,3 +144,60 @@ def test_a_modules_own_load_is_told_the_version() -> None:
     model._load_from_state_dict = lambda state, prefix, metadata, *rest: seen.append(metadata)  # type: ignore[method-assign]
     kept.restore()
     assert seen == [{"version": 2}]
+
+
+class Recalling(torch.nn.Linear):
+    def __init__(self, last: Any) -> None:
+        super().__init__(2, 2)
+        self.last = last
+
+
+PLACES: dict[str, tuple[Any, Any]] = {
+    "value": (lambda row: {"last": row}, lambda given, row: given.update(last=row)),
+    "value in a list": (lambda row: {"last": [row]}, lambda given, row: given.update(last=[row])),
+    "attribute": (Recalling, lambda given, row: setattr(given, "last", row)),
+    "late attribute": (lambda row: Recalling(None), lambda given, row: setattr(given, "last", row)),
+}
+
+
+@pytest.mark.parametrize("part", [lambda data, n: data[n], lambda data, n: data.T[:1, n : n + 3]])
+@pytest.mark.parametrize("kind", [torch.arange, np.arange])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rewind_does_not_write_into_the_scripts_data(place: str, kind: Any, part: Any) -> None:
+    make, put = PLACES[place]
+    data = kind(20.0).reshape(10, 2)
+    before, given = data.tolist(), make(part(data, 0) * 0)
+    life = Life(given=given)
+    snapshots = []
+    for n in range(5):
+        snapshots.append(life.snapshot())
+        put(given, part(data, n))
+    for _ in range(2):
+        life.snapshot()
+        life.restore(snapshots[3])
+        assert data.tolist() == before
+        last = given["last"] if isinstance(given, dict) else given.last
+        assert (last[0] if isinstance(last, list) else last).tolist() == part(data, 2).tolist()
+
+
+@pytest.mark.parametrize("kind", [torch.zeros, np.zeros])
+def test_a_part_of_the_scripts_memory_that_was_there_at_first_is_filled(kind: Any) -> None:
+    buffer = kind(6)
+    state = {"part": buffer[3:]}
+    life = Life(state=state)
+    kept = life.snapshot()
+    buffer += 1
+    life.restore(kept)
+    assert buffer.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_a_late_row_is_not_written_into_where_the_model_had_no_attribute_at_first() -> None:
+    data, model = torch.arange(6.0).reshape(3, 2), torch.nn.Linear(2, 2)
+    life = Life(model=model)
+    life.snapshot()
+    model.late = data[0]
+    kept = life.snapshot()
+    model.late = data[1]
+    for _ in range(2):
+        life.restore(kept)
+        assert (data[1].tolist(), model.late.tolist()) == ([2, 3], [0, 1])

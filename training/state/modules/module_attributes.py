@@ -65,7 +65,7 @@ class Attributes:
         self._stays: dict[str, Any] = {}
         """Parts that no snapshot stores, by attribute and number."""
         self._known = Known(lenders, self._stays)
-        self._packed = Packed(name or "a module", self._known)
+        self._packed = Packed(name or "a module", self._known, watches=True)
         self._without_graph = WithoutGraph()
         self._foreign = Foreigners(lambda called: Packed(called, self._known))
         self._keeps: dict[tuple[str, str, type], bool] = {}
@@ -137,6 +137,7 @@ class Attributes:
         self._lenders.sharing.note(self._name, self._shareable(told), model=True)
         if not told:
             self._packed.trained = []
+            self._packed.begin()
             return {}
         try:
             return Tagged(("", self._packed.pack(told)))

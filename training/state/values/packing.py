@@ -34,7 +34,7 @@ MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: 
 _WITH_ATTRIBUTES = frozenset((OrderedDict, Counter))
 """Mappings that may have attributes, as the OrderedDict that a module's `state_dict` returns has `_metadata`."""
 _EASY_KEYS = frozenset((str, int))
-_ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
+ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
 CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
 
 
@@ -104,7 +104,7 @@ class Packing:
             return Tagged(("source" if type(known) is str else "alias", known))
         if self._theirs and (met := self._theirs.get(id(value))) is not None:
             return Tagged(("theirs", [*met]))
-        if kind in _ELEMENTS:
+        if kind in ELEMENTS:
             return self._elements(value)
         if kind is tuple:
             return value if self._plain(value) else tuple(self._each(value))

@@ -41,6 +41,8 @@ class Unpacking:
         self.made: list[Any] = []
         self.given: tuple[Any, frozenset[int]] = None, frozenset()
         """The source's own live object, which is filled wherever it fits, and the ids of other sources' objects, which are not filled."""
+        self.began: Mapping[int, Any] | None = None
+        """The tensors and arrays that the source had when the loop began, by id; None if they are not known."""
         self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
         """The objects that other sources have restored; the ids of live objects in use, which `made` keeps alive; and the addresses of
         memory in use."""
@@ -110,11 +112,20 @@ class Unpacking:
 
     def _elements(self, kept: Any, live: Any) -> Any:
         if type(kept) is np.ndarray:
-            fits = array_views.takes_array(live, kept.dtype, kept.shape, kept.strides) and self._alone(live)
+            found = self._fillable(live)
+            fits = array_views.takes_array(found, kept.dtype, kept.shape, kept.strides)
             if fits:
-                live[...] = kept
-            return self._lies(live if fits else kept)
-        return self._lies(array_views.restore_tensor({"data": kept}, live if self._alone(live) else None))
+                found[...] = kept
+            return self._lies(found if fits else kept)
+        return self._lies(array_views.restore_tensor({"data": kept}, self._fillable(live)))
+
+    def _fillable(self, live: Any) -> Any:
+        """Return `live` if it may be filled, else None. A part of a larger memory that came after the loop began is not filled: it may be a
+        row of the script's data, as after `state["last"] = data[i]`."""
+        if not self._alone(live):
+            return None
+        stays = self.began is None or live is self.given[0] or id(live) in self.began
+        return live if stays or not array_views.is_part(live) else None
 
     def _alone(self, live: Any) -> bool:
         if not isinstance(live, (np.ndarray, *array_views.TENSORS)) or self._used(live):
@@ -154,9 +165,9 @@ class Unpacking:
                 name, keys, values = content
                 return self._mapping(_BY_NAME[name], self._up(keys, None), values, live)
             case "tensor":
-                return self._lies(array_views.restore_tensor(content, live if self._alone(live) else None))
+                return self._lies(array_views.restore_tensor(content, self._fillable(live)))
             case "array":
-                return self._lies(array_views.restore_array(content, live if self._alone(live) else None))
+                return self._lies(array_views.restore_array(content, self._fillable(live)))
             case "sharded":
                 free = None if self._used(live) or id(live) in self._loans.mappings() else live
                 return self._own(restore_sharded(content, free, self._parts.tensors()))

@@ -3,8 +3,9 @@ place."""
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
 from .class_adapters import OBJECT, kind_of
 from .kind import is_source, never_deleted
-from .packing import CURE, Packing, changes
+from .packing import CURE, ELEMENTS, Packing, changes
 from .session_parts import Parts
 from .shared_objects import Together
 from .unpacking import Unpacking, difference
@@ -57,13 +58,16 @@ class Known:
 class Packed:
     """Packs values for a snapshot with `packing.py`."""
 
-    def __init__(self, name: str, known: Known) -> None:
-        self._name, self._known = name, known
+    def __init__(self, name: str, known: Known, watches: bool = False) -> None:
+        """watches: a restore does not fill tensors and arrays that come after the first packed value and are parts of a larger memory."""
+        self._name, self._known, self._watches = name, known, watches
         self._shared: set[int] = set()
         self._borrows = False
         """Whether the last packed value contains tensors of an optimizer's state."""
         self._own: dict[int, tuple[int, int, int]] = {}
         """Values that used no lent memory when they were last packed."""
+        self._began: list[weakref.ref[Any]] | None = None
+        """The tensors and arrays in the first packed value."""
         self.trained: list[torch.Tensor] = []
         """The tensors in the last packed value that may have gradients."""
 
@@ -86,7 +90,14 @@ class Packed:
                 break
             self._shared, self._borrows = packing.shared, packing.lent_states
         known.together.packed(self._name, packing.met)
+        if found is None:
+            self.begin(packing.met)
         return packed
+
+    def begin(self, met: Sequence[Any] = ()) -> None:
+        """Record the tensors and arrays of the first packed value. Nothing was packed if the source had no values then."""
+        if self._began is None and self._watches:
+            self._began = [weakref.ref(each) for each in met if type(each) in ELEMENTS]
 
     def unpack(self, kept: Any, live: Any, made: list[Any] | None = None) -> Any:
         """Return the unpacked value. made: a list to which the objects in use are added."""
@@ -95,6 +106,8 @@ class Packed:
         others = known.together.others(self._name)
         there = {**others, **known.there()}
         unpacking = Unpacking(self._name, there, before, Loans(known.lenders), Parts(known.lenders))
+        if self._began is not None:
+            unpacking.began = {id(each): each for ask in self._began if (each := ask()) is not None}
         unpacking.given = live, frozenset(map(id, others.values()))
         try:
             found = unpacking.unpack(kept, live)
@@ -216,7 +229,7 @@ class Values(Packed):
     """Any live value that `packing.py` can take apart and that is filled in place: a mapping, a list, an object of plain attributes."""
 
     def __init__(self, name: str, thing: Any, known: Known) -> None:
-        super().__init__(name, known)
+        super().__init__(name, known, watches=True)
         self._thing = thing
         known.together.add(name, thing)
         kind = type(thing)
