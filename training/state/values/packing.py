@@ -23,7 +23,7 @@ from ....resilience.errors import SnapshotError
 from . import array_views, type_adapters
 from .array_views import Unsavable
 from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
-from .class_adapters import NotFound, is_registered, kind_of
+from .class_adapters import TYPED, NotFound, is_registered, kind_of
 from .kind import is_source
 from .session_parts import Parts, keys_may_be_ids, may_be_ids
 from .sharded_tensors import is_sharded, save_sharded
@@ -111,7 +111,7 @@ class Packing:
         if kind is list:
             self._number(value)
             return value if self._plain(value) else self._each(value)
-        if kind in MAPPINGS and not (kind in _WITH_ATTRIBUTES and vars(value)):
+        if kind in MAPPINGS and not (kind in _WITH_ATTRIBUTES and vars(value).keys() - {TYPED}):
             if self.lent_mappings and (place := self.lent_mappings.get(id(value))) is not None:
                 self.lent_states = True
                 return Tagged(("lent", [*place]))
