@@ -89,8 +89,9 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
     yield "`numpy.ndarray`; any strides, views, byte order, structure, text", "in place", _SAME, _TENSOR
     yield "`list`, `dict`, `OrderedDict`, `Counter`; keys of any immutable type", "in place", _SAME, _VALUE
     yield "`None`, `bool`, `int`, `float`, `str`, `bytes`, `tuple`", "an equal one", _SAME, _VALUE
-    yield _names((*type_adapters.CHANGING, *ctypes_values.KINDS)), "in place", _SAME, _CONTENTS
-    constants = (*type_adapters.CHANGELESS, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)
+    filled, moving = (tuple(each for each in type_adapters.CHANGING if each.moves is moves) for moves in (False, True))
+    yield _names((*filled, *ctypes_values.KINDS)), "in place", _SAME, _CONTENTS
+    constants = (*type_adapters.CHANGELESS, *moving, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR)
     yield _names(constants), "an equal one", _SAME, _CONTENTS
     named = (
         "members of an `Enum`, functions, classes, frozen dataclasses, named tuples, subclasses of `int` and the like"

@@ -151,6 +151,7 @@ THINGS: dict[str, Callable[[], Any]] = {
     "named tuple": lambda: Point(1, [2]),
     "OrderedDict": lambda: collections.OrderedDict(b=1, a=[2]),
     "Counter": lambda: collections.Counter("aab"),
+    "typed Counter, OrderedDict": lambda: [collections.Counter[int]([1]), collections.OrderedDict[str, int](a=1)],
     "defaultdict": lambda: collections.defaultdict(list, {1: [2]}),
     "set": lambda: {"a", 1, (2, None), frozenset([3])},
     "frozenset": lambda: frozenset([Colour.RED, 1.5]),

@@ -198,7 +198,38 @@ def of_torch() -> Made:
     return {"model": model, "layer": layer}, step, lambda: repr((model.count, norm.n_power_iterations))
 
 
-MADE = [slots, of_torch, private_names, hidden_states, deleted, functions, user_dicts, omegaconf, lightnings]
+def slow_weights() -> Made:
+    """As in Lookahead written by hand: each parameter stands beside a copy of it."""
+    model: Any = Net()
+    model.slow = [(each, each.detach().clone()) for each in model.parameters()]
+    model.by_name, model.rows = {"w": model.a.weight, "n": 0}, [model.a.weight.detach()[0], 0]
+
+    def step(n: int) -> None:
+        for fast, slow in model.slow:
+            fast.data.add_(1)
+            slow.add_(n)
+        model.by_name["n"] = model.rows[1] = n
+
+    def looks() -> Any:
+        same = [fast is each for (fast, _), each in zip(model.slow, model.parameters(), strict=True)]
+        held = [slow.tolist() for _, slow in model.slow]
+        return repr((same, held, model.by_name["w"] is model.a.weight, model.by_name["n"], model.rows))
+
+    return {"model": model}, step, looks
+
+
+MADE = [
+    slow_weights,
+    slots,
+    of_torch,
+    private_names,
+    hidden_states,
+    deleted,
+    functions,
+    user_dicts,
+    omegaconf,
+    lightnings,
+]
 
 
 @pytest.mark.parametrize("make", MADE)

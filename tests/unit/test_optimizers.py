@@ -16,7 +16,7 @@ from torch import nn
 from mt_resilient.resilience.errors import LayoutError, SnapshotError
 from mt_resilient.training.state.optimizers.optimizers import Optimizers
 
-from .lives import Life
+from .lives import Life, Made, comes_back
 from .peoples_optimizers import (
     Averaging,
     ById,
@@ -566,3 +566,32 @@ def test_scales_of_transformer_engine_s_moments_come_back_with_them(taken: int) 
         assert len(optimizer._scales) == (4 if taken else 0)
         assert all(optimizer._scales[each] is scale for each, scale in scales.items() if taken), "in place"
         assert [step(model, optimizer, number) for number in range(taken, 6)] == expected[taken:]
+
+
+@pytest.mark.parametrize("kept_at", [1, 3, 5])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, Counting, ByParameter])
+def test_the_state_of_a_parameter_that_is_in_no_group_for_a_while_is_kept(kept_at: int, kind: Any) -> None:
+    def made() -> Made:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        optimizer = kind(model.parameters())
+        frozen = [*model[0].parameters()]
+
+        def step(n: int) -> None:
+            parameters = optimizer.param_groups[0]["params"]
+            if n == 2:
+                parameters[:] = parameters[2:]
+            if n == 4:
+                parameters[:] = [*frozen, *parameters]
+            model(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+            model.zero_grad()
+
+        def looks() -> Any:
+            states = {n: optimizer.state.get(each, {}) for n, each in model.named_parameters()}
+            held = {n: {key: v.tolist() for key, v in state.items()} for n, state in states.items()}
+            return held, [each.tolist() for each in model.parameters()]
+
+        return {"model": model, "optimizer": optimizer}, step, looks
+
+    comes_back(made, kept_at, 2)

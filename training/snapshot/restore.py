@@ -25,9 +25,11 @@ from ...resilience.clock import sleep
 from ...resilience.errors import LayoutError, MachineError, SnapshotError
 from ...resilience.inprocess.tally import COURSE, RANDOMNESS
 from ..attach.attach import ends_the_rank
+from ..state.modules.module_source import ATTRIBUTES
 from ..state.optimizers.optimizers import Optimizers
 from ..state.rng import Alone
 from ..state.sources import Preparing, Source, Unfilled, put_back
+from ..state.values.array_views import is_part
 from .restore_resharded import parts_of, restore_elsewhere
 
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
@@ -130,7 +132,8 @@ class Restorer:
         for name in sorted(preparing, key=lambda name: isinstance(preparing[name], Optimizers)):
             preparing[name].prepare(described[name])  # optimizers last, because they contain the parameters of models
         _, live = flatten({name: source.collect() for name, source in preparing.items()}, torch.is_tensor)
-        leaves = destinations(table, dict(live))
+        # An attribute that is a part of a larger memory may be a row of the script's data: the module decides whether to fill it.
+        leaves = destinations(table, {name: t for name, t in live if f"/{ATTRIBUTES}/" not in name or not is_part(t)})
         bring(leaves)
         kept = unflatten(table.skeleton, leaves)
         put_back(self._sources, kept)

@@ -27,7 +27,7 @@ from .tensors.in_place import Nested
 from .values.class_adapters import ENUM, VALUE, kind_of
 from .values.kind import is_source
 from .values.packing import MAPPINGS
-from .values.type_adapters import CHANGELESS, CHANGING
+from .values.type_adapters import CHANGELESS, CHANGING, DTYPE, NUMPY_SCALAR, RETURNED
 from .values.unpacking import difference, merged
 from .values.value_source import Known, Packed, Stateful
 
@@ -38,7 +38,7 @@ _MOST_BYTES = 1 << 20
 _GONE = ""
 """The key in a snapshot's attributes under which the names of deleted attributes are listed."""
 _FILLED = (list, np.ndarray, torch.Tensor, *MAPPINGS)
-_KNOWN = frozenset(map(id, (*CHANGING, *CHANGELESS, ENUM, VALUE)))
+_KNOWN = frozenset(map(id, (*CHANGING, *CHANGELESS, DTYPE, ENUM, NUMPY_SCALAR, RETURNED, VALUE)))
 """The ids of the adapters whose values may be state."""
 
 

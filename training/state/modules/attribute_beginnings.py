@@ -25,9 +25,11 @@ class Began(NamedTuple):
     """The names of all attributes."""
     kept: frozenset[str]
     """The names of the attributes that a snapshot may contain."""
+    ids: Mapping[str, int]
+    """The ids of all values, by attribute name."""
 
 
-NEW = Began(None, {}, frozenset(), frozenset())
+NEW = Began(None, {}, frozenset(), frozenset(), {})
 
 
 class Beginnings:
@@ -68,7 +70,9 @@ class Beginnings:
             for name, value in own.items()
             if name in others or is_fixed(value) or is_value(type(value), kind) or is_scripts_object(value)
         }
-        self._began[id(thing)] = Began(thing, made, frozenset(own), frozenset(kept))
+        self._began[id(thing)] = Began(
+            thing, made, frozenset(own), frozenset(kept), {name: id(value) for name, value in own.items()}
+        )
 
     def add_new(self, thing: Any) -> None:
         """Record a parameter that has no attributes yet."""

@@ -146,7 +146,14 @@ def is_constant(value: Any) -> bool:
         return False
     if kind in _CONSTANTS or (kind is tuple and PLAIN.issuperset(map(type, value))):
         return True
-    return is_by_name(kind)
+    return _by_kind(kind)
+
+
+@cache
+def _by_kind(kind: Any) -> bool:
+    """Whether no value of this type ever changes: functions, classes, members of an Enum, numpy's dtypes and numbers."""
+    constants = GLOBAL, ENUM, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR
+    return kind_of(kind) in constants and not issubclass(kind, np.void)
 
 
 @cache
@@ -182,18 +189,25 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if type(one) in PLAIN:
         return text(one) == text(other)
-    return is_constant(one) and bool(one == other)
+    if not is_constant(one):
+        return False
+    known = kind_of(class_of(one))
+    if known in (None, GLOBAL, type_adapters.METHOD):
+        return bool(one == other)
+    return same(known.save(one), known.save(other))
 
 
 def is_value(kind: type, of: type) -> bool:
     """Whether values of this type belong to the state: the type comes from Python, torch or numpy, from the package of the class `of`, or
-    from the script's own files."""
+    from the script's own files, or it is an Enum or a named tuple."""
     known = kind_of(kind)
     if kind in _VALUES or is_sharded(kind) or known in (*type_adapters.CHANGELESS, *type_adapters.CHANGING):
         return True
     mine = {_root(each.__module__) for each in of.__mro__} - {*FRAMEWORKS, *WRAPPERS}
     if known is None or known is GLOBAL:
         return False
+    if known in (ENUM, VALUE, type_adapters.DTYPE, type_adapters.NUMPY_SCALAR, type_adapters.RETURNED):
+        return True
     return _root(kind.__module__) in mine or is_scripts(kind.__module__)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Module
 
-from ....checkpoint.format.pytree_walk import PLAIN, Walk
-from ....resilience.errors import SnapshotError
+from ....checkpoint.format.pytree_walk import PLAIN
 from ...warm.side_effects import is_scripts
 from ..values.array_views import TENSORS, address
 from ..values.borrowed_memory import Loans
@@ -31,13 +30,9 @@ _EASY = frozenset((*PLAIN, *TENSORS))
 
 
 def borrows(value: Any, loans: Loans) -> bool:
-    """Whether a value contains tensors that lie in the memory of models or optimizers."""
-    try:
-        leaves = Walk(value).leaves
-    except SnapshotError:
-        return False
-    tensors = (leaf for leaf in leaves if type(leaf) in TENSORS and leaf.layout is torch.strided and not leaf.is_nested)
-    return any(loans.of(tensor, address(tensor)) for tensor in tensors)
+    """Whether the value is a tensor that lies in the memory of a model or an optimizer."""
+    dense = type(value) in TENSORS and value.layout is torch.strided and not value.is_nested
+    return dense and loans.of(value, address(value)) is not None
 
 
 def sources_within(modules: Mapping[str, Any], labels: Parts) -> Iterator[tuple[str, Any]]:

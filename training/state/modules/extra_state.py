@@ -49,7 +49,7 @@ class Extra:
                 kept[name] = {FP8: scaling}
         for name, module in self._keys.items():
             if more := _more(module):
-                kept.setdefault(name, {})["keys"] = more
+                kept.setdefault(name, {}).update(keys=more, version=module._version)
         return kept
 
     def restore(self, kept: Nested) -> None:
@@ -61,7 +61,8 @@ class Extra:
         for name, module in self._keys.items():
             if "keys" in kept.get(name, {}):
                 with torch.no_grad():
-                    module._load_from_state_dict(dict(kept[name]["keys"]), "", {}, False, [], [], [])
+                    version = {"version": kept[name].get("version", module._version)}
+                    module._load_from_state_dict(dict(kept[name]["keys"]), "", version, False, [], [], [])
                 for hook in module._load_state_dict_post_hooks.values():
                     hook(module, _IncompatibleKeys([], []))
 

@@ -7,7 +7,6 @@ them at each snapshot. The snapshot stores only the objects that have changed. T
 from __future__ import annotations
 
 import copy
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -21,8 +20,8 @@ from ....checkpoint.format.pytree_walk import PLAIN
 from ....resilience.errors import SnapshotError
 from ..values.array_views import TENSORS
 from ..values.class_adapters import ENUM, GLOBAL, VALUE, kind_of
-from ..values.kind import class_of, is_source, slot_values
-from ..values.type_adapters import CHANGELESS, CHANGING
+from ..values.kind import class_of, is_source, slot_values, slots_of
+from ..values.type_adapters import CHANGELESS, CHANGING, DTYPE, NUMPY_SCALAR
 from ..values.value_source import Packed
 from .attribute_rules import FRAMEWORKS, WRAPPERS
 
@@ -43,7 +42,7 @@ _PLAIN = (
     "pytorch_lightning.utilities.parsing",
 )
 """Modules whose objects count as values: distributions; `AttributeDict`, the hyperparameters of a LightningModule."""
-_FIXED = frozenset(map(id, (*CHANGELESS, ENUM, GLOBAL, VALUE)))
+_FIXED = frozenset(map(id, (*CHANGELESS, DTYPE, ENUM, GLOBAL, NUMPY_SCALAR, VALUE)))
 _CHANGING = frozenset(map(id, CHANGING))
 """The ids of the adapters for objects that may change."""
 _CONTAINERS = (dict, list, tuple)
@@ -111,10 +110,8 @@ def parts_of(thing: Any, room: int, most_bytes: int = _MOST_BYTES) -> list[Any]:
             items(value)
         if slots := slot_values(value):
             down(slots)
-        if _has_attributes(kind):
+        if _has_attributes(kind) and hasattr(value, "__dict__"):
             down(vars(value))
-        elif kind is itertools.count:
-            found.append(repr(value))
         elif not slots and not isinstance(value, _CONTAINERS):
             found.append(value)
 
@@ -144,8 +141,9 @@ class Foreign:
     def __init__(self, thing: Any, room: int) -> None:
         """room: the most parts that the object may have. Raises TooMany, and any error that reading the object raises."""
         self.thing, self._room = thing, room
-        values = list(vars(thing).values())
-        flat = not isinstance(thing, _CONTAINERS) and all(map(_never_changes, values))
+        values = list(getattr(thing, "__dict__", {}).values())
+        only = hasattr(thing, "__dict__") and not isinstance(thing, _CONTAINERS) and not slot_values(thing)
+        flat = only and all(map(_never_changes, values))
         self._flat = (list(vars(thing)), values) if flat else None
         self.parts = 1 + len(values) // _FLAT
         self._began: list[Any] = []
@@ -162,11 +160,10 @@ class Foreign:
             self._packed = [copy.deepcopy(packed.pack(self.thing))]
 
     def has_changed(self) -> bool:
-        held = vars(self.thing)
         try:
             if self._flat is None:
                 return not alike(self._began, parts_of(self.thing, self._room))
-            keys, values = self._flat
+            held, (keys, values) = vars(self.thing), self._flat
             return not (len(held) == len(keys) and [*held] == keys and all(map(is_, held.values(), values)))
         except Exception:  # too many parts; a file that is closed; another thread that writes to it
             return True
@@ -243,6 +240,8 @@ class Foreigners:
 
 def _never_changes(value: Any) -> bool:
     kind = class_of(value)
+    if isinstance(value, tuple):
+        return PLAIN.issuperset(map(type, value))
     return kind in PLAIN or id(kind_of(kind)) in _FIXED
 
 
@@ -253,8 +252,12 @@ def _has_attributes(kind: Any) -> bool:
     if is_source(kind):
         return not issubclass(kind, (torch.nn.Module, torch.optim.Optimizer)) and bool(kind.__dictoffset__)
     if known is None:  # a class without an adapter defines how it is copied, as the classes of sortedcontainers do
-        return bool(kind.__dictoffset__ and kind.__flags__ & _MADE_IN_PYTHON)
-    return id(known) not in _FIXED | _CHANGING and bool(kind.__dictoffset__)
+        return _has_any(kind) and bool(kind.__flags__ & _MADE_IN_PYTHON)
+    return id(known) not in _FIXED | _CHANGING and _has_any(kind)
+
+
+def _has_any(kind: Any) -> bool:
+    return bool(kind.__dictoffset__ or slots_of(kind))
 
 
 def _alike(began: Any, now: Any) -> bool:

@@ -29,6 +29,7 @@ from .attribute_beginnings import Beginnings
 from .attribute_rules import (
     Owner,
     is_constant,
+    is_fixed,
     is_made_late,
     is_remade,
     is_scripts_function,
@@ -42,7 +43,7 @@ from .attribute_rules import (
 from .foreign_objects import Foreigners
 from .graph_tensors import WithoutGraph, is_in_graph
 from .hooks import Hooks, hooks_of_modules
-from .unsaved_parts import Reports, moves, note
+from .unsaved_parts import Reports, moves, note, why_unsaved
 
 _HOOKS, _GONE, _REMOVED = "..hooks", "..gone", "..removed"
 """Keys besides the modules' paths and the parameters' names (which begin with one dot). Torch allows no name that begins with a dot."""
@@ -64,7 +65,7 @@ class Attributes:
         self._stays: dict[str, Any] = {}
         """Parts that no snapshot stores, by attribute and number."""
         self._known = Known(lenders, self._stays)
-        self._packed = Packed(name or "a module", self._known)
+        self._packed = Packed(name or "a module", self._known, watches=True)
         self._without_graph = WithoutGraph()
         self._foreign = Foreigners(lambda called: Packed(called, self._known))
         self._keeps: dict[tuple[str, str, type], bool] = {}
@@ -133,9 +134,10 @@ class Attributes:
             told[_REMOVED] = removed
         if found := self._in_hooks():
             told[_HOOKS] = found
-        self._lenders.sharing.note(self._name, self._shareable(told))
+        self._lenders.sharing.note(self._name, self._shareable(told), model=True)
         if not told:
             self._packed.trained = []
+            self._packed.begin()
             return {}
         try:
             return Tagged(("", self._packed.pack(told)))
@@ -206,7 +208,7 @@ class Attributes:
                 yield name, each
 
     def _found(self, path: str, thing: Any, owner: Owner) -> dict[str, Any]:
-        began = self._beginnings.of(thing).made
+        began, ids = self._beginnings.of(thing).made, self._beginnings.of(thing).ids
         now = dict(looked_at(thing, owner))
         if gone := self._beginnings.gone(thing):
             self._gone[path] = gone
@@ -219,6 +221,12 @@ class Attributes:
                 self._drop(path, name, why)
             elif self._tells(path, name, bare, began.get(name, began), type(thing)):
                 found[name] = bare
+            elif (
+                id(value) != ids.get(name)
+                and not (is_fixed(value) or id(value) in self._lenders.names)
+                and (why := why_unsaved(value))
+            ):
+                self._reports.not_kept((type(thing), name), self._called(path, name), why)
         return found
 
     def _in_hooks(self) -> dict[str, Any]:
@@ -238,7 +246,7 @@ class Attributes:
             if not (is_told(value) or is_remade(value, began)):
                 why = "it is a function without a name in a module. Define it with def in a module, not as a lambda or inside a function"
                 self._drop(path, name, why, told=is_scripts_function(value))
-            return is_told(value)
+            return is_told(value) and self._keeps.get((path, name, type(value)), True)
         if value is began and id(value) not in self._foreign.changed:
             return False
         return self._is_kept(path, name, value, of)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import logging
+import sys
 import threading
 import types
 from collections import defaultdict, deque
@@ -27,7 +28,7 @@ from ..values.class_adapters import OBJECT, has_a_name, kind_of
 from ..values.kind import is_source
 from ..values.sharded_tensors import is_sharded
 from ..values.type_adapters import is_bound
-from .attribute_rules import is_by_name, is_constant
+from .attribute_rules import FRAMEWORKS, WRAPPERS, is_by_name, is_constant
 
 _OF_A_PROCESS = (
     logging.Logger,
@@ -89,6 +90,15 @@ def moves(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return kind is not np.ndarray
     return hasattr(kind, "__next__") and kind_of(kind) is None and not (isinstance(value, io.IOBase) or is_source(kind))
+
+
+def why_unsaved(value: Any) -> str:
+    """Return the reason why no snapshot stores an attribute's new value; empty for values that the rank does not report. It reports no
+    objects of frameworks and of Python's own library, most of which belong to one process, such as events and context managers."""
+    kind: Any = type(value)
+    root = kind.__module__.partition(".")[0]
+    known = root in FRAMEWORKS or root in WRAPPERS or (root in sys.stdlib_module_names and not isinstance(value, tuple))
+    return "" if known or isinstance(value, _OF_A_PROCESS) else f"it is a {kind.__module__}.{kind.__qualname__}"
 
 
 def _stays(value: Any) -> bool:

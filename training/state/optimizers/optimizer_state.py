@@ -21,9 +21,14 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, bool, int, float, str, typ
 
 
 def collect_part(
-    wrapper: Any, inner: torch.optim.Optimizer, held: Mapping[Any, Any], packing: OptimizerPacking
+    wrapper: Any,
+    inner: torch.optim.Optimizer,
+    held: Mapping[Any, Any],
+    packing: OptimizerPacking,
+    aside: Mapping[str, torch.Tensor],
 ) -> Nested:
-    """Return the state of one part (one torch optimizer, perhaps with a wrapper). held: the states of its parameters."""
+    """Return the state of one part (one torch optimizer, perhaps with a wrapper). held: the states of its parameters. aside: parameters in
+    no group, by name."""
     groups = [{k: v for k, v in group.items() if k != "params"} for group in inner.param_groups]
     kept: Nested = {
         "groups": [packing.pack(group, f".param_groups[{n}]") for n, group in enumerate(groups)],
@@ -32,10 +37,13 @@ def collect_part(
     }
     more, named = further(inner, packing), packing.parameters
     states = {key: held.get(parameter, {}) for key, parameter in named.items()}
+    states |= {key: held[parameter] for key, parameter in aside.items() if parameter in held}
     within = chain.from_iterable(state.values() for state in states.values())
     if not framework(inner) or not _PLAIN.issuperset(map(type, within)):
         told = {k: dict(state) if isinstance(state, Mapping) else state for k, state in states.items()}
         states = {key: packing.pack(state, f".state[parameter {key}]") for key, state in told.items()}
+    if left := {key: states.pop(key) for key in aside if key in states}:
+        kept["aside"] = left
     kept["state"] = states
     if (scaler := getattr(wrapper, "grad_scaler", None)) is not None:
         kept["scaler"] = scaler.state_dict()
@@ -56,9 +64,10 @@ def restore_part(
     apart: Mapping[str, Any],
     modules: Parts,
     memories: Memories,
+    aside: Mapping[str, torch.Tensor],
 ) -> None:
     """Restore one part in the sequence of `collect_part`, which numbers the values. kept: its "state" is None if an earlier part has the
-    same state. packing: packs the part's present contents."""
+    same state. packing: packs the part's present contents. aside: parameters in no group, by name."""
     strides, named = kept.get("strides", {}), packing.parameters
     as_they_lie = framework(inner) and not strides
     unpacking = OptimizerUnpacking("the optimizer", {**apart, **named}, strides, as_they_lie, modules, memories)
@@ -78,6 +87,12 @@ def restore_part(
                 inner.state[parameter] = state
         if key in kept["main"]:
             put(local(parameter), kept["main"][key])
+    for key, parameter in aside.items():
+        unpacking.device = parameter.device
+        if key in kept.get("aside", {}):
+            inner.state[parameter] = unpacking.unpack(kept["aside"][key], state_of(inner).get(parameter))
+        elif kept["state"]:
+            state_of(inner).pop(parameter, None)
     if "scaler" in kept and getattr(wrapper, "grad_scaler", None) is not None:
         wrapper.grad_scaler.load_state_dict(kept["scaler"])
     elif "scaler" in kept:

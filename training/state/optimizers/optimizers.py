@@ -68,7 +68,8 @@ class Optimizers:
         """Whether the whole state belongs to parameters, so that its position in another parallel layout is known."""
         parts = list(self.parts())
         apart = _apart(parts)
-        if any(self._mains(parts)[name] for name, wrapper, inner in parts if wrapper is inner):
+        own = [(name, inner) for name, wrapper, inner in parts if wrapper is inner]
+        if any(self._mains(parts)[name] or self._aside(parts, state_of(inner)) for name, inner in own):
             return False
         return all(name.isdigit() and not further(inner, self._packing(name, inner, apart)) for name, _, inner in parts)
 
@@ -142,8 +143,18 @@ class Optimizers:
         apart = _apart(parts)
         for name, wrapper, inner in parts:
             held, packing = state_of(inner), self._packing(name, inner, apart)
-            yield name, inner, packing, collect_part(wrapper, inner, {} if id(held) in met else held, packing)
+            aside = self._aside(parts, held) if wrapper is inner else {}
+            yield name, inner, packing, collect_part(wrapper, inner, {} if id(held) in met else held, packing, aside)
             met.add(id(held))
+
+    def _aside(self, parts: Iterable[Part], held: Mapping[Any, Any] | None = None) -> dict[str, torch.Tensor]:
+        """Return the models' parameters that are in no group now, by name; none if all states in `held` are of parameters in groups. The
+        optimizer uses such a state once the parameter is in a group again. A DTensor is left out."""
+        grouped = {id(parameter) for _, _, inner in parts for _, parameter in parameters_of(inner)}
+        if held is not None and grouped.issuperset(map(id, held)):
+            return {}
+        named = ((name, each) for ask in self.parameters for name, each in ask().items())
+        return {name: each for name, each in named if id(each) not in grouped and type(each) in TENSORS}
 
     def _other_parts(self, now: set[str]) -> str:
         """Return the reason why a restart could not create the parts; empty if they are the same as in the first collected state."""
@@ -224,6 +235,7 @@ class Optimizers:
                 for key, parameter in parameters_of(inner):
                     if isinstance(wanted := described[name]["state"][key], dict):
                         make_room(f"optimizer {key}", inner, parameter, wanted)
+                self._make_room_aside(parts, inner, described[name].get("aside", {}))
             met.add(id(state_of(inner)))
         self._lying_otherwise.clear()
         if any("shared" in part for part in described.values()):
@@ -231,6 +243,14 @@ class Optimizers:
             for name, shared in live.items():
                 if described[name].get("shared") not in (None, [*shared.values()]):
                     self._lying_otherwise[name] = frozenset(shared)
+
+    def _make_room_aside(self, parts: Iterable[Part], inner: torch.optim.Optimizer, wanted: Nested) -> None:
+        aside = self._aside(parts) if wanted else {}
+        for key, described in wanted.items():
+            if key not in aside:
+                raise LayoutError(f"the snapshot has the optimizer's state of {key}, which is no such parameter now")
+            if isinstance(described, dict):
+                make_room(f"optimizer {key}", inner, aside[key], described)
 
     def restore(self, kept: Nested) -> None:
         parts = list(self.parts())
@@ -241,7 +261,8 @@ class Optimizers:
             met.add(id(state_of(inner)))
             packing, otherwise = self._packing(name, inner, apart), self._lying_otherwise.get(name, ())
             memories = Memories(part.get("shared", ()), packing.parameters, otherwise)
-            restore_part(wrapper, inner, part, packing, apart, Parts(self._lenders), memories)
+            aside = self._aside(parts) if wrapper is inner else {}
+            restore_part(wrapper, inner, part, packing, apart, Parts(self._lenders), memories, aside)
             self._put_on.restore(name, inner, kept[name].get(PUT_ON, {}))
         self._lying_otherwise.clear()
 

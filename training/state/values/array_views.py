@@ -35,6 +35,13 @@ def address(thing: Any) -> int:
     return found - offset * thing.element_size() if found and offset else found
 
 
+def is_part(thing: Any) -> bool:
+    """Return whether the memory in which the value lies has further bytes, which other values may use."""
+    if isinstance(thing, np.ndarray):
+        return bool(root_of(thing).nbytes > thing.nbytes)
+    return bool(thing.untyped_storage().nbytes() > thing.nbytes)
+
+
 def root_of(array: Any) -> Any:
     """Return the numpy array at the end of the chain of `base` views."""
     while type(array.base) is np.ndarray:
@@ -171,6 +178,8 @@ def save_view(thing: Any, memory: Any) -> Content:
         offset = int(thing.__array_interface__["data"][0]) - address(thing)
         shape, strides, dtype = thing.shape, thing.strides, type_adapters.descr(thing.dtype)
         found: Content = {"writeable": bool(thing.flags.writeable)}
+    elif thing.is_conj() or thing.is_neg():
+        raise Unsavable("it is a conjugated or negated view of another value: keep its .resolve_conj().resolve_neg()")
     else:
         offset, found = thing.storage_offset() * thing.element_size(), _about(thing)
         shape, strides, dtype = thing.shape, thing.stride(), str(thing.dtype)

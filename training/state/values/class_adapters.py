@@ -28,7 +28,7 @@ _HARMLESS = frozenset(("math", "cmath", "_operator", "abs", "all", "any", "len",
 _CHANGELESS = (int, float, complex, str, bytes, tuple, frozenset)
 OBJECT, _FROZEN = "object", "frozen dataclass"
 _ITSELF = "itself"
-_TYPED = "__orig_class__"
+TYPED = "__orig_class__"
 """The attribute that `typing` sets on `Buffer[int]()`. This attribute is not training state."""
 _LIST = Kind("list", (list,), list.copy, lambda c: [], fill_list)
 _MAPPING = Kind("dict", (dict, Counter), dict, lambda c: {}, fill_pairs)
@@ -148,6 +148,8 @@ def _found(kind: type) -> Kind | None:
         return type_adapters.DTYPE
     if issubclass(kind, np.generic):
         return type_adapters.NUMPY_SCALAR
+    if kind.__module__ == "torch.return_types":
+        return type_adapters.RETURNED
     if _base(kind) is not object:
         return VALUE if _ordinary(kind, object) else None
     return _of_class(kind)
@@ -181,7 +183,7 @@ def _of_class(kind: type) -> Kind | None:
 
     def fields(value: Any) -> Any:
         held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        more = {name: each for name, each in getattr(value, "__dict__", {}).items() if name != _TYPED}
+        more = {name: each for name, each in getattr(value, "__dict__", {}).items() if name != TYPED}
         return _named(kind), tuple({**held, **more}.items())
 
     frozen = held is None and getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
@@ -217,8 +219,8 @@ def _attributes(value: Any) -> Any:
         return _ITSELF, None, {}
     slots = slot_values(value)
     attributes = getattr(value, "__dict__", None)
-    if attributes and _TYPED in attributes:
-        attributes = {name: each for name, each in attributes.items() if name != _TYPED}
+    if attributes and TYPED in attributes:
+        attributes = {name: each for name, each in attributes.items() if name != TYPED}
     return "attributes", attributes, slots
 
 
@@ -230,7 +232,7 @@ def _set_attributes(live: Any, content: Any) -> None:
         live.__setstate__(attributes)
         return
     if attributes is not None and attributes is not vars(live):
-        typed = {name: each for name, each in vars(live).items() if name == _TYPED}
+        typed = {name: each for name, each in vars(live).items() if name == TYPED}
         fill_pairs(vars(live), attributes | typed)
     kind: Any = type(live)
     for names in slots:
@@ -259,6 +261,7 @@ _BY_NAME = {
         *ctypes_values.KINDS,
         type_adapters.DTYPE,
         type_adapters.NUMPY_SCALAR,
+        type_adapters.RETURNED,
         GLOBAL,
         ENUM,
         VALUE,

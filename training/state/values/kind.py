@@ -29,6 +29,8 @@ class Kind:
     """Puts content into a live value. None: such values never change, so a restore uses an equal value instead."""
     fits: Callable[[Any, Any], bool] = lambda live, content: True
     """Returns whether a live value can be filled with this content."""
+    moves: bool = False
+    """Whether the values change but can't be filled. A restore replaces such a value by an equal one, everywhere it was."""
     hidden: int = 0
     """The number of levels of the content that are internal and have no names in the script."""
 

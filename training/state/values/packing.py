@@ -23,7 +23,7 @@ from ....resilience.errors import SnapshotError
 from . import array_views, type_adapters
 from .array_views import Unsavable
 from .borrowed_memory import STATE, Held, Lenders, Loans, Place, holders, memory_said, offset_in
-from .class_adapters import NotFound, is_registered, kind_of
+from .class_adapters import TYPED, NotFound, is_registered, kind_of
 from .kind import is_source
 from .session_parts import Parts, keys_may_be_ids, may_be_ids
 from .sharded_tensors import is_sharded, save_sharded
@@ -31,8 +31,10 @@ from .shared_objects import Theirs
 from .trail import Hidden, called, place_of
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
+_WITH_ATTRIBUTES = frozenset((OrderedDict, Counter))
+"""Mappings that may have attributes, as the OrderedDict that a module's `state_dict` returns has `_metadata`."""
 _EASY_KEYS = frozenset((str, int))
-_ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
+ELEMENTS = frozenset((*array_views.TENSORS, np.ndarray))
 CURE = "Keep it out of the Session, give its class state_dict and load_state_dict, or use mt_resilient.register (docs/state.md)"
 
 
@@ -81,8 +83,6 @@ class Packing:
         """The addresses of memory in which the pass found several values."""
         self.trained: list[torch.Tensor] = []
         """The packed tensors that may have gradients."""
-        self.annotated = False
-        """Whether to look for attributes of an OrderedDict, such as `_metadata` of the one that a module's `state_dict` returns."""
 
     def pack(self, value: Any, place: str = "") -> Any:
         """Return the packed value. place: the path from the source to the value, such as `.param_groups[0]`. Raises SnapshotError for a
@@ -104,14 +104,14 @@ class Packing:
             return Tagged(("source" if type(known) is str else "alias", known))
         if self._theirs and (met := self._theirs.get(id(value))) is not None:
             return Tagged(("theirs", [*met]))
-        if kind in _ELEMENTS:
+        if kind in ELEMENTS:
             return self._elements(value)
         if kind is tuple:
             return value if self._plain(value) else tuple(self._each(value))
         if kind is list:
             self._number(value)
             return value if self._plain(value) else self._each(value)
-        if kind in MAPPINGS and not (self.annotated and kind is OrderedDict and vars(value)):
+        if kind in MAPPINGS and not (kind in _WITH_ATTRIBUTES and vars(value).keys() - {TYPED}):
             if self.lent_mappings and (place := self.lent_mappings.get(id(value))) is not None:
                 self.lent_states = True
                 return Tagged(("lent", [*place]))
@@ -268,7 +268,7 @@ class Packing:
             return self._sharded(value)
         if known is None:
             raise Unsavable(f"it is a {kind.__module__}.{kind.__qualname__}")
-        if known.fill is not None:
+        if known.fill is not None or known.moves:
             self._number(value)
         self._at.append(Hidden(known.hidden))
         try:

@@ -7,6 +7,7 @@ that earlier sources have packed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from ...attach.rank_stderr import say
@@ -19,7 +20,8 @@ Before: TypeAlias = tuple[Mapping[str, Sequence[Any]], set[int], set[int]]
 
 class Together:
     def __init__(self) -> None:
-        self._order: list[str] = []
+        self._given: dict[str, Any] = {}
+        """The objects that the script has given to the Session, by source, in the order of the passes."""
         self._packed: dict[str, Sequence[Any]] = {}
         """The objects of each source that was packed in this round. The last source's packing clears the table."""
         self._numbers: dict[int, Theirs] = {}
@@ -28,12 +30,24 @@ class Together:
         self._taken: set[int] = set()
         self._lain_in: set[int] = set()
 
-    def add(self, source: str) -> None:
-        self._order.append(source)
+    def add(self, source: str, thing: Any) -> None:
+        self._given[source] = thing
+
+    def others(self, source: str) -> dict[str, Any]:
+        """Return the objects that the script has given under other names. Each is saved under its own name, and the source only refers to
+        it. If an object has two names, the first one saves it."""
+        found: dict[str, Any] = {}
+        if source in self._given:
+            met = {id(self._given[source])} - {id(each) for each in self._given_before(source).values()}
+            for name, each in self._given.items():
+                if id(each) not in met:
+                    met.add(id(each))
+                    found[name] = each
+        return found
 
     def met_before(self, source: str) -> Mapping[int, Theirs]:
         """Return the objects that earlier sources have packed in this round, by id."""
-        if source not in self._order:
+        if source not in self._given:
             return {}
         earlier = self._before(source)
         if len(self._packed) > len(earlier) or not self._packed.keys() <= {*earlier}:
@@ -45,9 +59,9 @@ class Together:
 
     def packed(self, source: str, met: Sequence[Any]) -> None:
         """Record that the source was packed, and which objects it contained."""
-        if source not in self._order:
+        if source not in self._given:
             return
-        if source == self._order[-1]:
+        if source == [*self._given][-1]:
             self.forget()
         else:
             self._packed[source] = met
@@ -59,7 +73,7 @@ class Together:
 
     def made_before(self, source: str) -> Before:
         """Return what earlier sources have restored in this round."""
-        if source not in self._order:
+        if source not in self._given:
             return {}, set(), set()
         earlier = self._before(source)
         if not self._made.keys() <= {*earlier} or not self._made:
@@ -70,13 +84,16 @@ class Together:
 
     def put_back(self, source: str, made: Sequence[Any]) -> None:
         """Record that the source was restored, and which objects it uses."""
-        if source in self._order[:-1]:
+        if source in [*self._given][:-1]:
             self._made[source] = made
-        elif source in self._order:
+        elif source in self._given:
             self._made, self._taken, self._lain_in = {}, set(), set()
 
     def _before(self, source: str) -> list[str]:
-        return self._order[: self._order.index(source)]
+        return [*self._given_before(source)]
+
+    def _given_before(self, source: str) -> dict[str, Any]:
+        return dict(takewhile(lambda pair: pair[0] != source, self._given.items()))
 
     def _number(self, source: str, met: Sequence[Any]) -> None:
         for number, each in enumerate(met):
@@ -93,15 +110,20 @@ class Sharing:
         """The names of each source's objects in this round, by the object's id."""
         self._began: dict[str, frozenset[int]] = {}
         """The ids of the objects that each source contained at first."""
+        self._models: set[str] = set()
         self._said = False
 
-    def note(self, source: str, held: Mapping[int, str]) -> None:
-        """Record the objects that the source contains in this round, by id. The first time two sources share an object that they did not
-        share at first, the rank reports it."""
+    def note(self, source: str, held: Mapping[int, str], model: bool = False) -> None:
+        """Record the objects that the source contains in this round, by id. The first time a model (`model`) and another source share an
+        object that they did not share at first, the rank reports it."""
+        if model:
+            self._models.add(source)
         if source in self._now:  # a new round begins
             self._now.clear()
         began = self._began.setdefault(source, frozenset(held))
         for other, theirs in self._now.items():
+            if self._models.isdisjoint((source, other)):
+                continue
             for each in held.keys() & theirs.keys():
                 if not (each in began and each in self._began[other]) and not self._said:
                     self._said = True

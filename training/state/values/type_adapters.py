@@ -100,7 +100,7 @@ def _bound(content: Any) -> Any:
 
 
 def _seeds(source: Any) -> Any:
-    return None if source is None else (source.entropy, source.spawn_key, source.pool_size, source.n_children_spawned)
+    return source.entropy, source.spawn_key, source.pool_size, source.n_children_spawned
 
 
 def _save_bits(value: Any) -> Any:
@@ -134,7 +134,7 @@ def describable(dtype: Any) -> bool:
 
 
 def _scalar(content: Any) -> Any:
-    return np.frombuffer(content[1], dtype_of(content[0]))[0]
+    return np.frombuffer(bytearray(content[1]), dtype_of(content[0]))[0]  # a structured scalar can be written to
 
 
 def _torchs(kind: Any) -> Callable[[Any], Any]:
@@ -188,13 +188,6 @@ CHANGELESS = (
     constant("pattern", re.Pattern, lambda v: (v.pattern, v.flags), lambda c: re.compile(*c)),
     constant("numpy.str_", np.str_, str, np.str_),
     constant("numpy.bytes_", np.bytes_, bytes, np.bytes_),
-    constant(
-        "SeedSequence",
-        np.random.SeedSequence,
-        _seeds,
-        lambda c: np.random.SeedSequence(c[0], spawn_key=c[1], pool_size=c[2], n_children_spawned=c[3]),
-    ),
-    constant("itertools.count", itertools.count, lambda v: v.__reduce__()[1], lambda c: itertools.count(*c)),
     constant("torch.Size", torch.Size, tuple, torch.Size),
     constant("torch.device", torch.device, str, torch.device),
     constant("torch.dtype", torch.dtype, str, _torchs(torch.dtype)),
@@ -203,6 +196,13 @@ CHANGELESS = (
 )
 NUMPY_SCALAR = constant("numpy scalar", (), lambda v: (descr(v.dtype), v.tobytes()), _scalar)
 DTYPE = constant("numpy.dtype", (), descr, dtype_of)
+RETURNED = constant(
+    "torch.return_types",
+    (),
+    lambda v: (type(v).__name__, tuple(v)),
+    lambda c: getattr(torch.return_types, c[0])(c[1]),
+)
+"""The named tuples that torch's functions return, such as `torch.max(x, 0)`."""
 
 CHANGING = (
     Kind("set", (set,), tuple, lambda c: set(), _fill_set),
@@ -235,6 +235,16 @@ CHANGING = (
     _of_state(io.BytesIO, lambda c: io.BytesIO(), lambda v: v.__getstate__()),
     _of_state(io.StringIO, lambda c: io.StringIO(), lambda v: v.__getstate__()),
     _of_state(functools.partial, lambda c: functools.partial(int), lambda v: v.__reduce__()[2]),
+    Kind(
+        "itertools.count()", (itertools.count,), lambda v: v.__reduce__()[1], lambda c: itertools.count(*c), moves=True
+    ),
+    Kind(
+        "numpy.random.SeedSequence",
+        (np.random.SeedSequence,),
+        _seeds,
+        lambda c: np.random.SeedSequence(0),
+        lambda live, c: live.__init__(c[0], spawn_key=c[1], pool_size=c[2], n_children_spawned=c[3]),
+    ),
     Kind("SimpleNamespace", (types.SimpleNamespace,), vars, lambda c: types.SimpleNamespace(), fill_attributes),
     Kind(
         "random.Random",

@@ -39,6 +39,10 @@ class Unpacking:
         self._parts = Parts(Lenders()) if parts is None else parts
         self._name, self._sources, self._loans = name, sources, Loans(Lenders()) if loans is None else loans
         self.made: list[Any] = []
+        self.given: tuple[Any, frozenset[int]] = None, frozenset()
+        """The source's own live object, which is filled wherever it fits, and the ids of other sources' objects, which are not filled."""
+        self.began: Mapping[int, Any] | None = None
+        """The tensors and arrays that the source had when the loop began, by id; None if they are not known."""
         self._theirs, self._taken, self._lain_in = before or ({}, set(), set())
         """The objects that other sources have restored; the ids of live objects in use, which `made` keeps alive; and the addresses of
         memory in use."""
@@ -76,8 +80,11 @@ class Unpacking:
         self._taken.add(id(live))
         return live
 
+    def _used(self, live: Any) -> bool:
+        return id(live) in self._taken or id(live) in self.given[1]
+
     def _free(self, live: Any, kind: type) -> bool:
-        if type(live) is not kind or id(live) in self._taken:
+        if type(live) is not kind or self._used(live):
             return False
         return not (self._loans and id(live) in self._loans.mappings())
 
@@ -105,19 +112,30 @@ class Unpacking:
 
     def _elements(self, kept: Any, live: Any) -> Any:
         if type(kept) is np.ndarray:
-            fits = array_views.takes_array(live, kept.dtype, kept.shape, kept.strides) and self._alone(live)
+            found = self._fillable(live)
+            fits = array_views.takes_array(found, kept.dtype, kept.shape, kept.strides)
             if fits:
-                live[...] = kept
-            return self._lies(live if fits else kept)
-        return self._lies(array_views.restore_tensor({"data": kept}, live if self._alone(live) else None))
+                found[...] = kept
+            return self._lies(found if fits else kept)
+        return self._lies(array_views.restore_tensor({"data": kept}, self._fillable(live)))
+
+    def _fillable(self, live: Any) -> Any:
+        """Return `live` if it may be filled, else None. A part of a larger memory that came after the loop began is not filled: it may be a
+        row of the script's data, as after `state["last"] = data[i]`."""
+        if not self._alone(live):
+            return None
+        stays = self.began is None or live is self.given[0] or id(live) in self.began
+        return live if stays or not array_views.is_part(live) else None
 
     def _alone(self, live: Any) -> bool:
-        if not isinstance(live, (np.ndarray, *array_views.TENSORS)) or id(live) in self._taken:
+        if not isinstance(live, (np.ndarray, *array_views.TENSORS)) or self._used(live):
             return False
         if not isinstance(live, np.ndarray) and live.layout is not torch.strided:
             return False
         lies_in = array_views.address(live)
-        return lies_in not in self._lain_in and not (self._loans and self._loans.of(live, lies_in))
+        return (live is self.given[0] or lies_in not in self._lain_in) and not (
+            self._loans and self._loans.of(live, lies_in)
+        )
 
     def _lies(self, thing: Any) -> Any:
         if where := array_views.address(thing):
@@ -147,11 +165,11 @@ class Unpacking:
                 name, keys, values = content
                 return self._mapping(_BY_NAME[name], self._up(keys, None), values, live)
             case "tensor":
-                return self._lies(array_views.restore_tensor(content, live if self._alone(live) else None))
+                return self._lies(array_views.restore_tensor(content, self._fillable(live)))
             case "array":
-                return self._lies(array_views.restore_array(content, live if self._alone(live) else None))
+                return self._lies(array_views.restore_array(content, self._fillable(live)))
             case "sharded":
-                free = None if id(live) in self._taken or id(live) in self._loans.mappings() else live
+                free = None if self._used(live) or id(live) in self._loans.mappings() else live
                 return self._own(restore_sharded(content, free, self._parts.tensors()))
             case "view":
                 return self._view(content, live)
@@ -164,7 +182,7 @@ class Unpacking:
         if isinstance(live, (np.ndarray, *array_views.TENSORS)) and type(content["memory"]) is not Tagged:
             hint = array_views.memory_of(live) if self._alone(live) else None
         memory = self._up(content["memory"], hint)
-        free = isinstance(live, (np.ndarray, *array_views.TENSORS)) and id(live) not in self._taken
+        free = isinstance(live, (np.ndarray, *array_views.TENSORS)) and not self._used(live)
         found = array_views.restore_view({**content, "memory": memory}, live if free else None)
         self.made[number] = found
         self._taken.add(id(found))
@@ -173,9 +191,14 @@ class Unpacking:
     def _other(self, tag: str, content: Any, live: Any) -> Any:
         kind = tagged(tag, content)
         alike = kind_of(type(live)) is kind
+        if kind.moves:
+            number = len(self.made)
+            self._own(None)
+            self.made[number] = found = kind.make(self._up(content, None))
+            return found
         if kind.fill is None:
             return kind.make(self._up(content, kind.save(live) if alike else None))
-        fits = alike and id(live) not in self._taken and kind.fits(live, content)
+        fits = alike and not self._used(live) and kind.fits(live, content)
         found = self._own(live if fits else kind.make(content))
         kind.fill(found, self._up(content, kind.save(found) if fits else None))
         return found

@@ -3,8 +3,9 @@ place."""
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from ..tensors.in_place import Nested, plain, update
 from .borrowed_memory import Lenders, Loans
 from .class_adapters import OBJECT, kind_of
 from .kind import is_source, never_deleted
-from .packing import CURE, Packing, changes
+from .packing import CURE, ELEMENTS, Packing, changes
 from .session_parts import Parts
 from .shared_objects import Together
 from .unpacking import Unpacking, difference
@@ -57,26 +58,27 @@ class Known:
 class Packed:
     """Packs values for a snapshot with `packing.py`."""
 
-    _annotated = False
-
-    def __init__(self, name: str, known: Known) -> None:
-        self._name, self._known = name, known
+    def __init__(self, name: str, known: Known, watches: bool = False) -> None:
+        """watches: a restore does not fill tensors and arrays that come after the first packed value and are parts of a larger memory."""
+        self._name, self._known, self._watches = name, known, watches
         self._shared: set[int] = set()
         self._borrows = False
         """Whether the last packed value contains tensors of an optimizer's state."""
         self._own: dict[int, tuple[int, int, int]] = {}
         """Values that used no lent memory when they were last packed."""
+        self._began: list[weakref.ref[Any]] | None = None
+        """The tensors and arrays in the first packed value."""
         self.trained: list[torch.Tensor] = []
         """The tensors in the last packed value that may have gradients."""
 
     def pack(self, value: Any, found: Callable[[str, Any], str] | None = None) -> Any:
         """Return the packed value. Raises SnapshotError for a value that can't be saved."""
         packed, known = None, self._known
+        names = {id(each): name for name, each in known.together.others(self._name).items()} | known.pointed()
         theirs = known.together.met_before(self._name)
         loans, parts = Loans(known.lenders if found is None else Lenders()), Parts(known.lenders)
         for _ in range(_PASSES):
-            packing = Packing(self._name, known.pointed(), self._shared, found, theirs, loans, self._own, parts)
-            packing.annotated = self._annotated
+            packing = Packing(self._name, names, self._shared, found, theirs, loans, self._own, parts)
             packing.lent_mappings = loans.mappings() if self._borrows else {}
             try:
                 packed = packing.pack(value)
@@ -88,13 +90,25 @@ class Packed:
                 break
             self._shared, self._borrows = packing.shared, packing.lent_states
         known.together.packed(self._name, packing.met)
+        if found is None:
+            self.begin(packing.met)
         return packed
+
+    def begin(self, met: Sequence[Any] = ()) -> None:
+        """Record the tensors and arrays of the first packed value. Nothing was packed if the source had no values then."""
+        if self._began is None and self._watches:
+            self._began = [weakref.ref(each) for each in met if type(each) in ELEMENTS]
 
     def unpack(self, kept: Any, live: Any, made: list[Any] | None = None) -> Any:
         """Return the unpacked value. made: a list to which the objects in use are added."""
         known = self._known
         before = known.together.made_before(self._name)
-        unpacking = Unpacking(self._name, known.there(), before, Loans(known.lenders), Parts(known.lenders))
+        others = known.together.others(self._name)
+        there = {**others, **known.there()}
+        unpacking = Unpacking(self._name, there, before, Loans(known.lenders), Parts(known.lenders))
+        if self._began is not None:
+            unpacking.began = {id(each): each for ask in self._began if (each := ask()) is not None}
+        unpacking.given = live, frozenset(map(id, others.values()))
         try:
             found = unpacking.unpack(kept, live)
             known.together.put_back(self._name, unpacking.made)
@@ -107,9 +121,7 @@ class Packed:
         """Check that `kept` can be rebuilt and is then unchanged. Raises SnapshotError if not."""
         made: list[Any] = []
         try:
-            other = Packed(self._name, self._known)
-            other._annotated = self._annotated
-            again = other.pack(self.unpack(kept, None, made))
+            again = Packed(self._name, self._known).pack(self.unpack(kept, None, made))
         except LayoutError as error:
             raise SnapshotError(f"{error}. {CURE}") from error
         finally:
@@ -131,11 +143,11 @@ class Packed:
 class Stateful(Packed):
     """Any object with `state_dict` and `load_state_dict`, such as schedulers and data loaders."""
 
-    _annotated = True
-
     def __init__(self, name: str, thing: Any, known: Known) -> None:
         super().__init__(name, known)
         self.thing = thing
+        self._names: frozenset[str] = frozenset()
+        """The names of a scheduler's attributes when it was first saved or restored."""
 
     def look_through(self, found: Callable[[str, Any], str]) -> None:
         """Report each source in its state: a scheduler's state may contain another scheduler. `found` returns the source's name."""
@@ -150,7 +162,12 @@ class Stateful(Packed):
         return said if not isinstance(said, Mapping) or getattr(said, "__dict__", None) else dict(said)
 
     def collect(self) -> Any:
+        self._begin_names()
         return self.pack(self._state())
+
+    def _begin_names(self) -> None:
+        if not self._names and type(self.thing).state_dict is LRScheduler.state_dict:
+            self._names = frozenset(vars(self.thing))
 
     def held(self) -> Iterator[tuple[str, Any]]:
         """Yield models and optimizers in the object's attributes, and in lists and dicts there. These models and optimizers are saved
@@ -165,7 +182,12 @@ class Stateful(Packed):
                     yield path, each
 
     def restore(self, kept: Any) -> None:
-        self._load(self.unpack(kept, None))
+        self._begin_names()
+        self._load(state := self.unpack(kept, None))
+        for name in vars(self.thing).keys() - self._names - state.keys() if self._names else ():
+            object.__delattr__(
+                self.thing, name
+            )  # it was added after the snapshot: torch's state_dict contains every attribute
 
     def _load(self, state: Any) -> None:
         # These optimizers are sources of their own, which fill groups and states in place, before or after this load.
@@ -207,9 +229,9 @@ class Values(Packed):
     """Any live value that `packing.py` can take apart and that is filled in place: a mapping, a list, an object of plain attributes."""
 
     def __init__(self, name: str, thing: Any, known: Known) -> None:
-        super().__init__(name, known)
+        super().__init__(name, known, watches=True)
         self._thing = thing
-        known.together.add(name)
+        known.together.add(name, thing)
         kind = type(thing)
         self._by_pairs = isinstance(thing, MutableMapping) and (
             kind is defaultdict or not (kind is dict or kind_of(kind))
