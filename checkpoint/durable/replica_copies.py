@@ -39,7 +39,8 @@ def apart(saved: Saved, is_buffer: Callable[[str], bool], sources: Collection[st
     found: dict[str, None] = {}
     for manifest in saved.manifests:
         for piece, word in zip(manifest.table.pieces, manifest.fingerprints, strict=True):
-            if not piece.parts or (sources is not None and piece.name.partition("/")[0] not in sources):
+            outdated = any(part.is_outdated for part in piece.parts)
+            if outdated or not piece.parts or (sources is not None and piece.name.partition("/")[0] not in sources):
                 continue
             of_optimizer, name = is_optimizer_s(piece), piece.parts[0].name
             copies, copy = kept.setdefault(_elements(piece), {}), (manifest, piece, word)

@@ -24,6 +24,10 @@ _POINT = tuple(secrets.randbelow(_PRIME - 2) + 2 for _ in range(MOST_AXES))
 """A random coordinate for each axis. A snapshot's writer cannot know it."""
 
 
+OUTDATED = 1 << 30
+"""An index in `Part.replica` of a holder whose elements are still those of the step before."""
+
+
 class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """A box of the global tensor `name`, or a flat range of such a box. A Part also says which elements of a live tensor contain the box.
     In a table, a Part is a JSON array of its fields, in this order."""
@@ -60,6 +64,10 @@ class Part(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fi
     @property
     def is_main(self) -> bool:
         return not any(self.replica)
+
+    @property
+    def is_outdated(self) -> bool:
+        return max(self.replica, default=0) >= OUTDATED
 
     @property
     def last(self) -> int:

@@ -26,6 +26,7 @@ from .loader_adapters import ENDED, Loadable, Loader, refuse_kept_iterator
 from .loader_rng import Draws
 from .loader_state import Own
 from .notices import Notices
+from .skipping_sampler import draws_its_order
 from .worker_start import NO_WORKERS, AtStart, behind_the_start
 
 OVER = object()
@@ -249,7 +250,7 @@ class Batches:
         self._forked.start(forked["now"])
         if kept is not _NOTHING:
             self.own.restore_but(kept["own"], of_the_loader)
-        elif self.offset and self._loader.draws_its_order:
+        elif self.offset and any(map(draws_its_order, self._loader.samplers())):
             self._notices.drawn_anew()
 
     def _again(self, goes_on: bool, drawn: dict[int, Nested], checksum: int | None) -> None:

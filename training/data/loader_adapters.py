@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...resilience.errors import UsageError
 from .checksums import Checksums, of_batch
 from .script_code import goes_on_with, of_script
-from .skipping_sampler import Behind, Watched, draws_at_its_start, draws_its_order
+from .skipping_sampler import Behind, Watched, draws_at_its_start
 from .worker_rng import Beginning, Heard, Telling, listen_to
 from .worker_start import start
 
@@ -154,18 +154,13 @@ class Loader:
     def samples(self) -> int:
         """The number of samples in a batch, for all ranks together; 0 if not known."""
         batches = getattr(self.thing, "batch_sampler", None)
-        replicas = max((_number(sampler, "num_replicas") for sampler in self._samplers()), default=1)
+        replicas = max((_number(sampler, "num_replicas") for sampler in self.samplers()), default=1)
         return (_number(batches, "batch_size") or _number(self.thing, "batch_size")) * (replicas or 1)
 
-    def _samplers(self) -> list[Any]:
+    def samplers(self) -> list[Any]:
         batches = getattr(self.thing, "batch_sampler", None)
         found = (getattr(self.thing, "sampler", None), getattr(batches, "sampler", None), batches)
         return [sampler for sampler in found if sampler is not None]
-
-    @property
-    def draws_its_order(self) -> bool:
-        """Whether a sampler of torch draws the order of an epoch from a random generator."""
-        return any(map(draws_its_order, self._samplers()))
 
     @property
     def keeps_workers(self) -> bool:
@@ -201,7 +196,7 @@ class Loader:
         random numbers drawn for it."""
         self._beginning.states, self._checksums, self._pass = states or {}, Checksums(), None
         self._behind.skip, self._behind.before = skip, before
-        draws = self.skips and not all(map(draws_at_its_start, self._samplers()))
+        draws = self.skips and not all(map(draws_at_its_start, self.samplers()))
         self._behind.watched = watched if draws else None  # other loaders' batches are already watched elsewhere
         if self._plain and self.listens and self.keeps_workers:  # the script may have started the workers
             self.thing._iterator._index_sampler = self._behind

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from ....checkpoint.format.sharding import Part, scalars, within
+from ....checkpoint.format.sharding import OUTDATED, Part, scalars, within
 from .optimizers import Optimizers, parameters_of
 
 _SHARDS = "shard_fp32_from_float16_groups"
@@ -38,7 +38,7 @@ def owned_parts(source: Optimizers, places: Mapping[int, list[Part]]) -> dict[tu
 def before_gather(sources: Iterable[Optimizers]) -> Callable[[torch.Tensor, Sequence[Part]], list[Part]]:
     """Return a function of a parameter and its parts that returns them divided, if the next forward pass gathers the parameters from the
     data-parallel ranks (Megatron's `--overlap-param-gather`). Until then, only the elements that this rank's optimizer steps are present.
-    The others are those of the step before, so they become replicas of the parts of the ranks that step them."""
+    The others are those of the step before, so they become outdated replicas of the parts of the ranks that step them."""
     wrapped = [(wrapper, inner, _is_layer_wise(source)) for source in sources for _, wrapper, inner in source.parts()]
     owners = (owner for wrapper, inner, whole in wrapped for owner in _owners(wrapper, inner, whole=whole).values())
     steps = {id(owner.parameter): owner for owner in owners if owner.instance is not None}
@@ -52,7 +52,7 @@ def before_gather(sources: Iterable[Optimizers]) -> Callable[[torch.Tensor, Sequ
         found = []
         for part in parts:
             for own, start, stop in ((False, 0, first), (True, first, last), (False, last, end)):
-                number = (owner.instance or 0) if own and owner else 1 + part.replica[-1]
+                number = (owner.instance or 0) if own and owner else OUTDATED
                 found += [
                     replace(each, start=start + each.start, replica=(*part.replica[:-1], number))
                     for each in within(part, start, stop)
