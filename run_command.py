@@ -120,7 +120,7 @@ def _dry_run(options: argparse.Namespace, command: list[str], chosen: dict[str, 
     if script:
         print(dry_run.printed(dry_run.of_script(command)))
         return 0
-    placed = place(command, chosen)
+    placed = place(command, chosen, hostfile=bool(options.hostfile))
     launch, control, nodes, found = placed.launch, placed.control, placed.nodes, placed.found
     directory = (options.run_dir or _default_directory(options, placed, chosen)) / placed.below
     if not options.hostfile:  # each host has its own Python and devices

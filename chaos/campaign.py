@@ -157,6 +157,10 @@ class Campaign:
             key = f"{skips} {history.delay_s}"
             if key not in self._again:
                 self._again[key] = self.runs.undisturbed(f"{name}-again", skips, history.delay_s)
+            if code := self._again[key].exit_code:
+                raise MachineError(
+                    f"the second run without faults ended with exit code {code}, so nothing can be compared"
+                )
             history = replace(history, again=self._again[key])
             findings = checker.checked(history)
         return history, findings

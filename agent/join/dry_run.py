@@ -44,8 +44,10 @@ _ACTIVATES = re.compile(
     r"\b(?:conda|mamba|micromamba|pyenv)\s+activate\b|(?:^|[\s;&(])(?:\.|source)\s+\S*\bactivate\b|\bmodule\s+(?:load|add|swap)\b"
 )
 _REPLACES = {
-    name: re.compile(rf"\b{name}=(?!\S*\${{?{name}\b)|\bunset\s[^;&|]*\b{name}\b") for name in ("PATH", "PYTHONPATH")
+    name: re.compile(rf"\b{name}=(?!.*\${{?{name}\b)|\bunset\s[^;&|]*\b{name}\b") for name in ("PATH", "PYTHONPATH")
 }
+_ONE = re.compile(r"PYTHONPATH=\S*\s+\S")
+"""Matches a line that sets the variable for one command only."""
 _LOST = {
     "PATH": "replaces PATH; torchrun then has an agent only if PYTHONPATH keeps its value",
     "PYTHONPATH": "replaces PYTHONPATH; then python -m torch.distributed.run has no agent, and torchrun has one only while "
@@ -54,7 +56,7 @@ _LOST = {
 }
 """What a line does to a variable → what becomes of torchrun."""
 _SSH = re.compile(r"(?:^|[;&|(\s])ssh\s+(?=\S)")
-_SCRIPT = re.compile(r"[\w./-]+\.sh\b")
+_SCRIPT = re.compile(r"(?<![\w./-])[\w./-]+\.sh\b")  # the search begins once in each word: a line may have megabytes
 _MOST_FILES = 16
 _LONGEST = 100
 
@@ -118,7 +120,10 @@ def _loop(launch: Launch) -> str:
 
 def of_script(command: Sequence[str]) -> Iterator[Line]:
     """Yield what is found in the text of a script and of the scripts that it names. Values of variables are not known."""
-    yield "form", f"{command[0]} is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent"
+    yield (
+        "form",
+        f"{command[0]} is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent, unless a warning says otherwise",
+    )
     said = False
     if any(os.path.basename(word) == "torchrun" for word in command[1:]):
         said = True
@@ -128,17 +133,14 @@ def of_script(command: Sequence[str]) -> Iterator[Line]:
             said = said or name == "torchrun"
             yield name, f"{place}: {what}"
     if not said:
-        yield (
-            "not known",
-            "which torchrun the script starts: its text names none. Each torchrun gets an agent all the same",
-        )
+        yield "not known", "which torchrun the script starts: its text names none"
     else:
         yield "not known", "the values of the script's variables: they are known when the script runs"
 
 
 def unwatched(command: Sequence[str]) -> str:
     """Return the line of a script behind which its torchruns may have no agent, and why; empty: its text has no such line."""
-    lines = [*_lines_of(command)]
+    lines = [(place, line) for place, line in _lines_of(command) if not _ONE.match(line) or _TORCHRUN.search(line)]
     another = any(_ACTIVATES.search(line) or re.search(r"\bPATH=", line) for _, line in lines)
     if another or any(_MODULE.search(line) for _, line in lines):
         for place, line in lines:
@@ -159,7 +161,9 @@ def _lines_of(command: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield f"{file}:{number}", line
             for word in _SCRIPT.findall(line):
                 beside = word.lstrip("/")  # behind a variable, such as $WORK_HOME/run.sh or $(dirname "$0")/run.sh
-                todo += [path for path in (Path(word), file.parent / word, file.parent / beside) if path.is_file()]
+                todo += [
+                    path for path in (Path(word), file.parent / word, file.parent / beside) if os.path.isfile(path)
+                ]
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:

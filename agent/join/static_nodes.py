@@ -78,10 +78,19 @@ def static(launch: Launch, control: ControlPolicy, nodes: NodesPolicy) -> Static
     wide = len(str(max(sizes(nodes.number or "1")) - 1))
     node = f"{int(rank):0{wide}}-{control.node}" if rank.isdecimal() else control.node
     job = control.job or allowed(launch.name)
-    serves = int(rank) == 0 if rank.isdecimal() else is_free(0, host)  # no port is free at another machine's address
+    serves = int(rank) == 0 if rank.isdecimal() else _is_here(host)
     return Static(
         replace(control, etcd=f"{host}:{port}", job=job, node=node), host, port, serves, launch.timeout_s or _JOIN_S
     )
+
+
+def _is_here(host: str) -> bool:
+    """Return whether the master is this machine. Its name may not be in the network yet, as that of a pod that has just started."""
+    try:
+        socket.gethostbyname(host)
+    except OSError:
+        return host.partition(".")[0] == socket.gethostname().partition(".")[0]
+    return is_free(0, host)  # no port is free at another machine's address
 
 
 def _only_ipv6(host: str) -> bool:
@@ -110,11 +119,14 @@ class Placed:
         return self.found.below if self.found else ""
 
 
-def place(command: Sequence[str], policies: Mapping[str, Any], invocation: str = "") -> Placed:
-    """Return the launch of a torchrun command, and what its options, a scheduler and our options say about the nodes. Raises UsageError."""
+def place(
+    command: Sequence[str], policies: Mapping[str, Any], invocation: str = "", *, hostfile: bool = False
+) -> Placed:
+    """Return the launch of a torchrun command, and what its options, a scheduler and our options say about the nodes. hostfile: a hostfile
+    names the nodes, and so the etcd. Raises UsageError."""
     launch = understand(command, os.environ)
     control, nodes = placed(launch, policies["control"], policies["nodes"])
-    found = static(launch, control, nodes)
+    found = None if hostfile else static(launch, control, nodes)
     return Placed(launch, found.control if found else control, nodes, found, invocation)
 
 

@@ -156,8 +156,11 @@ def test_a_runner_that_writes_its_own_script_is_understood_before_and_after(
     """As FlagScale's does."""
     (place / "run.py").write_text("from flagscale.runner.runner_train import SSHTrainRunner\n")
     form, unknown = printed(capsys, "--", "python", "run.py", "action=run")
-    assert form == ("form", "python is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent")
-    assert unknown[1].endswith("its text names none. Each torchrun gets an agent all the same")
+    assert form == (
+        "form",
+        "python is not torchrun: it runs unchanged, and each torchrun that it starts gets an agent, unless a warning says otherwise",
+    )
+    assert unknown[1].endswith("its text names none")
     line = 'cmd="CUDA_VISIBLE_DEVICES=0,1 torchrun --rdzv_id 20261128 --nproc_per_node 2 pretrain_gpt.py"'
     (place / "host_0_run.sh").write_text(f'{line}\nnohup bash -c "$cmd; sync" >> output 2>&1 & echo $! > pid\n')
     found = printed(capsys, "--", "bash", "host_0_run.sh")
@@ -179,6 +182,12 @@ def test_a_runner_that_writes_its_own_script_is_understood_before_and_after(
         (["PYTHONPATH=. python -m torch.distributed.launch x.py"], ["replaces PYTHONPATH"], True),
         (["unset PYTHONPATH", "python -um torch.distributed.run x.py"], ["replaces PYTHONPATH"], True),
         (["python -m torch.distributed.run x.py", "deactivate_all=1"], [], False),
+        (
+            ["conda activate llm", 'export PYTHONPATH="/my dir:$PYTHONPATH"', "torchrun x.py"],
+            ["may put another"],
+            False,
+        ),
+        ([f". /{'a' * 300}.sh", "torchrun x.py"], [], False),  # no file can have this name
     ],
 )
 def test_lines_behind_which_a_torchrun_may_have_no_agent_are_named(
@@ -189,6 +198,17 @@ def test_lines_behind_which_a_torchrun_may_have_no_agent_are_named(
     assert len(found) == len(warnings)
     assert all(warning in what for warning, what in zip(warnings, found, strict=True))
     assert unwatched(["bash", "run.sh"]) == (found[-1] if lost else "")
+
+
+def test_a_line_for_one_command_only_is_no_warning_at_the_start(place: Path) -> None:
+    (place / "run.sh").write_text("conda activate llm\nPYTHONPATH=. python prepare.py\ntorchrun x.py\n")
+    assert unwatched(["bash", "run.sh"]) == ""
+
+
+@pytest.mark.timeout(60)
+def test_a_line_of_a_megabyte_does_not_delay_the_start(place: Path) -> None:
+    (place / "genome.fa").write_text("acgt" * 250_000)
+    assert unwatched(["python", "genome.fa"]) == ""
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,21 @@ def test_the_first_node_or_the_one_with_the_masters_address_runs_etcd(
     assert found.below == f"nodes/{node}"
 
 
+@pytest.mark.parametrize(("host", "serves"), [("gpt-0.gpt", True), ("gpt-1.gpt", False)])
+def test_a_pod_whose_name_is_not_in_the_network_yet_is_the_master(
+    host: str, serves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> str:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpt-0")
+    found = static(replace(LAUNCH, master=host, endpoint_port=29400), HERE, NodesPolicy(number="2"))
+    assert found is not None
+    assert found.serves == serves
+
+
 @pytest.mark.parametrize(("timeout_s", "wait_s"), [(0, 900.0), (1800, 1800)])
 def test_a_node_waits_for_the_master_as_long_as_torchrun_would(timeout_s: int, wait_s: float) -> None:
     found = static(replace(LAUNCH, **MASTER, timeout_s=timeout_s), HERE, NodesPolicy(number="2"))
