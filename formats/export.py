@@ -26,7 +26,7 @@ def export(snapshot: Place, write: Write, target: Path, only: Sequence[str] = ()
     damaged; LayoutError if ranks have trained different values of a tensor that counts as one.
     """
     with commit.reading(snapshot):
-        contents = Contents(Saved(snapshot, proving=True))
+        contents = Contents(Saved(snapshot, proving=True), only)
         tensors = [tensor for tensor in contents.tensors.values() if not only or _part(tensor.name) in only]
         values = {source: told for source, told in contents.values.items() if not only or source in only}
         parts = {*map(_part, contents.tensors), *contents.values}

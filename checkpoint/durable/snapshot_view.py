@@ -11,7 +11,7 @@ saves, such as `model`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +53,12 @@ class Tensor:
 class Contents:
     """A snapshot's tensors and values, as converters to other formats use them."""
 
-    def __init__(self, saved: Saved) -> None:
-        """Raises SnapshotError if a global tensor is incomplete, or the table claims more elements than its bytes can contain. Raises
-        LayoutError if ranks have trained different values of a tensor that counts as one."""
+    def __init__(self, saved: Saved, only: Collection[str] = ()) -> None:
+        """only: the sources that are used; empty: all. Raises SnapshotError if a global tensor is incomplete, or the table claims more
+        elements than its bytes can contain. Raises LayoutError if ranks have trained different values of a tensor that counts as one."""
         self.saved = saved
         trained = set[str]().union(*(trained_by(manifest.table) for manifest in saved.manifests))
-        self.apart = apart(saved, lambda name: name not in trained)
+        self.apart = apart(saved, lambda name: name not in trained, only or None)
         """The names of global tensors that differ from rank to rank, such as buffers. Their values are those of replica 0."""
         self.tensors: dict[str, Tensor] = {}
         """The tensors by name, sorted."""

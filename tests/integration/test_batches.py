@@ -890,6 +890,7 @@ def test_a_pass_of_the_script_s_own_within_an_epoch_ends_the_epoch_with_a_recove
             at += 1
             if at == 3:
                 next(iter(loader))
+                assert data.ends(at)
             kept.append(copy.deepcopy(state_of(data)))
             yield batch.tolist()
 

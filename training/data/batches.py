@@ -126,6 +126,7 @@ class Batches:
     def ends(self, following: int) -> bool:
         """Return whether the present step is the last of its epoch, if the next step uses batch `following`. Raises UsageError if the
         loader does not know its length."""
+        self._live = self._loader.present(self._live)
         try:
             length, certain = self._loader.length(self._live, self.offset)
         except TypeError:
@@ -279,7 +280,7 @@ class Batches:
             self._notices.differs(used, self._loader.skips)
 
     def _note_start(self) -> None:
-        """Begin the epoch. Note the state before its iterator is created."""
+        """Call `begin_epoch` or `set_epoch`, and note the state before and after the call."""
         if self._randomness is not None:
             self._start = {"rank": self._randomness.collect(), "own": self.own.collect()}
         self._set_epoch(self.epoch)

@@ -29,7 +29,7 @@ _LOADER_DIFFERS = (
     "(docs/data.md)"
 )
 _DRAWN_ANEW = (
-    "the number of ranks has changed, so random generators start from the script's seed. The order of this loader's epoch comes from such "
+    "the parallel layout has changed, so random generators start from the script's seed. The order of this loader's epoch comes from such "
     f"a generator, so {_TWICE}. Use a DistributedSampler, whose order follows from the number of the epoch (docs/data.md)"
 )
 

@@ -126,8 +126,8 @@ def _extra(saved: Saved, name: str, module: str, only_scaling: bool) -> Any:
 
 
 def refuse_or_tell_of_copies(saved: Saved, models: Mapping[str, Modules], sources: Collection[str]) -> None:
-    """Report buffers of `models` whose copies differ between ranks, and copies that differ by rounding. Raises LayoutError if ranks have
-    trained a tensor of `sources` each for itself."""
+    """Report buffers of `models`, and other tensors, whose copies differ between ranks although one may stand for all (`apart`). Raises
+    LayoutError if ranks have trained a tensor of `sources` each for itself."""
     quiet, buffers = set(), set()
     for name, model in models.items():
         parts = model_parts(model.chunks)
@@ -136,15 +136,11 @@ def refuse_or_tell_of_copies(saved: Saved, models: Mapping[str, Modules], source
         if all(getattr(chunk, "broadcast_buffers", False) for chunk in model.chunks):
             quiet |= own
     found = [name for name in apart(saved, buffers.__contains__, sources) if name not in quiet]
-    for what, named in (
-        ("the buffer {} differs from rank to rank", [name for name in found if name in buffers]),
-        ("{} differs by rounding from rank to rank", [name for name in found if name not in buffers]),
-    ):
-        if named and _speaks():
-            source, _, tensor = named[0].partition("/")
-            more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
-            said = what.format(f"{tensor}{more} of {source!r}")
-            say(f"{said} in the snapshot: all ranks continue with the value of replica 0")
+    if found and _speaks():
+        source, _, tensor = found[0].partition("/")
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        said = f"{tensor}{more} of {source!r} differs from rank to rank in the snapshot"
+        say(f"{said}: all ranks continue with the value of replica 0")
 
 
 def loose_buffers(saved: Saved, name: str, modules: Modules) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from ...checkpoint.arena.fill import destinations, fill
 from ...checkpoint.backend import paths
@@ -111,7 +112,7 @@ class Restorer:
         with commit.reading(snapshot):
             manifest = open_rank(snapshot, self._rank, self._world)
             for piece in manifest.table.pieces:
-                if piece.name in parts and tuple(parts[piece.name]) != piece.parts:
+                if piece.name in parts and _places(parts[piece.name]) != _places(piece.parts):
                     raise LayoutError(f"{piece.name} was another part of its global tensor when {snapshot} was taken")
             content = chunks(snapshot, manifest)
             self.fill(manifest.table, lambda into: fill(manifest.table, into, content, manifest.words()))
@@ -156,6 +157,10 @@ def _patiently(step: int, ask: Callable[[], None]) -> None:
             if not pause_s:
                 raise Unreadable(step, str(error) or "there is no memory for it") from error
             sleep(pause_s)
+
+
+def _places(parts: Sequence[Part]) -> list[Part]:
+    return [replace(part, replica=()) for part in parts]
 
 
 def _durable(root: Place, step: int, unusable: Collection[str], course: tuple[int, ...]) -> Place:

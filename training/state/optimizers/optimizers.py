@@ -148,13 +148,13 @@ class Optimizers:
             met.add(id(held))
 
     def _aside(self, parts: Iterable[Part], held: Mapping[Any, Any] | None = None) -> dict[str, torch.Tensor]:
-        """Return the models' parameters that are in no group now, by name; none if all states in `held` are of parameters in groups. The
+        """Return the models' parameters that are in no group now, by name; of these, only those with a state in `held`, if it is given. The
         optimizer uses such a state once the parameter is in a group again. A DTensor is left out."""
         grouped = {id(parameter) for _, _, inner in parts for _, parameter in parameters_of(inner)}
-        if held is not None and grouped.issuperset(map(id, held)):
-            return {}
-        named = ((name, each) for ask in self.parameters for name, each in ask().items())
-        return {name: each for name, each in named if id(each) not in grouped and type(each) in TENSORS}
+        wanted = held and {id(each) for each, state in held.items() if not isinstance(state, dict) or state} - grouped
+        asked = self.parameters if held is None or wanted else ()
+        named = ((name, each) for ask in asked for name, each in ask().items() if type(each) in TENSORS)
+        return {name: each for name, each in named if id(each) not in grouped and (not wanted or id(each) in wanted)}
 
     def _other_parts(self, now: set[str]) -> str:
         """Return the reason why a restart could not create the parts; empty if they are the same as in the first collected state."""
