@@ -27,9 +27,8 @@ from .runs import LOOK_S, Runs
 
 _LEAST_S = 8.0
 """For how long the training should last for each fault."""
-_PATIENT_S = 300.0
+_PATIENT_S, _FAULT_S = 300.0, 120.0
 """How much longer than expected a run may take, before it counts as hung; and how much more with each fault."""
-_FAULT_S = 120.0
 _SNAPSHOTS, _ETCD_BYTES = 12, 256 << 20
 """How many snapshots a small disk holds; and the size of one for the data of each etcd, which takes 128 MiB at once."""
 

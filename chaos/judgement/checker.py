@@ -72,36 +72,32 @@ def _ended(history: History) -> tuple[str, ...]:
 
 
 def _same_state(history: History) -> Finding:
-    promise = _STATE
     clean, came = history.clean, history.faults
     if not clean.digest:
-        return Finding(promise, unknown="the script has no Session and no loop that is known, so no state was saved")
+        return Finding(_STATE, unknown="the script has no Session and no loop that is known, so no state was saved")
     if repeats(clean, came):
-        return Finding(promise)
+        return Finding(_STATE)
     if history.again and history.again.step != clean.step:
-        return Finding(promise, unknown="two runs without faults end at different steps, so the script does not repeat")
+        return Finding(_STATE, unknown="two runs without faults end at different steps, so the script does not repeat")
     if history.again and came.step == clean.step and not repeats(clean, history.again):
-        return Finding(
-            promise, unknown="two runs without faults end with different bits, so the script does not repeat"
-        )
+        return Finding(_STATE, unknown="two runs without faults end with different bits, so the script does not repeat")
     if came.step != clean.step:
-        return Finding(promise, (f"its last snapshot is of step {came.step}, without faults of step {clean.step}",))
-    return Finding(promise, (f"SHA-256 {came.digest[:12]}…, without faults {clean.digest[:12]}…",))
+        return Finding(_STATE, (f"its last snapshot is of step {came.step}, without faults of step {clean.step}",))
+    return Finding(_STATE, (f"SHA-256 {came.digest[:12]}…, without faults {clean.digest[:12]}…",))
 
 
 def _same_lines(history: History) -> Finding:
-    promise = _LINES
     wanted = lines.stable(history.plain, history.clean)
     if history.again:
         wanted -= lines.missing(wanted, history.again.lines)
     if not wanted:
         why = "torchrun alone and mt-resilient print no equal line with a figure, so nothing can be compared"
-        return Finding(promise, unknown=why)
+        return Finding(_LINES, unknown=why)
     missing = list(lines.missing(wanted, history.faults.lines).elements())
     wrong = [f"missing: {line}" for line in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         wrong.append(f"and {len(missing) - _SHOWN} more of {wanted.total()} lines")
-    return Finding(promise, tuple(wrong))
+    return Finding(_LINES, tuple(wrong))
 
 
 def _left_over(history: History) -> Finding:

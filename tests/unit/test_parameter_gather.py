@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mt_resilient.checkpoint.format.sharding import Part
-from mt_resilient.training.loops.parameter_gather import finish_gathers, forget_attention_maxima, gather_parameters
+from mt_resilient.training.loops.hooks import forget_attention_maxima
+from mt_resilient.training.loops.parameter_gather import finish_gathers, gather_parameters
 from mt_resilient.training.state.optimizers.optimizer_shards import before_gather
 from mt_resilient.training.state.optimizers.optimizers import Optimizers
 

@@ -29,12 +29,9 @@ class ExternalData:
         """The restored states, until the loop has created new loaders."""
 
     def state_dict(self) -> dict[str, Any]:
-        kept = self._kept
-        return {
-            "loaders": [getattr(loader, save)() for loader, save, _ in _loaders(self._iterators)]
-            if kept is None
-            else kept
-        }
+        if self._kept is not None:
+            return {"loaders": self._kept}
+        return {"loaders": [getattr(loader, save)() for loader, save, _ in _loaders(self._iterators)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept = state["loaders"]
@@ -75,9 +72,8 @@ def _loaders(iterators: Any) -> Iterator[tuple[Any, str, str]]:
         if isinstance(iterator, list):
             yield from _loaders(iterator)
             continue
-        if (
-            type(iterator).__name__ == "RerunDataIterator"
-        ):  # its own state_dict has only the micro-batches that Megatron may replay
+        # The iterator's own state_dict has only the micro-batches that Megatron may replay.
+        if type(iterator).__name__ == "RerunDataIterator":
             iterator = iterator.iterable
         if iterator is not None:
             yield _pair(iterator, len(_INSIDE))

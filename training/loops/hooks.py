@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -50,6 +50,14 @@ def disable_rerun() -> None:
     rerun = sys.modules.get("megatron.core.rerun_state_machine")
     with suppress(AttributeError):
         rerun.get_rerun_state_machine().set_mode(rerun.RerunMode.DISABLED)  # type: ignore[union-attr]
+
+
+def forget_attention_maxima(chunks: Iterable[Any]) -> None:
+    """Forget the largest attention logits that forward passes before the restore have noted for Megatron's `--qk-clip`."""
+    for chunk in chunks:
+        for module in chunk.modules():
+            if getattr(module, "current_max_attn_logits", None) is not None:
+                module.current_max_attn_logits = None
 
 
 def before_call(module: Any, name: str, act: Callable[[Callable[..., Any]], None]) -> bool:

@@ -18,8 +18,8 @@ from .base import CALCULATOR, CONSUMED, TRAINING, VALIDATION, HookedLoop
 from .counters import Counters
 from .data_iterators import begun
 from .external_data import external_data
-from .hooks import disable_rerun, needed, parameters
-from .parameter_gather import forget_attention_maxima, gather_parameters
+from .hooks import disable_rerun, forget_attention_maxima, needed, parameters
+from .parameter_gather import gather_parameters
 
 BOUNDARY = "checkpoint_and_decide_exit"
 FLOPS = "num_floating_point_operations_so_far"
@@ -28,11 +28,10 @@ _COUNTERS = (CONSUMED, "skipped_train_samples", "consumed_valid_samples")
 _OF_TRAIN = ("model", "optimizer", "opt_param_scheduler", "config", TRAINING, VALIDATION)
 _COUNTED = ("single", "cyclic")
 """Values of `--dataloader-type` with which the data follows from the counters."""
-_UNSAVED = {
-    "fim_data": "the random numbers of --fim-data are in no snapshot: after a recovery, its datasets draw them from the seed on, so other "
-    "samples are rearranged than in an undisturbed run",
-}
-"""By option: state of Megatron's that no recovery restores."""
+_FIM = (
+    "the random numbers of --fim-data are in no snapshot: after a recovery, its datasets draw them from the seed on, so other samples are "
+    "rearranged than in an undisturbed run"
+)
 
 
 class MegatronLoop(HookedLoop):
@@ -76,8 +75,8 @@ class MegatronLoop(HookedLoop):
             raise UnknownLoop("with --perform-rl-step, it loads a checkpoint by itself")
         self.positioned = getattr(args, "dataloader_type", "single") in _COUNTED
         self.data = None if self.positioned else external_data(given[TRAINING], given[VALIDATION])
-        for said in (each for option, each in _UNSAVED.items() if getattr(args, option, False)):
-            tell_once(said)
+        if getattr(args, "fim_data", False):
+            tell_once(_FIM)
         return {
             **({"data": self.data} if self.data else {}),
             "model": given["model"],

@@ -12,8 +12,8 @@ from typing import Any
 from .base import CONSUMED, TRAINING, VALIDATION, HookedLoop
 from .counters import Counters
 from .data_iterators import begun
-from .hooks import MARK, disable_rerun, expect_steps, hook_in, needed, parameters
-from .parameter_gather import forget_attention_maxima, gather_parameters
+from .hooks import MARK, disable_rerun, expect_steps, forget_attention_maxima, hook_in, needed, parameters
+from .parameter_gather import gather_parameters
 
 _COUNTERS = (
     "step",

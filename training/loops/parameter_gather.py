@@ -1,4 +1,4 @@
-"""Makes what Megatron's models hold beside the snapshot agree with it after a restore: gathers the parameters of the data-parallel ranks.
+"""Gathers the parameters of Megatron's data-parallel ranks after a restore.
 
 With `--overlap-param-gather`, an optimizer's step changes the parameters only on the ranks that step them. The next forward pass gathers
 them. A snapshot between the two has the old values on the other ranks, and the loop does not gather on its first step. So the parameters
@@ -42,14 +42,6 @@ def gather_parameters(chunks: Iterable[Any], optimizer: Any) -> None:
                 _gather(chunk, overlapped=overlapped)
             if overlapped and not getattr(chunk, "remove_forward_pre_hook_handles", True):
                 chunk.enable_forward_pre_hook()
-
-
-def forget_attention_maxima(chunks: Iterable[Any]) -> None:
-    """Forget the largest attention logits that forward passes before the restore have noted for Megatron's `--qk-clip`."""
-    for chunk in chunks:
-        for module in chunk.modules():
-            if getattr(module, "current_max_attn_logits", None) is not None:
-                module.current_max_attn_logits = None
 
 
 def _gather(chunk: Any, *, overlapped: bool) -> None:

@@ -184,10 +184,9 @@ class Stateful(Packed):
     def restore(self, kept: Any) -> None:
         self._begin_names()
         self._load(state := self.unpack(kept, None))
+        # torch's state_dict contains every attribute, so what it lacks was added after the snapshot.
         for name in vars(self.thing).keys() - self._names - state.keys() if self._names else ():
-            object.__delattr__(
-                self.thing, name
-            )  # it was added after the snapshot: torch's state_dict contains every attribute
+            object.__delattr__(self.thing, name)
 
     def _load(self, state: Any) -> None:
         # These optimizers are sources of their own, which fill groups and states in place, before or after this load.
